@@ -14,9 +14,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from flashdsa.cli.plan_document import describe
 from flashdsa.cli.plan_picture import draw_plan
-from flashdsa.cli.plan_tables import PlanTable, table_as_markdown, tables
+from flashdsa.cli.plan_tables import PlanTable, describe, table_as_markdown, tables
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
 from flashdsa.plan.kernel_spec import find_kernel
 

@@ -7,7 +7,8 @@ The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the 
 `workbench/results/draws`, those of `<!-- first -->` means and lowest of four operations, those of
 `<!-- heads -->` their means by heads; those of `<!-- run -->` are the tables of the newest folder
 of `workbench/results/dense_to_sparse`, those of `<!-- formats -->` what the implementations
-declare. With --check nothing is written; exit code 1 if a table is old.
+declare, those of `<!-- ways -->` the verdicts on the documents in `workbench/results/ways`. With
+--check nothing is written; exit code 1 if a table is old.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ PAGES = (
     ROOT / "docs" / "guides" / "dense-to-sparse.md",
     ROOT / "docs" / "guides" / "hopper.md",
     ROOT / RESULTS / "draws" / "NOTES.md",
+    ROOT / RESULTS / "ways" / "NOTES.md",
 )
 HEADS = (128, 64, 32, 16, 8)
 ATTENTION = ("backward", "decode", "forward")
@@ -160,8 +162,6 @@ def formats_table() -> str:
     return "\n".join([*lines, ""])
 
 
-
-
 def run_tables() -> str:
     """Tables of the newest run of `examples/dense_to_sparse` in Markdown."""
     from workbench.dense_to_sparse import read_run, tables
@@ -169,7 +169,37 @@ def run_tables() -> str:
     return f"{tables(read_run(max((ROOT / RESULTS / 'dense_to_sparse').iterdir())))}\n"
 
 
+def ways_tables() -> str:
+    """Verdicts on each operation's ways in Markdown."""
+    from workbench.draws.run import machine_of, read_document
+    from workbench.ways.judge import judge, lines_of, regret
+
+    lines = []
+    for path in sorted((ROOT / RESULTS / "ways").glob("*.json*")):
+        document = read_document(path)
+        rows, commit = document["draws"], document["git"]["commit"][:10]
+        hot, cold = regret(rows)
+        lines += [
+            f"`{document['operation']}`: {len(rows)} draws of seed {document['seed']}, one "
+            f"{machine_of(document)}, {path.name[:10]}, commit {commit}. The choice takes "
+            f"{hot:.3f} hot and {cold:.3f} cold of the time of each draw's fastest way.",
+            "",
+            "| way | serves | lost hot; cold | worst | below 0.9 | lines | stays |",
+            "| --- | --: | --: | --: | --: | --: | --- |",
+        ]
+        for one in judge(rows):
+            own = lines_of(one.kind)
+            lost = "; ".join(f"{each:.1f} %" for each in one.lost)
+            lines.append(
+                f"| {one.kind} | {one.taken:.0f} % | {lost} | {one.worst:.2f} | {one.below} | "
+                f"{own or '-'} | {'yes' if one.stays(own) else '**no**'} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
 TABLES = {
+    "ways": ways_tables,
     "draws": draws_table,
     "heads": heads_table,
     "first": first_table,

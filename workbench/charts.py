@@ -238,10 +238,7 @@ def efficiencies(document: Document) -> dict[str, float]:
     backward = document["attention"]["backward, correlated, grad_wire fp32"]
     indexer = document["indexer"]
     parts = {
-        "indexer": (
-            indexer["one GPU, all queries, ms"],
-            max(indexer["zigzag"]["ms of each rank"]),
-        ),
+        "indexer": (indexer["one GPU, all queries, ms"], max(indexer["zigzag"]["ms of each rank"])),
         "forward": (forward["one GPU, ms"], forward["ms"]),
         "backward": (sum(backward["kernel alone, ms"]), backward["ms"]),
     }

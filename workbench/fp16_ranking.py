@@ -38,10 +38,7 @@ class Change(NamedTuple):
 
 def normal(rows: int, tokens: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
     """Queries (rows, H, 128) and keys (tokens, 128) that know nothing of each other."""
-    return (
-        torch.randn(rows, HEADS, DIM, generator=draw),
-        torch.randn(tokens, DIM, generator=draw),
-    )
+    return (torch.randn(rows, HEADS, DIM, generator=draw), torch.randn(tokens, DIM, generator=draw))
 
 
 def correlated(rows: int, tokens: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:

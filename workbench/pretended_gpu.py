@@ -48,7 +48,6 @@ class PretendedGpu(Gpu):
         self._kept: dict[int, tuple[Any, ...]] = {}
 
     def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
-        """Pairs."""
         return {1: NUM_SMS, 2: NUM_SMS // 2}
 
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
@@ -64,7 +63,6 @@ class PretendedGpu(Gpu):
         return count
 
     def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Any, ...]:
-        """The only stream's."""
         kept = self._kept.get(key)
         if kept is None:
             kept = self._kept[key] = self._make(allocate, counters, None)

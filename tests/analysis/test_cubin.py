@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flashdsa.analysis.cubin import read_cubin
-from flashdsa.analysis.limits import registers_by_threads
+from flashdsa.analysis.cubin import read_cubin, registers_by_threads
 from flashdsa.errors import ArgumentValueError
 from flashdsa.toolchain.find import Tool
 from flashdsa.toolchain.ptxas import Assembler

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from flashdsa.analysis.flow import common_dominator, dominated, dominators, successors
-from flashdsa.analysis.live_registers import live_registers, nearest
+from flashdsa.analysis.flow import (
+    common_dominator,
+    dominated,
+    dominators,
+    live_registers,
+    nearest,
+    successors,
+)
 from flashdsa.analysis.role_functions import Lines, RoleLines
 from flashdsa.analysis.roles import find_regions
 from flashdsa.analysis.sass import Code, Instruction, Line

@@ -327,7 +327,7 @@ def check_transforms_of_torch_func() -> None:
 @contextmanager
 def without_cpu() -> Iterator[None]:
     """Groups as NCCL alone has them: none has a backend for the CPU."""
-    with patch("flashdsa.distributed.channel.serves", return_value=False):
+    with patch("flashdsa.distributed.collectives.serves", return_value=False):
         yield
 
 

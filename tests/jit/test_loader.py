@@ -216,7 +216,7 @@ def test_only_an_object_that_says_so_is_from_these_sources(tmp_path: Path) -> No
     assert not is_from(_object_of(tmp_path / "a.so", "aaaab"), "aaaa")
 
 
-OTHER = IndexerPlan(sharing=Sharing(split_pages=20))
+OTHER = IndexerPlan(sharing=Sharing(select_pages=21))
 
 
 def test_plans_that_are_not_the_catalogs_are_refused() -> None:

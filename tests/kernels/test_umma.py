@@ -26,7 +26,7 @@ from flashdsa.kernels.attention.sm100.fwd import products as fwd
 from flashdsa.kernels.catalog import INDEXER_SM100, MLA_BWD, SPARSE_MLA_FWD_SM100
 from ptxemu.descriptors import Tcgen05Descriptor, operand_addresses
 from ptxemu.engines.mma_plan import MmaForm, mma_plan
-from workbench.lab.kernels.split_heads import products as split_heads
+from workbench.lab.kernels.split_heads import mma as split_heads
 from workbench.lab.kernels.split_heads.plan import SPLIT_HEADS
 
 

@@ -59,6 +59,16 @@ def test_the_timeline_has_every_step_once() -> None:
     assert len({row.name for row in TIMELINE}) == len(TIMELINE)
 
 
+def test_products_of_a_block_are_those_of_the_backward() -> None:
+    """2 M N K over all MMAs of both CTAs: P, dP, dQ, dKV of 128 heads and 32 keys."""
+    products = pytest.importorskip("flashdsa.kernels.attention.sm100.bwd.products")
+    p = products.products_of(PLAN)
+    both = [p.p, p.p_rope, p.dp, p.dq, p.dq_rope, *p.dkv[0], *p.dkv[1]]
+    flops = 2 * sum(2 * one.m * one.n * one.k for one in both)
+    flops += sum(2 * one.m * one.n * one.k for one in p.dkv[2])  # by one CTA
+    assert flops == 2 * 128 * 32 * (576 + 512 + 576 + 512 + 576)
+
+
 class Watcher:
     """What a launch was, and what its run did, in the plan's terms."""
 

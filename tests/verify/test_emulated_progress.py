@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flashdsa.verify.check import run_checks
-from flashdsa.verify.emulated_progress import MOST, CaseProgress
+from flashdsa.verify.check import MOST, CaseProgress, run_checks
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.verify.compare import Comparison, compare, failures
+from flashdsa.verify.compare import Comparison, compare, failures, judge_bias
 from flashdsa.verify.indexer_training_cases import IndexerTrainingCase, make_indexer_training_inputs
 from flashdsa.verify.judge_indexer_training import check_index_backward, judge_index_backward
 from flashdsa.verify.judge_sparse_mla import (
@@ -20,7 +20,6 @@ from flashdsa.verify.judge_sparse_mla import (
     judge_backward,
     judge_forward,
 )
-from flashdsa.verify.row_bias import judge_bias
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.support.subtests import CaseLoop
 

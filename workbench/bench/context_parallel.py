@@ -22,27 +22,19 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from flashdsa.bench.checkout import find_checkout
-from flashdsa.bench.versions import versions
+from flashdsa.bench.machine import versions
 from flashdsa.errors import FlashDsaError
-from workbench.bench.context_parallel_parts import (
-    Run,
-    attention,
-    collectives,
-    errors_of_sums,
-    exactness,
-    indexer,
-    overlap,
-)
+from workbench.bench import context_parallel_parts
 
 SCHEMA = "flashdsa-context-parallel/1"
 
 PARTS = {
-    "collectives": collectives,
-    "errors": errors_of_sums,
-    "exactness": exactness,
-    "attention": attention,
-    "indexer": indexer,
-    "overlap": overlap,
+    "collectives": context_parallel_parts.collectives,
+    "errors": context_parallel_parts.errors_of_sums,
+    "exactness": context_parallel_parts.exactness,
+    "attention": context_parallel_parts.attention,
+    "indexer": context_parallel_parts.indexer,
+    "overlap": context_parallel_parts.overlap,
 }
 
 
@@ -66,7 +58,9 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("cp",))
-    run = Run(mesh, device, chosen.seq_len, chosen.heads, chosen.topk, chosen.repeats, chosen.out)
+    run = context_parallel_parts.Run(
+        mesh, device, chosen.seq_len, chosen.heads, chosen.topk, chosen.repeats, chosen.out
+    )
     checkout = find_checkout()
     run.found = {
         "schema": SCHEMA,

@@ -310,14 +310,7 @@ def _forward(q: Tensor, kv: Tensor, slots: Tensor, run: Run, **how: Any) -> Tens
 
 
 def _backward(
-    run: Run,
-    q: Tensor,
-    kv: Tensor,
-    rows: Tensor,
-    slots: Tensor,
-    d_out: Tensor,
-    kind: str,
-    few: int,
+    run: Run, q: Tensor, kv: Tensor, rows: Tensor, slots: Tensor, d_out: Tensor, kind: str, few: int
 ) -> None:
     """One GPU's share is this rank's kernel alone, on gathered rows; shares are alike."""
     out, lse = flashdsa.sparse_mla_fwd(q.detach(), rows, slots)

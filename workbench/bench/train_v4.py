@@ -28,7 +28,7 @@ import transformers
 from torch import Tensor
 
 from flashdsa.bench.checkout import find_checkout
-from flashdsa.bench.versions import versions
+from flashdsa.bench.machine import versions
 from flashdsa.demo.text import load_text
 from flashdsa.integrations.transformers import enable
 

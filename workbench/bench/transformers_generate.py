@@ -26,7 +26,7 @@ import torch
 import transformers
 
 from flashdsa.bench.checkout import find_checkout
-from flashdsa.bench.versions import versions
+from flashdsa.bench.machine import versions
 from flashdsa.integrations.transformers import disable, enable
 
 SCHEMA = "flashdsa-transformers/1"

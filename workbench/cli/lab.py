@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
 import click
 
+from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
 from workbench.cli.lab_hazards import hazards
 from workbench.cli.lab_majorness import majorness
-from workbench.cli.lab_precision import precision
 from workbench.cli.lab_split_heads import split_heads
+
+if TYPE_CHECKING:
+    from workbench.lab.precision import PrecisionRow
+
+DTYPES = ("bf16", "fp16", "e4m3")
+"""Those of workbench.lab.precision, kept here so that --help needs no NumPy."""
 
 
 @click.group()
@@ -23,6 +32,77 @@ def lab() -> None:
     Kernels run on ptxemu, or on a GPU of the architecture. Exit code 1 if something is not as it
     must be. The guide "My MMA result is wrong" walks through them.
     """
+
+
+@click.command("precision")
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(DTYPES),
+    help="Only this type of operands; may be repeated.  [default: all]",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@json_option
+def precision(dtypes: tuple[str, ...], seed: int, as_json: bool) -> None:
+    """Errors of bf16, fp16 and e4m3 products against float64 for K from 16 to 8192.
+
+    Standard normal numbers, (32, K) by (K, 32). Errors are relative: Frobenius norm of the
+    difference over that of the float64 product.
+
+    \b
+    Columns
+      rounding         error of rounding the operands, summed exactly
+      and of the sum alone, on the rounded operands:
+      pairwise         products and a binary tree of sums in fp32
+      sequential       one fp32 accumulator, one fused multiply-add an element
+      per MMA          exact inside an instruction, then rounded to nearest fp32
+      wgmma            Hopper's tensor core, one chain of instructions
+      wgmma/8          the same in 8 chunks of K (split-K), added in fp32
+      wgmma+fp32       the same, moved to fp32 registers every 128 elements of K
+
+    \b
+    Measured and assumed
+      wgmma is a rule that gives all 9,538 finite fp32 sums of the H200 recordings
+      in ptxemu/tests/silicon bit for bit: products and accumulator are aligned to
+      the largest exponent and cut off 25 bits below it (e4m3: 13), the sum is cut
+      to fp32 (e4m3: to a mantissa of 13 bits). Cutting off pulls every step the
+      same way, so the error grows with K; rounding to nearest lets it grow with
+      its square root.
+      For Blackwell nothing was measured here; ptxemu assumes "per MMA" for it
+      (and, as its documented simplification, for wgmma).
+
+    \b
+    Examples
+      python -m workbench lab precision
+      python -m workbench lab precision --dtype e4m3
+      python -m workbench lab precision --json
+    """
+    from workbench.lab.precision import measure
+
+    rows = measure(dtypes or DTYPES, seed=seed)
+    if as_json:
+        print_json({"seed": seed, "rows": [asdict(row) for row in rows]})
+    else:
+        print_rows(rows)
+
+
+def print_rows(rows: tuple[PrecisionRow, ...]) -> None:
+    """Print a table for each type."""
+    console = new_console()
+    names = ("pairwise", "sequential", "per MMA", "wgmma", "wgmma/8", "wgmma\n+fp32")
+    for dtype in dict.fromkeys(row.dtype for row in rows):
+        table = new_table([(name, "right") for name in ("K", "rounding", *names)])
+        for row in rows:
+            if row.dtype == dtype:
+                errors = (row.rounding, *row.sums.values())
+                table.add_row(str(row.k), *map(_short, errors))
+        print_table(console, dtype, table)
+
+
+def _short(error: float) -> str:
+    """Write two digits: eight columns of them fit a terminal of 80."""
+    return f"{error:.1e}".replace("e-0", "e-") if error else "0"
 
 
 for command in (majorness, hazards, precision, split_heads):

@@ -46,7 +46,7 @@ def mutate(
     equivalent/KERNEL.txt there, with the reason.
 
     KERNEL is a row of workbench/small_calls/table.py, a kernel's name, or a
-    row of workbench/mutation/peers.py.  [default: all of this library]
+    row of workbench/mutation/campaign.py.  [default: all of this library]
 
     Launches that `python -m workbench launch --save` has written need no
     CuTe DSL: take them where there are many cores.

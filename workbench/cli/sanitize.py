@@ -18,35 +18,25 @@ from flashdsa.cli.console import json_option, new_console, new_table, print_json
 from flashdsa.cli.output_options import OutputFile, OutputFolder
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.output_paths import written
-from workbench.sanitizers.run import (
-    OLD_RACECHECK,
-    PACKAGE,
-    ROOT,
-    TOOLS,
-    TRUSTED_RACECHECK,
-    Result,
-    Sanitizer,
-    environment,
-    installed_sanitizers,
-    newest,
-    run_case,
-)
+from workbench.sanitizers import run
 
 if TYPE_CHECKING:
     from workbench.sanitizers.controls import Control
 
 SCHEMA = "flashdsa-sanitizers/2"
-CONTROLS_PROGRAM = str(ROOT / "workbench/sanitizers/controls.py")
+CONTROLS_PROGRAM = str(run.ROOT / "workbench/sanitizers/controls.py")
 
 
 @click.command()
-@click.option("--tool", "tools", multiple=True, type=click.Choice(TOOLS), help="[default: all]")
+@click.option("--tool", "tools", multiple=True, type=click.Choice(run.TOOLS), help="[default: all]")
 @click.option(
     "--only", default="", metavar="TEXT", help="Calls and mutants with this in what is listed."
 )
 @click.option("--timeout", default=120.0, show_default=True, help="Seconds for a call.")
 @click.option("--jobs", default=4, show_default=True, help="Calls at a time.")
-@click.option("--sanitizer", metavar="PATH", help=f"[default: the newer of {PACKAGE}'s and PATH's]")
+@click.option(
+    "--sanitizer", metavar="PATH", help=f"[default: the newer of {run.PACKAGE}'s and PATH's]"
+)
 @click.option("--controls", type=click.Path(path_type=Path), help="Run the mutants of this folder.")
 @click.option("--build-controls", type=OutputFolder(), help="Compile mutants there, run nothing.")
 @click.option("--out", type=OutputFile(".json"), help="Write all results there too.")
@@ -92,24 +82,24 @@ def sanitize(
         return
     if build_controls:
         sys.exit(build(build_controls.resolve(), mutants))
-    program = newest([sanitizer] if sanitizer else installed_sanitizers())
+    program = run.newest([sanitizer] if sanitizer else run.installed_sanitizers())
     if program is None:
         raise UnsupportedError(
             "no compute-sanitizer: pip install 'nvidia-cuda-sanitizer-api>=13.4'"
         )
-    tools = tools or TOOLS
+    tools = tools or run.TOOLS
     click.echo(f"compute-sanitizer {program.name}: {program.path}", err=True)
-    if "racecheck" in tools and program.version < TRUSTED_RACECHECK:
-        click.echo(OLD_RACECHECK.format(version=program.name), err=True)
+    if "racecheck" in tools and program.version < run.TRUSTED_RACECHECK:
+        click.echo(run.OLD_RACECHECK.format(version=program.name), err=True)
     folder = controls.resolve() if controls else Path()
     verdicts = {name: verdict(folder, name) for name in mutants}
 
-    def sanitized(tool: str, name: str) -> Result:
+    def sanitized(tool: str, name: str) -> run.Result:
         kernel, _, call = name.partition(": ")
         script = ["-m", "workbench", "launch", kernel, "--gpu", "--call", call]
         if name in CONTROLS:
             script = [CONTROLS_PROGRAM, "run", name, str(folder)]
-        result = run_case(program, tool, name, script, timeout)
+        result = run.run_case(program, tool, name, script, timeout)
         click.echo(f"  {tool:9} {name}: {result.trouble or result.cell}", err=True)
         return result
 
@@ -162,7 +152,7 @@ def build(folder: Path, names: Sequence[str]) -> int:
     for name in names:
         script = [sys.executable, CONTROLS_PROGRAM, "build", name, str(folder)]
         done = subprocess.run(
-            script, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, check=False
+            script, cwd=run.ROOT, env=run.environment(), stdout=subprocess.DEVNULL, check=False
         )
         found = None if done.returncode else verdict(folder, name)
         wrong = not found
@@ -191,12 +181,12 @@ def describe(found: dict[str, int]) -> str:
     return ", ".join(f"{number} {code}" for code, number in found.items()) or "nothing"
 
 
-def is_as_demanded(control: Control, result: Result) -> bool:
+def is_as_demanded(control: Control, result: run.Result) -> bool:
     """A mutant must be reported, or end without a report where racecheck cannot see it."""
     return result.clean if control.unseen else bool(result.reports or result.warnings)
 
 
-def machine(sanitizer: Sanitizer) -> dict[str, Any]:
+def machine(sanitizer: run.Sanitizer) -> dict[str, Any]:
     """Return a description of the machine and of the software that ran."""
     import torch
 
@@ -214,8 +204,8 @@ def machine(sanitizer: Sanitizer) -> dict[str, Any]:
 
 
 def show(
-    of_calls: Sequence[Result], tools: Sequence[str], rows: Sequence[dict[str, Any]],
-    of_mutants: Sequence[Result],
+    of_calls: Sequence[run.Result], tools: Sequence[str], rows: Sequence[dict[str, Any]],
+    of_mutants: Sequence[run.Result],
 ) -> None:  # fmt: skip
     """A row a call, a column a tool; a row a mutant, and who reported it."""
     from workbench.sanitizers.controls import CONTROLS

@@ -5,8 +5,9 @@ python -m workbench.draws.distribution    # writes them into workbench/DRAWS.md
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,86 @@ from typing import Any
 
 from flashdsa.problem import D_QK, D_V, INDEX_HEAD_DIM, INDEX_TOKEN_BYTES
 from flashdsa.row_formats import V32
-from workbench.draws.terms import Term, choice, combine, fixed, kind, logu, pick, randint, uniform
+
+Values = Mapping[str, Any]
+"""Values drawn before, by name: a term may name one of them as a limit."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A random value, with its text."""
+
+    text: str
+    draw: Callable[[Random, Values], Any]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Limit = int | float | str
+"""A number, or the name of a value that was drawn before."""
+
+
+def _number(limit: Limit, values: Values) -> float:
+    return float(values[limit] if isinstance(limit, str) else limit)
+
+
+def logu(low: int, high: Limit) -> Term:
+    """Whole number whose logarithm is uniform; `low` is no more than `high`."""
+
+    def draw(r: Random, values: Values) -> int:
+        most = _number(high, values)
+        return round(math.exp(r.uniform(math.log(min(low, most)), math.log(most))))
+
+    return Term(f"logu({low}, {high})", draw)
+
+
+def randint(low: int, high: int) -> Term:
+    """Whole number, each as likely."""
+    return Term(f"randint({low}, {high})", lambda r, _: r.randint(low, high))
+
+
+def uniform(low: float, high: float) -> Term:
+    """Real number."""
+    return Term(f"uniform({low}, {high})", lambda r, _: r.uniform(low, high))
+
+
+def choice(*values: int) -> Term:
+    """One of some numbers, each as likely."""
+    return Term(f"choice({', '.join(map(str, values))})", lambda r, _: r.choice(values))
+
+
+def fixed(text: str, value: Any = None) -> Term:
+    """A value that is not random, as the documents say it."""
+    return Term(text, lambda *_: value)
+
+
+def combine(text: str, make: Callable[..., Any], *terms: Term) -> Term:
+    """`make` of terms drawn in this order; `text` has a {} for each."""
+
+    def draw(r: Random, values: Values) -> Any:
+        return make(*(term.draw(r, values) for term in terms))
+
+    return Term(text.format(*terms), draw)
+
+
+def pick(*cases: tuple[Any, float]) -> Term:
+    """One of these by weight; only the one that is taken is drawn."""
+    assert abs(sum(weight for _, weight in cases) - 1) < 1e-9
+
+    def draw(r: Random, values: Values) -> Any:
+        (one,) = r.choices([one for one, _ in cases], [weight for _, weight in cases])
+        return one.draw(r, values) if isinstance(one, Term) else one
+
+    inner = ", ".join(f"{one}: {weight:g}".replace(": 0.", ": .") for one, weight in cases)
+    return Term(f"pick({{{inner}}})", draw)
+
+
+def kind(name: str, *terms: Term) -> Term:
+    """A named kind with its numbers: a tuple."""
+    text = " ".join([name, *("{}",) * len(terms)])
+    return combine(text, lambda *drawn: (name, *drawn), *terms)
+
 
 MOST = (40e9, 20_000.0)
 """Bytes of the inputs and estimated microseconds: a draw with more is halved until it has less."""
@@ -123,6 +203,25 @@ FIELDS: dict[str, dict[str, Term]] = {
         "lengths": pick((True, 0.3), (False, 0.7)),
         "rows": pick(("packed", 0.7), ("bf16", 0.3)),
         "scales": pick(("ue8m0", 0.8), ("fp32", 0.2)),
+    },
+    "prompts": {
+        "S": pick((logu(16, 1500), 0.6), (logu(100, 4096), 0.4)),
+        "before": pick((0, 0.5), (logu(1, 2048), 0.5)),
+        "documents": pick((1, 0.7), (logu(2, 32), 0.3)),
+        "heads": _HEADS,
+        "topk": pick((2048, 0.7), (1024, 0.15), (512, 0.15)),
+        "lengths": pick((True, 0.5), (False, 0.5)),
+    },
+    "chats": {
+        "b": logu(1, 512),
+        "next_n": _MTP,
+        "heads": pick((128, 0.35), (64, 0.25), (32, 0.1), (16, 0.2), (8, 0.1)),
+        "contexts": pick((kind("chat", fixed("logu(100, 20_000) each", (100, 20_000))), 1.0)),
+        "topk": pick((2048, 0.7), (1024, 0.15), (512, 0.15)),
+        "ids": kind("random"),
+        "lengths": pick((True, 0.5), (False, 0.5)),
+        "rows": pick(("packed", 0.7), ("bf16", 0.3)),
+        "scales": fixed("ue8m0", "ue8m0"),
     },
     "backward": {"S": logu(256, 8192), "S_kv": _KEYS, **_TAIL, "heads": _TRAINED_HEADS},
     "indexer": {
@@ -233,6 +332,8 @@ class Draw:
     def keys(self) -> int:
         """Rows of kv, or tokens of all requests."""
         v = self.values
+        if "before" in v:
+            return int(v["S"] + v["before"])
         if not self.is_prefill:
             return int(v["S_kv"]) if "S_kv" in v else sum(self.lengths)
         name, *sizes = v["kind"]
@@ -293,7 +394,14 @@ class Draw:
         v = dict(self.values)
         share = 8 if v.get("contexts") == "short" else 400
         lengths = tuple(1 + n // share for n in self.lengths[:3])
-        for name, most in (("S", 7), ("S_kv", 300), ("topk", 64), ("heads", 16), ("b", 3)):
+        for name, most in (
+            ("S", 7),
+            ("before", 40),
+            ("S_kv", 300),
+            ("topk", 64),
+            ("heads", 16),
+            ("b", 3),
+        ):
             if name in v:
                 v[name] = min(v[name], most)
         if "kind" in v:

@@ -11,16 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashdsa import reference
-from flashdsa.bench import training
-from flashdsa.bench.cases import (
-    Case,
-    Task,
-    Verdict,
-    judge_errors,
-    judged_queries,
-    norm_error,
-    worst,
-)
+from flashdsa.bench import cases, training
 from flashdsa.bench.result import OURS
 from flashdsa.bench.runner import Peer
 from workbench.bench import attention, prefill
@@ -50,6 +41,7 @@ def peers_of(draw: Draw, charges: dict[str, float]) -> dict[str, Peer]:
         charges: gets microseconds by name that a call of a peer is charged besides.
     """
     kind, _, wide = draw.operation.partition("-")
+    kind = {"prompts": "forward", "chats": "decode"}.get(kind, kind)
     if kind == "backward":
         named = promise("deterministic")
         return named if wide else named | {"cuDNN Frontend": attention.cudnn_backward}
@@ -73,7 +65,9 @@ def promise(option: str) -> dict[str, Peer]:
     return {PROMISES[option]: lambda _, task: (partial(task.call, **{option: True}), task.judge)}
 
 
-def paged_pair(name: str, charges: dict[str, float], case: Case, task: Task) -> Prepared:
+def paged_pair(
+    name: str, charges: dict[str, float], case: cases.Case, task: cases.Task
+) -> Prepared:
     """DeepGEMM's paged logits, then the named top-k; its metadata are charged once in LAYERS."""
     peer = DeepGemm(task.inputs)
     top_k = load_top_k(name, task.inputs.seq_lens, peer.width, case.topk)
@@ -84,7 +78,7 @@ def paged_pair(name: str, charges: dict[str, float], case: Case, task: Task) -> 
     return lambda: top_k(peer.logits()), partial(judge_peer, task.inputs)
 
 
-def cudnn_training(case: Case, task: Task) -> Prepared:
+def cudnn_training(case: cases.Case, task: cases.Task) -> Prepared:
     """cuDNN Frontend's target (normalised), scores (their softmax) and backward of the indexer,
     compiled ahead; operands in its layout and dtypes are made outside the clock."""
     module, x = import_module("cudnn_kernels"), task.inputs
@@ -106,31 +100,31 @@ def cudnn_training(case: Case, task: Task) -> Prepared:
     return partial(module.indexer_backward, q, x.k_index, weights, slots, grad), judge
 
 
-def judge_training(part: str, x: training.TrainingInputs, found: Any) -> Verdict:
+def judge_training(part: str, x: training.TrainingInputs, found: Any) -> cases.Verdict:
     """A few queries of what cuDNN Frontend gives."""
-    few, some, topk = x.few(), judged_queries(len(x.q)), x.indices.shape[1]
+    few, some, topk = x.few(), cases.judged_queries(len(x.q)), x.indices.shape[1]
     half = few._replace(weights=few.weights.bfloat16().float())
     if part == "target":
         right = reference.attention_target(few.q, few.kv, few.lse, few.indices)
         right = right / right.sum(1, keepdim=True).clamp(min=1e-30)
-        return judge_errors({part: (_error(found[some, :topk], right), HALF_WEIGHTS)})
+        return cases.judge_errors({part: (_error(found[some, :topk], right), HALF_WEIGHTS)})
     index = half.q_index, half.k_index, half.weights, half.indices
     if part == "scores":
         right = reference.indexer_scores(*index).softmax(1).nan_to_num()
-        return judge_errors({part: (_error(found[some, :topk], right), HALF_WEIGHTS)})
+        return cases.judge_errors({part: (_error(found[some, :topk], right), HALF_WEIGHTS)})
     gradients, heads = reference.indexer_bwd(*index, half.scores), x.q_index.shape[1]
     errors = {
-        "dQ": norm_error(found[0][some, :heads], gradients.dq_index),
-        "dW": norm_error(found[2][some, :heads], gradients.d_weights),
+        "dQ": cases.norm_error(found[0][some, :heads], gradients.dq_index),
+        "dW": cases.norm_error(found[2][some, :heads], gradients.d_weights),
     }
     whole = x._replace(weights=x.weights.bfloat16().float())
     rows = [row for row in few.indices[:, 0].tolist() if row >= 0]
-    errors["dK"] = worst(
-        [0.0, *(norm_error(found[1][row], training.dk_row(whole, row)) for row in rows)]
+    errors["dK"] = cases.worst(
+        [0.0, *(cases.norm_error(found[1][row], training.dk_row(whole, row)) for row in rows)]
     )
-    return judge_errors({name: (error, HALF_WEIGHTS) for name, error in errors.items()})
+    return cases.judge_errors({name: (error, HALF_WEIGHTS) for name, error in errors.items()})
 
 
 def _error(found: Tensor, right: Tensor) -> float:
     """`norm_error` of the slots that count."""
-    return norm_error(found.where(right > 0, 0), right)
+    return cases.norm_error(found.where(right > 0, 0), right)

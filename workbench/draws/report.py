@@ -77,7 +77,6 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready data."""
         return asdict(self)
 
 

@@ -12,14 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import flashdsa
-from flashdsa.bench.cases import (
-    Case,
-    Task,
-    Verdict,
-    judged_queries,
-    products_ceiling,
-    reading_ceiling,
-)
+from flashdsa.bench import cases
 from flashdsa.bench.indexer import IndexerInputs
 from flashdsa.problem import INDEX_HEAD_DIM, MXFP4_TOKEN_BYTES, PAGE_SIZE
 from flashdsa.reference.quant import decode_e2m1
@@ -158,9 +151,11 @@ class Levels:
         rows = torch.linspace(0, count - 1, min(count, JUDGED), device=self.lengths.device)
         yield from rows.round().long().split(max(1, PIECE // self.width))
 
-    def judge(self, ids: Tensor) -> Verdict:
+    def judge(self, ids: Tensor) -> cases.Verdict:
         """Scores of four rows in float64; ids of JUDGED rows by our own scores, all of them."""
-        findings = [found for row in judged_queries(len(ids)) for found in self._judge_scores(row)]
+        findings = [
+            found for row in cases.judged_queries(len(ids)) for found in self._judge_scores(row)
+        ]
         for rows in self.pieces():
             right = self.best(*self.ranked(rows))
             if self.candidates is not None:
@@ -171,10 +166,9 @@ class Levels:
                 found, right = (one.sort(dim=1).values for one in (found, right))
             bad |= (found != right).any(1)
             findings += [f"row {row}: not the best ids" for row in rows[bad].tolist()]
-        return Verdict({}, findings)
+        return cases.Verdict({}, findings)
 
     def _judge_scores(self, number: int) -> list[str]:
-        """Find wrong scores of a row."""
         x, length = self.row(number), int(self.lengths[number])
         own = self.scores_of(torch.tensor([number], device=self.lengths.device))[0, :length]
         dots = x.keys.double() @ x.q.double().T
@@ -187,17 +181,17 @@ class Levels:
         return [f"row {number}: {int(bad.sum())} wrong scores"] if bool(bad.any()) else []
 
 
-def make_two_levels(draw: Draw, x: Any, g: torch.Generator, backend: str) -> Task:
+def make_two_levels(draw: Draw, x: Any, g: torch.Generator, backend: str) -> cases.Task:
     """The call of a draw over pages (`IndexerInputs`) or shared keys (`prefill.Inputs`)."""
     v = draw.values
     if draw.is_prefill:
         levels = _over_keys(v, x, g, backend)
         seen = float(levels.lengths.double().sum())
         work = 2.0 * seen * v["heads"] * INDEX_HEAD_DIM
-        ceiling = products_ceiling(g.device.type)
+        ceiling = cases.products_ceiling(g.device.type)
     else:
         levels = _over_pages(v, x, g, backend)
-        work, ceiling = float(x.tokens), reading_ceiling(g.device.type)
+        work, ceiling = float(x.tokens), cases.reading_ceiling(g.device.type)
         work *= MXFP4_TOKEN_BYTES if v["dtype"] == "mxfp4" else x.cache.shape[-1]
     levels = levels.listed(v["candidates"], g)
     how = {"candidates": levels.candidates, "sorted": v["sorted"]}
@@ -205,10 +199,10 @@ def make_two_levels(draw: Draw, x: Any, g: torch.Generator, backend: str) -> Tas
         how["ids"] = "position"
         levels = replace(levels, ids_of=lambda _, positions: positions)
     call = partial(levels.choice(v["topk"]), **how)
-    return Task(call, levels.judge, work, ceiling, levels, exact=True)
+    return cases.Task(call, levels.judge, work, ceiling, levels, exact=True)
 
 
-def by_torch(_: Case, task: Task) -> Prepared:
+def by_torch(_: cases.Case, task: cases.Task) -> Prepared:
     """Our scores of all rows as a matrix, then torch: a maximum or a mask, and a top-k."""
     x: Levels = task.inputs
     every = torch.arange(len(x.lengths), device=x.lengths.device)
@@ -220,7 +214,7 @@ def by_torch(_: Case, task: Task) -> Prepared:
         best = values.topk(min(x.topk, values.shape[1]))
         return best.indices.where(seen.gather(1, best.indices), -1)
 
-    def judge(found: Tensor) -> Verdict:
+    def judge(found: Tensor) -> cases.Verdict:
         findings = []
         for rows in x.pieces():
             values, seen = x.ranked(rows)
@@ -228,7 +222,7 @@ def by_torch(_: Case, task: Task) -> Prepared:
             taken = (values.gather(1, one.clamp(min=0)).sort(1).values for one in (right, some))
             if not torch.equal(*taken):
                 findings.append(f"not the best values in rows {rows.tolist()}")
-        return Verdict({}, findings)
+        return cases.Verdict({}, findings)
 
     return call, judge
 
@@ -336,7 +330,6 @@ def _planted_keys(
 
 
 def _plant_pages(keys: str | None, x: IndexerInputs, g: torch.Generator) -> None:
-    """Write the kind's keys into the pages."""
     place = torch.zeros(len(x.cache), PAGE_SIZE, device=g.device)  # of a token along its request
     for row in range(0, len(x.lengths), x.next_n):
         own = x.pages(max(range(row, row + x.next_n), key=x.lengths.__getitem__))

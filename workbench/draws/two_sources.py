@@ -11,21 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import flashdsa
-from flashdsa.bench.attention import (
-    OWN_ROWS,
-    AttentionInputs,
-    BackwardInputs,
-    judge_backward,
-    judge_forward,
-)
-from flashdsa.bench.cases import (
-    Case,
-    Task,
-    Verdict,
-    judged_queries,
-    products_ceiling,
-    reading_ceiling,
-)
+from flashdsa.bench import attention, cases
 from flashdsa.problem import D_V, PAGE_SIZE
 from flashdsa.row_formats import ROW_FORMATS
 from workbench.bench.attention import Prepared, padded_heads, padded_lists
@@ -107,7 +93,7 @@ class Inputs(NamedTuple):
         return first.kv, first.lists, options
 
 
-def make_two_sources(draw: Draw, device: str, backend: str) -> Task:
+def make_two_sources(draw: Draw, device: str, backend: str) -> cases.Task:
     """The call of a draw, judged on four queries."""
     decodes = draw.operation == "decode-512"
     x = _decode_inputs(draw, device) if decodes else _forward_inputs(draw, device)
@@ -116,7 +102,7 @@ def make_two_sources(draw: Draw, device: str, backend: str) -> Task:
     return forward_task(x, backend, decodes=False)
 
 
-def forward_task(x: Inputs, backend: str, *, decodes: bool) -> Task:
+def forward_task(x: Inputs, backend: str, *, decodes: bool) -> cases.Task:
     """`sparse_mla_fwd` on some inputs; a decode is bound by reading rows."""
     kv, lists, options = x.operands()
     call = partial(
@@ -124,18 +110,18 @@ def forward_task(x: Inputs, backend: str, *, decodes: bool) -> Task:
         backend=backend, **options,
     )  # fmt: skip
     if decodes:
-        work, ceiling = x.read_bytes, reading_ceiling(x.q.device.type)
+        work, ceiling = x.read_bytes, cases.reading_ceiling(x.q.device.type)
     else:
         work = 2.0 * x.valid * x.q.shape[1] * (COLUMNS + D_V)
-        ceiling = products_ceiling(x.q.device.type)
-    return Task(call, lambda found: judge(x, *found[:2]), work, ceiling, x)
+        ceiling = cases.products_ceiling(x.q.device.type)
+    return cases.Task(call, lambda found: judge(x, *found[:2]), work, ceiling, x)
 
 
 class Backward(NamedTuple):
     """Operands of `mla_bwd` over one source or two, and the same joined, as it is judged."""
 
     x: Inputs
-    joined: BackwardInputs
+    joined: attention.BackwardInputs
     backend: str
 
     def call(self, deterministic: bool = False) -> tuple[Tensor, ...]:
@@ -147,34 +133,33 @@ class Backward(NamedTuple):
             backend=self.backend, **options,
         )  # fmt: skip
 
-    def judge(self, found: tuple[Tensor, ...]) -> Verdict:
+    def judge(self, found: tuple[Tensor, ...]) -> cases.Verdict:
         """Gradients of both sources as one's."""
         dq, *rest = found
         count = len(self.x.sources)
-        return judge_backward(self.joined, dq, torch.cat(rest[:count]), *rest[count:])
+        return attention.judge_backward(self.joined, dq, torch.cat(rest[:count]), *rest[count:])
 
 
-def _backward(x: Inputs, seed: int, backend: str) -> Task:
-    """The gradients, after one forward."""
+def _backward(x: Inputs, seed: int, backend: str) -> cases.Task:
     kv, lists, options = x.operands()
     out, lse = flashdsa.sparse_mla_fwd(x.q, kv, lists, backend=backend, **options)
     g = torch.Generator(out.device).manual_seed(seed + 1)
     d_out = torch.randn(out.shape, device=out.device, generator=g).to(out.dtype)
     one = x.joined
-    forward = AttentionInputs(x.q, one.kv, one.ids, one.lengths, x.sink)
-    task = Backward(x, BackwardInputs(forward, d_out, lse, out), backend)
+    forward = attention.AttentionInputs(x.q, one.kv, one.ids, one.lengths, x.sink)
+    task = Backward(x, attention.BackwardInputs(forward, d_out, lse, out), backend)
     work = 2.0 * x.valid * x.q.shape[1] * (3 * COLUMNS + 2 * D_V)
-    return Task(task.call, task.judge, work, products_ceiling(out.device.type), task)
+    return cases.Task(task.call, task.judge, work, cases.products_ceiling(out.device.type), task)
 
 
-def judge(x: Inputs, out: Tensor, lse: Tensor | None = None) -> Verdict:
+def judge(x: Inputs, out: Tensor, lse: Tensor | None = None) -> cases.Verdict:
     """O (S, H, 512) of four queries over their rows of all sources, and lse."""
-    some = judged_queries(len(x.q))
+    some = cases.judged_queries(len(x.q))
     rows = torch.cat([one.rows(some) for one in x.sources], 1)
     valid = torch.cat([one.valid(some) for one in x.sources], 1)
     slots = torch.arange(valid.numel(), device=valid.device).view_as(valid).where(valid, -1)
-    few = AttentionInputs(x.q[some], rows.flatten(0, 1), slots.int(), None, x.sink)
-    return judge_forward(few, out[some], None if lse is None else lse[some])
+    few = attention.AttentionInputs(x.q[some], rows.flatten(0, 1), slots.int(), None, x.sink)
+    return attention.judge_forward(few, out[some], None if lse is None else lse[some])
 
 
 def _forward_inputs(draw: Draw, device: str) -> Inputs:
@@ -229,7 +214,7 @@ def _decode_inputs(draw: Draw, device: str) -> Inputs:
 
 def paged_rows(pages: int, row_format: str | None, g: torch.Generator) -> Tensor:
     """Pages of 64 rows; beyond OWN_ROWS they repeat earlier ones' values."""
-    own = min(pages, OWN_ROWS // PAGE_SIZE)
+    own = min(pages, attention.OWN_ROWS // PAGE_SIZE)
     kv = torch.randn(own * PAGE_SIZE, COLUMNS, device=g.device, generator=g).bfloat16()
     repeats = -(-pages // own)
     if row_format is None:
@@ -244,7 +229,7 @@ def paged_rows(pages: int, row_format: str | None, g: torch.Generator) -> Tensor
     return whole[:, : PAGE_SIZE * width].view(pages, PAGE_SIZE, 1, width)
 
 
-def flash_mla_forward(case: Case, task: Task) -> Prepared:
+def flash_mla_forward(case: cases.Case, task: cases.Task) -> Prepared:
     """FlashMLA's prefill kernel over bf16 rows, two sources joined outside the clock."""
     peer, x = import_module("flash_mla").flash_mla_sparse_fwd, task.inputs
     one, (q, sink) = x.joined, padded_heads(x.q, x.sink)
@@ -256,7 +241,7 @@ def flash_mla_forward(case: Case, task: Task) -> Prepared:
     return call, lambda found: judge(x, found[0][:, : case.h])
 
 
-def flash_mla_decode(case: Case, task: Task) -> Prepared:
+def flash_mla_decode(case: cases.Case, task: cases.Task) -> Prepared:
     """FlashMLA's decode of packed rows, its metadata made outside the clock."""
     module, x, next_n = import_module("flash_mla"), task.inputs, int(case.options["next_n"])
     q, sink = padded_heads(x.q, x.sink)

@@ -53,11 +53,7 @@ _ATTENTION_SOURCE = _MAIN.format(
     function="attend",
     parameters="q_nope, q_pe, ckv_cache, kpe_cache, sparse_indices, sm_scale, output, lse",
 )
-SOURCES = {
-    INDEXER: _INDEXER_SOURCE,
-    ATTENTION: _ATTENTION_SOURCE,
-    ATTENTION_PS1: _ATTENTION_SOURCE,
-}
+SOURCES = {INDEXER: _INDEXER_SOURCE, ATTENTION: _ATTENTION_SOURCE, ATTENTION_PS1: _ATTENTION_SOURCE}
 """Definition -> the text of main.py; its `run` takes the inputs and then the outputs, written."""
 
 

@@ -67,7 +67,6 @@ class MajornessReport:
 
     @property
     def failures(self) -> list[str]:
-        """Every wrong thing in words; nothing if all is well."""
         found = []
         for name, result in self.results.items():
             label = name.upper()
@@ -83,7 +82,6 @@ class MajornessReport:
         return found
 
     def to_json_dict(self) -> dict[str, Any]:
-        """Convert for --json."""
         return asdict(self) | {"failures": self.failures, "passed": not self.failures}
 
 
@@ -106,7 +104,6 @@ class Study:
         return {major: replace(self.plan, b_major=major) for major in self.majors}
 
     def inputs(self) -> Inputs:
-        """Draw S and dO."""
         return make_inputs(self.plan, self.data, self.seed)
 
 

@@ -9,13 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ptxemu.descriptors import (
-    Swizzle,
-    Tcgen05Descriptor,
-    WgmmaDescriptor,
-    decode,
-    gather_operand,
-)
+from ptxemu.descriptors import Swizzle, Tcgen05Descriptor, WgmmaDescriptor, decode, gather_operand
 from ptxemu.numerics import dot
 from workbench.lab.kernels.majorness.plan import CUTS, NUM_PARTS, MajornessPlan
 from workbench.lab.runs import Inputs

@@ -29,7 +29,6 @@ class GpuModel:
     constants: Mapping[str, Constant]
 
     def __getitem__(self, name: str) -> float:
-        """Get a constant's value."""
         return self.constants[name].value
 
     def with_values(self, values: Mapping[str, float]) -> GpuModel:

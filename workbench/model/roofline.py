@@ -41,7 +41,6 @@ class Matmul(NamedTuple):
 
     @property
     def flop(self) -> float:
-        """Multiplications and additions."""
         return 2.0 * self.m * self.n * self.k * self.number
 
     @property

@@ -32,7 +32,6 @@ class Part(StrEnum):
     LAST = "the last"
 
     def has(self, unit: int, last: int) -> bool:
-        """Tell whether the unit is one of them."""
         alone = {Part.FIRST: unit == 0, Part.LAST: unit == last}
         return (alone | {Part.SCORES: unit < last, Part.RESULTS: unit > 0}).get(self, True)
 

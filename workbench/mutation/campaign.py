@@ -7,10 +7,14 @@ of. One line with the number of mutants follows at the end, once all are done.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +30,92 @@ from ptxemu.mutate import (
     fingerprint,
     mutate,
     mutations_of,
+    runner,
 )
 from ptxemu.mutate.report import facts_of
-from ptxemu.mutate.runner import (
-    CAUGHT,
-    EQUIVALENT,
-    NOT_REACHED,
-    NOTED,
-    POLICIES,
-    REDUNDANT,
-    SURVIVED,
-)
 from ptxemu.saved_launch import load_launch
 from ptxemu.sched.policy import Policy
-from workbench.mutation.peers import PEERS, Peer
 from workbench.mutation.table import RESULTS, counts_of, read_rows
 from workbench.small_calls.call import IGNORED, Row
 from workbench.small_calls.record import path_of_launch, record
 from workbench.small_calls.table import rows_of
 
+ROOT = Path(__file__).parents[2]
+_CUTE = "$CUTLASS/examples/python/CuTeDSL/cute"
+_OURS = "ptxemu/tests/peers/scripts"
+_BLACKWELL_GEMM = f"{_CUTE}/blackwell/kernel/dense_gemm/dense_gemm_persistent.py"
+_OF_GEMM = "--use_tma_store --ab_dtype Float16 --acc_dtype Float32 --skip_ref_check"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A script that launches a kernel on what calls itself a GPU; otherwise as `Row`.
+
+    Attributes:
+        entry: a pattern of the saved files' names. path: the script's.
+        calls: its arguments, of a launch each. sms: streaming multiprocessors.
+    """
+
+    arch: str
+    entry: str
+    path: str
+    calls: tuple[str, ...]
+    sms: int = 2
+    scratch: tuple[str, ...] = ()
+    lanes_apart: bool = False
+
+    def record(self, number: int, path: Path) -> None:
+        """Write the launch of a call to a file."""
+        with tempfile.TemporaryDirectory() as folder:
+            command = ["-m", "ptxemu", "exec", "--arch", self.arch, "--quiet", "--no-check"]
+            command += ["--sms", str(self.sms), "--save", folder, os.path.expandvars(self.path)]
+            run = [sys.executable, *command, *self.calls[number].split()]
+            subprocess.run(run, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+            first = min(Path(folder).glob(f"{self.entry}*.launch"))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(first.read_bytes())
+
+
+# fmt: off
+PEERS = {
+    "cutlass-gemm-sm_90a": Peer(
+        "sm_90a", "Hopper", f"{_CUTE}/hopper/kernel/dense_gemm/dense_gemm_persistent.py",
+        tuple(f"--mnkl 512,256,{k},1 --cluster_shape_mn 2,1 --tile_shape_mn 128,128"
+              for k in (512, 448, 128))),
+    "cutlass-fmha-sm_90a": Peer(
+        "sm_90a", "Hopper", f"{_CUTE}/hopper/kernel/attention/fmha.py",
+        ("--q_shape 1,256,1,128 --k_shape 1,768,1,128",)),
+    "cutlass-gemm-1cta-sm_100a": Peer(
+        "sm_100a", "Persistent", _BLACKWELL_GEMM,
+        (f"--mnkl 512,256,704,1 --mma_tiler_mn 128,128 {_OF_GEMM}",)),
+    "cutlass-gemm-2cta-sm_100a": Peer(
+        "sm_100a", "Persistent", _BLACKWELL_GEMM,
+        ("--mnkl 1024,512,704,1 --mma_tiler_mn 256,128 --cluster_shape_mn 2,1 "
+         f"--use_2cta_instrs {_OF_GEMM}",), sms=4),
+    "quack-gemm-sm_90a": Peer(
+        "sm_90a", "quackgemm", f"{_OURS}/quack_kernel.py",
+        # The last: fewer steps than stages, so that the loads of two tiles are in flight.
+        ("gemm 256 512 512", "gemm 384 768 448", "gemm 256 512 128", "gemm 256 512 256")),
+    "quack-gemm-sm_100a": Peer(
+        "sm_100a", "quackgemm", f"{_OURS}/quack_kernel.py",
+        ("gemm 512 1536 128", "gemm 512 512 704")),
+    # Three blocks of keys; the kernel of another number has other PTX.
+    "cudnn-dsa-backward-sm_90a": Peer(
+        "sm_90a", "cudnn*.1", f"{_OURS}/dsa_backward.py", ("64 2 256 192",)),
+    "cudnn-dsa-backward-h64-sm_100a": Peer(
+        "sm_100a", "bwd_cudnn", f"{_OURS}/dsa_backward.py", ("64 3 384 320",)),
+}
+# fmt: on
+
+
 SCHEDULES = (
-    *POLICIES,
+    *runner.POLICIES,
     Policy(asynchronous="slow", warps="random", seed=0, timeouts=0.5),
     Policy(asynchronous="late", warps="random", seed=1, timeouts=1.0),
 )
 """Policies of most kernels. Under the last two, warps have to wait and give up again and again, and
 reach the code after that."""
-APART = (*POLICIES[:1], *(Policy(seed=seed, lanes_apart=0.05) for seed in range(6)))
+APART = (*runner.POLICIES[:1], *(Policy(seed=seed, lanes_apart=0.05) for seed in range(6)))
 """Policies of a kernel whose order is that of a warp's lanes."""
 
 Known = dict[tuple[str, str], Result]
@@ -101,7 +164,6 @@ class Campaign:
     """
 
     def __init__(self, name: str, row: Row | Peer, launches: Path, rows: Path) -> None:
-        """Read its launches from a folder."""
         self.name, self.rows = name, rows / f"{name}.jsonl"
         self._calls = calls_of(row)
         paths = [path_of_launch(launches, name, number) for number in range(len(self._calls))]
@@ -156,7 +218,6 @@ class Campaign:
         return Report(self._first.kernel, baseline, results), strangers
 
     def counted(self, report: Report) -> dict[str, Any]:
-        """The row of the table."""
         return {
             "name": self.name,
             "arch": self.name.rpartition("-")[2],
@@ -181,7 +242,9 @@ class Campaign:
         if whole and not again:
             return {}
         same_calls = head["calls"] == self._calls
-        stands = {CAUGHT, REDUNDANT, EQUIVALENT} if same_calls else {CAUGHT}
+        stands = (
+            {runner.CAUGHT, runner.REDUNDANT, runner.EQUIVALENT} if same_calls else {runner.CAUGHT}
+        )
         by_names = {(m.site.name, m.name): m for m in self.mutations}
         known = {
             names: self._argued_anew(result_of(by_names[names], fact))
@@ -193,12 +256,12 @@ class Campaign:
 
     def _argued_anew(self, result: Result) -> Result:
         """Return the result with the argument that the file has now."""
-        if result.verdict in (CAUGHT, REDUNDANT, NOT_REACHED):
+        if result.verdict in (runner.CAUGHT, runner.REDUNDANT, runner.NOT_REACHED):
             return result
         reason = self._equivalents.reason(result.mutation)
-        if reason is None and result.verdict != EQUIVALENT:
+        if reason is None and result.verdict != runner.EQUIVALENT:
             return result
-        verdict = SURVIVED if reason is None else EQUIVALENT
+        verdict = runner.SURVIVED if reason is None else runner.EQUIVALENT
         return replace(result, verdict=verdict, how=reason or "")
 
 
@@ -212,7 +275,7 @@ def staleness(name: str, launches: Path) -> tuple[str | None, str]:
 def survivors_of(report: Report) -> Iterator[str]:
     """Yield the name of each mutant that is neither caught nor explained."""
     for result in report.results:
-        if result.verdict in (SURVIVED, NOTED, NOT_REACHED):
+        if result.verdict in (runner.SURVIVED, runner.NOTED, runner.NOT_REACHED):
             site, name = result.mutation.site, result.mutation.name
             yield f"{site.name} {name}: {result.verdict}"
 

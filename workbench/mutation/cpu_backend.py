@@ -81,18 +81,8 @@ MUTATIONS = [
         "dkv.index_add_(0, row_ids[valid], dkv_rows[valid])",
         "dkv.index_add_(0, row_ids[valid][:-1], dkv_rows[valid][:-1])",
     ),
-    Mutation(
-        "indexer: the tail is not written",
-        "indexer.py",
-        "topk_indices.fill_(-1)",
-        "pass",
-    ),
-    Mutation(
-        "top-k: NaN ranks first",
-        "topk.py",
-        "_NAN_KEY = -(2**31)",
-        "_NAN_KEY = 2**31 - 1",
-    ),
+    Mutation("indexer: the tail is not written", "indexer.py", "topk_indices.fill_(-1)", "pass"),
+    Mutation("top-k: NaN ranks first", "topk.py", "_NAN_KEY = -(2**31)", "_NAN_KEY = 2**31 - 1"),
 ]
 
 

@@ -167,7 +167,6 @@ class Control:
 
     @property
     def small_call(self) -> Small:
-        """The call."""
         return next(call for call in TABLE[self.row].calls if call.name == self.call)
 
 

@@ -43,7 +43,6 @@ class Sanitizer:
 
     @property
     def name(self) -> str:
-        """The version as NVIDIA writes it."""
         return ".".join(map(str, self.version))
 
 
@@ -103,7 +102,6 @@ class Result:
 
     @property
     def cell(self) -> str:
-        """Cell of a table."""
         if self.trouble:
             return self.trouble.split(":")[0]
         found = f"{self.reports}" + (f" + {self.warnings} warnings" if self.warnings else "")

@@ -81,7 +81,6 @@ class SmallCall:
 
     @property
     def name(self) -> str:
-        """The case's."""
         return str(getattr(self.case, "name", self.case))
 
     @property

@@ -82,7 +82,6 @@ class Ranked:
 
     @property
     def kernel_plan(self) -> SelectPlan:
-        """The kernel's choices."""
         if self.backend == BLACKWELL:
             return sm100.IndexerPlan(**self.plan)
         return pairs_plan(**self.plan) if self.pairs else IndexerPlan(**self.plan)
@@ -102,7 +101,6 @@ class Ranked:
         return inputs._replace(block_table=inputs.block_table[longest].contiguous())
 
     def launch(self, runner: Runner) -> Tensor:
-        """The ids."""
         inputs = self.inputs()
         if (device := getattr(runner, "device", None)) is not None:
             inputs = inputs.to(device)
@@ -111,7 +109,6 @@ class Ranked:
         return operands.topk_indices
 
     def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
-        """Write the ids."""
         launch_indexer(runner, self.kernel_plan, operands, self.clusters)
 
     def judge(self, runner: Runner) -> list[Comparison]:
@@ -138,7 +135,6 @@ class Apart(Ranked):
     sms: int = 2
 
     def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
-        """Write the ids."""
         plan, rows = self.kernel_plan, len(self.lengths)
         clusters = clusters_for(gpu_of(runner, INDEXER.plans[0]), rows)
         how = plan.num_heads, plan.topk, plan.positions, rows, clusters
@@ -165,7 +161,6 @@ class Order:
 
     @property
     def name(self) -> str:
-        """Name of both choices."""
         return f"{self.topk}, {self.pattern}"
 
     def lists(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -44,10 +44,7 @@ SHARED_LISTED = (
     _listed("all of a cluster's", 9, 1000, 900, num_candidates=100, cluster=3),
 )
 """Calls that choose among listed keys, of shared ones."""
-BITS = (
-    *SHARED_LISTED,
-    _listed("as users have it", 5, 2500, 300, num_candidates=250, short=False),
-)
+BITS = (*SHARED_LISTED, _listed("as users have it", 5, 2500, 300, num_candidates=250, short=False))
 """Calls that write listed keys as bits."""
 _blocks = partial(prefill, heads=16, block=8, no_starts=True)
 SHARED_BLOCKS = (

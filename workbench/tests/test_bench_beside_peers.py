@@ -28,6 +28,10 @@ LENGTHS = (2500, 5, 0, 2048, 2100)
 ROOT = Path(__file__).parents[2]
 
 
+ALWAYS = ("sparse_mla_fwd", "mla_bwd")
+"""Operations whose cases are always run; others come later."""
+
+
 @pytest.fixture
 def peers(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
@@ -48,7 +52,9 @@ def small(name: str) -> list[Case]:
 
 
 @pytest.mark.usefixtures("peers")
-@pytest.mark.parametrize("name", BENCHES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=() if x in ALWAYS else pytest.mark.slow) for x in BENCHES]
+)
 def test_every_kind_of_case_is_right_and_so_are_its_peers(name: str) -> None:
     bench = BENCHES[name]
     for row in run(name, *small(name)):
@@ -166,6 +172,7 @@ KEPT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(charts.KINDS.keys() - {"draws"}))  # test_draws.py draws it
 def test_every_chart_can_be_drawn_from_what_is_kept(kind: str, tmp_path: Path) -> None:
     folder = ROOT / "workbench" / "results"

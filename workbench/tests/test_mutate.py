@@ -15,8 +15,7 @@ from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.mutate.runner import SURVIVED
 from tests import producer_consumer
 from workbench.mutation import campaign, table
-from workbench.mutation.campaign import Campaign, staleness
-from workbench.mutation.peers import PEERS, Peer
+from workbench.mutation.campaign import PEERS, Campaign, Peer, staleness
 from workbench.small_calls.record import path_of_launch
 from workbench.small_calls.table import TABLE
 

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from flashdsa.bench.checkout import find_checkout
-from flashdsa.bench.machine import clocks, describe_machine
-from flashdsa.bench.versions import versions
+from flashdsa.bench.machine import clocks, describe_machine, versions
 from workbench.v4_layer.layers import EAGER, OURS, Error, Inputs, Layer, build, judge
 from workbench.v4_layer.parts import record, time_parts
 from workbench.v4_layer.timing import PROTOCOL, Call, Measured, in_turns
@@ -147,11 +146,7 @@ def document(found: Found, sizes: dict[str, Any], device: str, protocol: dict[st
         "sizes": sizes,
         "layers": {
             kind: asdict(one)
-            | {
-                "remainder": one.remainder(),
-                "waiting": one.waiting(),
-                "findings": one.findings,
-            }
+            | {"remainder": one.remainder(), "waiting": one.waiting(), "findings": one.findings}
             for kind, one in found.items()
         },
     }

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.adapters.arguments import copy_into
-from flashdsa.adapters.best import best_positions
+from flashdsa.adapters.arguments import best_positions, copy_into
 from flashdsa.dispatch.checks import as_int32
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.attention import sparse_mla_fwd

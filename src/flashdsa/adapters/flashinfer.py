@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.adapters.arguments import copy_into, require_default
-from flashdsa.adapters.best import TopKTieBreak as TopKTieBreak
-from flashdsa.adapters.best import best_positions
+from flashdsa.adapters.arguments import TopKTieBreak as TopKTieBreak
+from flashdsa.adapters.arguments import best_positions, copy_into, require_default
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.dispatch.checks import require_shape
 from flashdsa.dispatch.transforms import as_autocast_casts
@@ -331,10 +330,7 @@ class _AccumulatingAttention(torch.autograd.Function):
 
 
 def _destination(
-    dkv_acc: Tensor | Destination,
-    dkv_dst_map: Tensor | None,
-    shape: torch.Size,
-    check: bool | None,
+    dkv_acc: Tensor | Destination, dkv_dst_map: Tensor | None, shape: torch.Size, check: bool | None
 ) -> tuple[Tensor, Tensor | None]:
     """The caller's columns for gradients of `shape`, and the row of each, None: its own."""
     if not isinstance(dkv_acc, Tensor):

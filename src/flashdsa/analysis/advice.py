@@ -59,7 +59,6 @@ class Room(NamedTuple):
         return max(0, min(free, LARGEST_BUDGET - budget))
 
     def options(self, budget: int) -> Iterator[Option]:
-        """Ways to a larger budget."""
         if not self.by_setmaxnreg or not self.threads:
             return
         if more := self.more(budget):

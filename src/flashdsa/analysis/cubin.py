@@ -1,4 +1,4 @@
-"""A cubin's own records of its kernels: an ELF file with NVIDIA's sections."""
+"""A cubin's own records of its kernels: an ELF file with NVIDIA's sections; register limits."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 
 from flashdsa.errors import ArgumentValueError
+from flashdsa.hw import MAX_REGISTERS, SM100
+from flashdsa.plan.roles import registers_each
 
 # .nv.info holds records (format, attribute, value): format 4 has a size and bytes, 1 no value,
 # 2 a byte and 3 two bytes in place of the size. Numbers as `cuobjdump -elf` names them.
@@ -139,3 +141,12 @@ def _record(
         barriers=barriers,
         code_bytes=text["sh_size"],
     )
+
+
+CTA_REGISTERS = SM100.registers
+"""32-bit registers of an SM, and of a CTA; as many on sm_90a."""
+
+
+def registers_by_threads(threads: int | None) -> int:
+    """Return the most registers of each thread at launch; None: the launch sets the threads."""
+    return MAX_REGISTERS if threads is None else registers_each(threads, CTA_REGISTERS)

@@ -94,9 +94,7 @@ def inspect_ptx(
 
 
 def inspect_cubin(
-    image: bytes,
-    ours: Variant | None = None,
-    spills: dict[str, tuple[int, int]] | None = None,
+    image: bytes, ours: Variant | None = None, spills: dict[str, tuple[int, int]] | None = None
 ) -> list[KernelReport]:
     """Reports of a cubin's kernels.
 

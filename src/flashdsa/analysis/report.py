@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flashdsa.analysis import flow
 from flashdsa.analysis.advice import Grade, Room, advise, grade_of, least_budget
-from flashdsa.analysis.cubin import KernelRecord
-from flashdsa.analysis.flow import Edges, predecessors, successors
-from flashdsa.analysis.instruction_mix import instruction_mix
-from flashdsa.analysis.limits import CTA_REGISTERS, registers_by_threads
-from flashdsa.analysis.live_registers import Liveness, bits, live_registers, nearest
+from flashdsa.analysis.cubin import CTA_REGISTERS, KernelRecord, registers_by_threads
 from flashdsa.analysis.role_functions import planned_roles
-from flashdsa.analysis.roles import WHOLE, CodeRegion, find_regions
+from flashdsa.analysis.roles import WHOLE, CodeRegion, find_regions, instruction_mix
 from flashdsa.analysis.sass import PTX_TEXT, Code, Instruction
 from flashdsa.hw import MAX_REGISTERS, REGISTER_STEP
 from flashdsa.plan.kernel_spec import Variant
@@ -127,11 +124,13 @@ def report_kernel(
     Args:
         ours: its plan, for a kernel of ours. spills: bytes of stores and loads, as ptxas says.
     """
-    edges = successors(code)
-    live = live_registers(code, edges)
+    edges = flow.successors(code)
+    live = flow.live_registers(code, edges)
     limit = min(record.register_cap or MAX_REGISTERS, registers_by_threads(record.threads))
     regions = find_regions(code, edges, planned_roles(ours) if ours else ())
-    whole = _Whole(record, code, edges, predecessors(edges), live, limit, _free(record, regions))
+    whole = _Whole(
+        record, code, edges, flow.predecessors(edges), live, limit, _free(record, regions)
+    )
     found = [_report_role(whole, region) for region in regions]
     roles = tuple(_advised(whole, role, found) for role in found)
     own = [one for one in code.instructions if one.base != "NOP"]
@@ -166,9 +165,9 @@ class _Whole:
 
     record: KernelRecord
     code: Code
-    edges: Edges
-    back: Edges
-    live: Liveness
+    edges: flow.Edges
+    back: flow.Edges
+    live: flow.Liveness
     limit: int
     free: int | None
 
@@ -240,11 +239,11 @@ def _peak(whole: _Whole, at: int) -> Peak:
     written = whole.live.writes[at]
     if (after | written).bit_count() < before.bit_count():
         written, after = 0, before
-    makers = nearest(whole.code, whole.live.writes, whole.back, at, after & ~written)
-    makers |= dict.fromkeys(bits(written), one)
+    makers = flow.nearest(whole.code, whole.live.writes, whole.back, at, after & ~written)
+    makers |= dict.fromkeys(flow.bits(written), one)
     lost = sum(1 << register for register, maker in makers.items() if not maker.line)
     reads = [instruction.reads for instruction in whole.code.instructions]
-    readers = nearest(whole.code, reads, whole.edges, at, lost)
+    readers = flow.nearest(whole.code, reads, whole.edges, at, lost)
     counts: Counter[tuple[str, str, int]] = Counter()
     opcodes: dict[tuple[str, str, int], Counter[str]] = {}
     for register, maker in makers.items():

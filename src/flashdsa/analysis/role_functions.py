@@ -150,7 +150,6 @@ class _Sources:
                     continue
 
     def lines(self, one: _Definition) -> Lines:
-        """The lines of a definition."""
         module = self._modules[one.module]
         node = module.own[one.name]
         return Lines(str(module.file), node.lineno, node.end_lineno or node.lineno)

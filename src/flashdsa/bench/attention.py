@@ -11,31 +11,10 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.bench.cases import (
-    DTYPES,
-    Case,
-    Operation,
-    Task,
-    Verdict,
-    judge_errors,
-    judged_queries,
-    norm_error,
-    products_ceiling,
-    reading_ceiling,
-    worst,
-)
+from flashdsa.bench import cases
 from flashdsa.problem import D_QK, D_V
+from flashdsa.verify import tolerances
 from flashdsa.verify.compare import compare, compare_lse
-from flashdsa.verify.tolerances import (
-    F16_ROUNDING,
-    NORM_CANCELLATION,
-    ROW_CANCELLATION,
-    ROW_TOLERANCE,
-    WGMMA_CUT,
-    WGMMA_K,
-    dq_limit,
-    tolerance,
-)
 
 CHANGED = 0.05
 """Share of a list that changes from one query to the next where ids are correlated."""
@@ -70,7 +49,7 @@ class AttentionInputs(NamedTuple):
         return named & (slots < self.topk_length[query, None])
 
 
-def draw_ids(case: Case, generator: torch.Generator) -> Tensor:
+def draw_ids(case: cases.Case, generator: torch.Generator) -> Tensor:
     """int32 (S, topk): distinct and in random order, then -1 where topk is above S_kv; with
     ids="correlated" a query changes CHANGED of the list of the one before it."""
     device, picked = generator.device, min(case.topk, case.s_kv)
@@ -92,7 +71,7 @@ def draw_ids(case: Case, generator: torch.Generator) -> Tensor:
     return ids
 
 
-def make_inputs(case: Case, device: str, seed: int) -> AttentionInputs:
+def make_inputs(case: cases.Case, device: str, seed: int) -> AttentionInputs:
     """Standard normal operands; the same seed gives the same values on one kind of device.
 
     Options: ids; packed: rows of 656 bytes; topk_length: "drawn" from 1 to topk, or "ragged": every
@@ -111,16 +90,16 @@ def make_inputs(case: Case, device: str, seed: int) -> AttentionInputs:
     elif case.options.get("topk_length") == "ragged":
         lengths = torch.full((case.s,), case.topk, dtype=torch.int32, device=device)
         lengths[::2] = min(SHORT, case.topk)
-    kv = normal(min(case.s_kv, OWN_ROWS), D_QK).to(DTYPES[case.dtype])
+    kv = normal(min(case.s_kv, OWN_ROWS), D_QK).to(cases.DTYPES[case.dtype])
     if case.options.get("packed"):
         kv = flashdsa.quantize_kv(kv)
     kv = kv.repeat(-(-case.s_kv // len(kv)), 1)[: case.s_kv]
     sink = normal(case.h) if case.options.get("sink") else None
-    q = normal(case.s, case.h, D_QK).to(DTYPES[case.dtype])
+    q = normal(case.s, case.h, D_QK).to(cases.DTYPES[case.dtype])
     return AttentionInputs(q, kv, indices, lengths, sink)
 
 
-def make_forward(case: Case, device: str, seed: int, backend: str) -> Task:
+def make_forward(case: cases.Case, device: str, seed: int, backend: str) -> cases.Task:
     """`sparse_mla_fwd`. Few queries over packed rows are bound by reading these."""
     x = make_inputs(case, device, seed)
     decode, max_logits = (bool(case.options.get(name)) for name in ("decode", "max_logits"))
@@ -129,25 +108,25 @@ def make_forward(case: Case, device: str, seed: int, backend: str) -> Task:
 
 def forward_task(
     x: AttentionInputs, backend: str, *, decode: bool = False, max_logits: bool = False
-) -> Task:
+) -> cases.Task:
     """The call on some inputs, and how it is judged."""
     options: dict[str, Any] = {"topk_length": x.topk_length, "attn_sink": x.attn_sink}
     if max_logits:
         options["return_max_logits"] = True
     call = partial(flashdsa.sparse_mla_fwd, x.q, x.kv, x.indices, backend=backend, **options)
     device, heads = x.q.device.type, x.q.shape[1]
-    work, ceiling = 2.0 * x.valid * heads * (D_QK + D_V), products_ceiling(device)
+    work, ceiling = 2.0 * x.valid * heads * (D_QK + D_V), cases.products_ceiling(device)
     if decode:
         work = float(x.valid * x.kv.shape[1] * x.kv.element_size())
-        ceiling = reading_ceiling(device)
-    return Task(call, lambda found: judge_forward(x, *found), work, ceiling, x)
+        ceiling = cases.reading_ceiling(device)
+    return cases.Task(call, lambda found: judge_forward(x, *found), work, ceiling, x)
 
 
 def judge_forward(
     x: AttentionInputs, out: Tensor, lse: Tensor | None = None, max_logits: Tensor | None = None
-) -> Verdict:
+) -> cases.Verdict:
     """O (S, H, 512) of a few queries; with lse, as ours gives it, each row, and what is (S, H)."""
-    some = judged_queries(len(x.q))
+    some = cases.judged_queries(len(x.q))
     length = None if x.topk_length is None else x.topk_length[some]
     operands = x.q[some], x.kv, x.indices[some]
     options: dict[str, Any] = {"topk_length": length, "attn_sink": x.attn_sink}
@@ -160,19 +139,19 @@ def judge_forward(
             "O",
             out[some],
             expected,
-            norm_tolerance=tolerance("sparse_mla_fwd", "O", x.q.dtype).norm,
+            norm_tolerance=tolerances.tolerance("sparse_mla_fwd", "O", x.q.dtype).norm,
             magnitude=magnitude,
-            row_tolerance=None if lse is None else ROW_TOLERANCE,
+            row_tolerance=None if lse is None else tolerances.ROW_TOLERANCE,
             zero_rows=expected_lse[:, 0].isposinf(),
         )
     ]
-    limits = tolerance("sparse_mla_fwd", "lse", x.q.dtype)
+    limits = tolerances.tolerance("sparse_mla_fwd", "lse", x.q.dtype)
     assert limits.absolute is not None and limits.relative is not None
-    rounded = F16_ROUNDING if x.kv.dtype == torch.uint8 else 0.0
+    rounded = tolerances.F16_ROUNDING if x.kv.dtype == torch.uint8 else 0.0
     close = partial(
         compare_lse,
         absolute=limits.absolute + rounded,
-        relative=limits.relative + WGMMA_CUT * D_QK / WGMMA_K + rounded,
+        relative=limits.relative + tolerances.WGMMA_CUT * D_QK / tolerances.WGMMA_K + rounded,
     )
     if lse is not None:
         judged.append(close("lse", lse[some], expected_lse))
@@ -180,7 +159,7 @@ def judge_forward(
         largest = reference.sparse_mla_max_logits(*operands, topk_length=length)
         judged.append(close("max_logits", max_logits[some], largest))
     findings = [f"{one.output} is off: {one.message}" for one in judged if not one.passed]
-    return Verdict({"O": judged[0].norm_error}, findings)
+    return cases.Verdict({"O": judged[0].norm_error}, findings)
 
 
 def _one_query(x: AttentionInputs, query: int) -> tuple[slice, Tensor, Tensor]:
@@ -207,13 +186,15 @@ class BackwardInputs(NamedTuple):
         return lse if sink is None else torch.logaddexp(lse, sink.double().expand_as(lse))
 
 
-def make_backward(case: Case, device: str, seed: int, backend: str) -> Task:
+def make_backward(case: cases.Case, device: str, seed: int, backend: str) -> cases.Task:
     """`mla_bwd`, after one forward. Option: deterministic."""
     deterministic = bool(case.options.get("deterministic"))
     return backward_task(make_inputs(case, device, seed), seed, backend, deterministic)
 
 
-def backward_task(x: AttentionInputs, seed: int, backend: str, deterministic: bool = False) -> Task:
+def backward_task(
+    x: AttentionInputs, seed: int, backend: str, deterministic: bool = False
+) -> cases.Task:
     """The call on some inputs, after one forward, and how it is judged."""
     options: dict[str, Any] = {"topk_length": x.topk_length, "attn_sink": x.attn_sink}
     out, lse = flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, backend=backend, **options)
@@ -223,8 +204,8 @@ def backward_task(x: AttentionInputs, seed: int, backend: str, deterministic: bo
     call = partial(backward_call, inputs, deterministic=deterministic, backend=backend)
     # S and dP again, then dV, dQ and dK: three products of width 576, two of width 512.
     work = 2.0 * x.valid * x.q.shape[1] * (3 * D_QK + 2 * D_V)
-    judge, ceiling = partial(judge_backward, inputs), products_ceiling(x.q.device.type)
-    return Task(call, lambda found: judge(*found), work, ceiling, inputs)
+    judge, ceiling = partial(judge_backward, inputs), cases.products_ceiling(x.q.device.type)
+    return cases.Task(call, lambda found: judge(*found), work, ceiling, inputs)
 
 
 def backward_call(x: BackwardInputs, deterministic: bool, backend: str) -> tuple[Tensor, ...]:
@@ -246,13 +227,13 @@ def backward_call(x: BackwardInputs, deterministic: bool, backend: str) -> tuple
 
 def judge_backward(
     x: BackwardInputs, dq: Tensor, dkv: Tensor, d_sink: Tensor | None = None
-) -> Verdict:
+) -> cases.Verdict:
     """dQ of a few queries, dKV of a few rows from all queries that name them, d_sink."""
     forward = x.forward
-    limit = tolerance("mla_bwd", "dQ", forward.q.dtype).norm
+    limit = tolerances.tolerance("mla_bwd", "dQ", forward.q.dtype).norm
     assert limit is not None
     of_queries, of_rows = [0.0], [0.0]
-    for query in judged_queries(len(forward.q)):
+    for query in cases.judged_queries(len(forward.q)):
         used = x.forward.in_use(query).nonzero()[:, 0]
         if not len(used):
             of_queries.append(0.0 if not dq[query].any() else math.inf)
@@ -262,12 +243,12 @@ def judge_backward(
         expected, size = _dkv_row(x, row)
         of_rows.append(float((dkv[row].double() - expected).norm()) / size)
     # One query's or row's roundings spread wider than the whole's, to which `limit` belongs.
-    errors = {"dQ": (worst(of_queries), 2 * limit), "dKV": (worst(of_rows), 4 * limit)}
+    errors = {"dQ": (cases.worst(of_queries), 2 * limit), "dKV": (cases.worst(of_rows), 4 * limit)}
     if d_sink is not None and forward.attn_sink is not None:
         share = (forward.attn_sink.double() - x.full_lse).exp()
         expected = -(share * (x.d_out.double() * x.out.double()).sum(-1)).sum(0)
-        errors["d_sink"] = norm_error(d_sink, expected), 1e-2
-    return judge_errors(errors)
+        errors["d_sink"] = cases.norm_error(d_sink, expected), 1e-2
+    return cases.judge_errors(errors)
 
 
 def _dq_error(x: BackwardInputs, query: int, dq: Tensor, limit: float) -> float:
@@ -281,8 +262,8 @@ def _dq_error(x: BackwardInputs, query: int, dq: Tensor, limit: float) -> float:
     norm = float(expected.norm())
     allowed = limit
     if q.dtype == torch.bfloat16:
-        allowed = dq_limit(limit, norm, call.dq_rounding())
-    size = max(norm, NORM_CANCELLATION * float(summed.norm()))
+        allowed = tolerances.dq_limit(limit, norm, call.dq_rounding())
+    size = max(norm, tolerances.NORM_CANCELLATION * float(summed.norm()))
     return float((dq.double() - expected[0]).norm()) / size * limit / allowed
 
 
@@ -305,11 +286,11 @@ def _dkv_row(x: BackwardInputs, row: int) -> tuple[Tensor, float]:
     # What cancels is given the same roundings: see ROW_CANCELLATION.
     summed = scale * (p * (dp.abs() + delta.abs()) * q.norm(dim=-1)).sum()
     summed = summed + (p * d_out.norm(dim=-1)).sum()
-    return d_row, max(float(d_row.norm()), ROW_CANCELLATION * float(summed))
+    return d_row, max(float(d_row.norm()), tolerances.ROW_CANCELLATION * float(summed))
 
 
-def _prefill(name: str, h: int, s_kv: int = 32768, **options: Any) -> Case:
-    return Case(4096, s_kv, h, options={"ids": "correlated"} | options, name=name)
+def _prefill(name: str, h: int, s_kv: int = 32768, **options: Any) -> cases.Case:
+    return cases.Case(4096, s_kv, h, options={"ids": "correlated"} | options, name=name)
 
 
 FORWARD_CASES = (
@@ -330,7 +311,7 @@ BACKWARD_CASES = (
 )
 
 
-def decode_case(h: int, requests: int, next_n: int = 1, kind: str = "packed") -> Case:
+def decode_case(h: int, requests: int, next_n: int = 1, kind: str = "packed") -> cases.Case:
     """A decode step over 2^22 packed rows, 2.75 GB, or 2^20 of bf16: far above L2.
 
     Args:
@@ -341,7 +322,7 @@ def decode_case(h: int, requests: int, next_n: int = 1, kind: str = "packed") ->
     options: dict[str, Any] = {"decode": True, "next_n": next_n, "packed": kind != "bf16"}
     options |= {"topk_length": "ragged"} if kind == "ragged" else {}
     s_kv = 2**20 if kind == "bf16" else 2**22
-    return Case(requests * next_n, s_kv, h, options=options, name=name)
+    return cases.Case(requests * next_n, s_kv, h, options=options, name=name)
 
 
 DECODE_CASES = (
@@ -352,10 +333,12 @@ DECODE_CASES = (
     *(decode_case(64, requests, kind="bf16") for requests in (1, 32, 128)),
     *(decode_case(64, requests, kind="ragged") for requests in (32, 512)),
 )
-_CPU = (Case(dtype="float32"),)
-_CPU_DECODE = Case(8, options={"decode": True, "next_n": 1, "packed": True})
+_CPU = (cases.Case(dtype="float32"),)
+_CPU_DECODE = cases.Case(8, options={"decode": True, "next_n": 1, "packed": True})
 OPERATIONS = (
-    Operation("sparse_mla_fwd", make_forward, {"cpu": _CPU, "cuda": FORWARD_CASES}),
-    Operation("sparse_mla_decode", make_forward, {"cpu": (_CPU_DECODE,), "cuda": DECODE_CASES}),
-    Operation("mla_bwd", make_backward, {"cpu": _CPU, "cuda": BACKWARD_CASES}),
+    cases.Operation("sparse_mla_fwd", make_forward, {"cpu": _CPU, "cuda": FORWARD_CASES}),
+    cases.Operation(
+        "sparse_mla_decode", make_forward, {"cpu": (_CPU_DECODE,), "cuda": DECODE_CASES}
+    ),
+    cases.Operation("mla_bwd", make_backward, {"cpu": _CPU, "cuda": BACKWARD_CASES}),
 )

@@ -21,7 +21,6 @@ class Checkout:
     dirty: bool
 
     def as_dict(self) -> dict[str, str | bool | None]:
-        """JSON-ready data, without the path: it says nothing on another machine."""
         return {"commit": self.commit, "dirty": self.dirty}
 
 
@@ -40,7 +39,6 @@ def find_checkout() -> Checkout | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Output of a git command; None where it fails."""
     command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

@@ -10,15 +10,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.bench.cases import (
-    Case,
-    Operation,
-    Task,
-    Verdict,
-    judge_errors,
-    norm_error,
-    reading_ceiling,
-)
+from flashdsa.bench import cases
 
 
 class Form(NamedTuple):
@@ -70,7 +62,7 @@ def make_inputs(form: Form, tokens: int, device: str, seed: int) -> EntriesInput
     )
 
 
-def make_entries(case: Case, device: str, seed: int, backend: str) -> Task:
+def make_entries(case: cases.Case, device: str, seed: int, backend: str) -> cases.Task:
     """A direction, or both. Options: form, what. `s_kv` tokens."""
     form, what = FORMS[case.options["form"]], case.options["what"]
     x = make_inputs(form, case.s_kv, device, seed)
@@ -90,12 +82,12 @@ def make_entries(case: Case, device: str, seed: int, backend: str) -> Task:
     read, entries = 2 * x.kv.nbytes, x.grad.nbytes
     work = {"forward": read + entries, "backward": 2 * read + entries}
     work["both"] = sum(work.values())
-    return Task(
-        calls[what], partial(judge_entries, what, x), work[what], reading_ceiling(device), x
+    return cases.Task(
+        calls[what], partial(judge_entries, what, x), work[what], cases.reading_ceiling(device), x
     )
 
 
-def judge_entries(what: str, x: EntriesInputs, found: tuple[Tensor, ...]) -> Verdict:
+def judge_entries(what: str, x: EntriesInputs, found: tuple[Tensor, ...]) -> cases.Verdict:
     """The first windows' entries and gradients; all gradients are finite."""
     errors: dict[str, tuple[float, float]] = {}
     ratio = x.options["ratio"]
@@ -105,7 +97,7 @@ def judge_entries(what: str, x: EntriesInputs, found: tuple[Tensor, ...]) -> Ver
     first = x.kv[:reach], x.gate[:reach]
     if parts:
         right, _ = reference.compress_kv(*first, x.ape, **given)
-        errors["entries"] = (norm_error(parts[0][:2], right), 4e-3)
+        errors["entries"] = (cases.norm_error(parts[0][:2], right), 4e-3)
     if what != "forward":
         gradients = found[-4:]
         right_gradients, _ = reference.compress_kv_bwd(*first, x.grad[:2], x.ape, **given)
@@ -114,15 +106,15 @@ def judge_entries(what: str, x: EntriesInputs, found: tuple[Tensor, ...]) -> Ver
         for name, own, expected in zip(
             ("d_kv", "d_gate"), gradients, right_gradients, strict=False
         ):
-            errors[name] = (norm_error(own[:whole], expected[:whole]), 4e-3)
+            errors[name] = (cases.norm_error(own[:whole], expected[:whole]), 4e-3)
         if not all(bool(one.isfinite().all()) for one in gradients):
             errors["gradients"] = (float("nan"), 0.0)
-    return judge_errors(errors)
+    return cases.judge_errors(errors)
 
 
-def _case(form: str, what: str, tokens: int) -> Case:
+def _case(form: str, what: str, tokens: int) -> cases.Case:
     options = {"form": form, "what": what}
-    return Case(1, tokens, 1, 1, options=options, name=f"{form}, {tokens} tokens, {what}")
+    return cases.Case(1, tokens, 1, 1, options=options, name=f"{form}, {tokens} tokens, {what}")
 
 
 ENTRIES_CASES = tuple(
@@ -132,4 +124,4 @@ ENTRIES_CASES = tuple(
     for what in ("forward", "backward", "both")
 )
 _CPU = tuple(_case(form, what, 1024) for form in FORMS for what in ("forward", "backward"))
-OPERATIONS = (Operation("entries", make_entries, {"cpu": _CPU, "cuda": ENTRIES_CASES}),)
+OPERATIONS = (cases.Operation("entries", make_entries, {"cpu": _CPU, "cuda": ENTRIES_CASES}),)

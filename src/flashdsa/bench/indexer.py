@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.bench.cases import (
-    Case,
-    Operation,
-    Task,
-    Verdict,
-    products_ceiling,
-    reading_ceiling,
-)
+from flashdsa.bench.cases import Case, Operation, Task, Verdict, products_ceiling, reading_ceiling
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
     INDEX_TOKEN_BYTES,

@@ -1,4 +1,4 @@
-"""Description of this machine: CPU, memory, GPUs, clocks; as plain data for reports."""
+"""Description of this machine: CPU, memory, GPUs, clocks, versions; as plain data for reports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from dataclasses import asdict, dataclass
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ class HostMachine:
         return words if self.gpus else f"{words}-{self.logical_cores}c"
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready data."""
         return asdict(self)
 
 
@@ -137,3 +137,23 @@ def _nvidia_smi(*query: str) -> list[list[str]]:
 
 def _int_or_none(text: str) -> int | None:
     return int(text) if text.strip().isdigit() else None
+
+
+PACKAGES = ("flashdsa", "torch", "numpy", "nvidia-cutlass-dsl")
+
+
+def versions(*more: str) -> dict[str, str | None]:
+    """Version of Python, of each of PACKAGES and of `more`; None where one is not installed."""
+    names = (*PACKAGES, *more)
+    return {"python": platform.python_version()} | {name: _version(name) for name in names}
+
+
+def _version(package: str) -> str | None:
+    if package == "flashdsa":
+        import flashdsa
+
+        return flashdsa.__version__
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

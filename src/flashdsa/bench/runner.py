@@ -13,11 +13,10 @@ import torch
 from flashdsa.bench import attention, entries, indexer, training
 from flashdsa.bench.cases import Case, Operation, Task, Verdict, poison
 from flashdsa.bench.checkout import RESULTS, find_checkout
-from flashdsa.bench.machine import clocks, describe_machine
+from flashdsa.bench.machine import clocks, describe_machine, versions
 from flashdsa.bench.memory import measure_memory
 from flashdsa.bench.result import CEILING, OURS, BenchResult, Row
 from flashdsa.bench.timer import Call, GpuHangError, Timer, Times
-from flashdsa.bench.versions import versions
 from flashdsa.errors import UnsupportedError
 
 logger = logging.getLogger("flashdsa.bench")

@@ -115,7 +115,6 @@ class WallTimer:
         return max(1, math.ceil(SAMPLE_SECONDS / max(seconds, 1e-9)))
 
     def host_us(self, call: Call) -> float | None:
-        """None."""
         return None
 
     def synchronize(self, what: str) -> None:

@@ -12,19 +12,8 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
+from flashdsa.bench import cases
 from flashdsa.bench.attention import draw_ids
-from flashdsa.bench.cases import (
-    Case,
-    Operation,
-    Task,
-    Verdict,
-    judge_errors,
-    judged_queries,
-    norm_error,
-    products_ceiling,
-    reading_ceiling,
-    worst,
-)
 from flashdsa.problem import D_QK, INDEX_HEAD_DIM
 
 INDEX_HEADS = 64
@@ -48,12 +37,12 @@ class TrainingInputs(NamedTuple):
 
     def few(self) -> TrainingInputs:
         """The operands of the queries that are judged."""
-        some = judged_queries(len(self.q))
+        some = cases.judged_queries(len(self.q))
         parts = [x if name in ("kv", "k_index") else x[some] for name, x in self._asdict().items()]
         return TrainingInputs(*parts)
 
 
-def make_inputs(case: Case, device: str, seed: int) -> TrainingInputs:
+def make_inputs(case: cases.Case, device: str, seed: int) -> TrainingInputs:
     """Standard normal; `h` is the attention's in "target" and "all", else the indexer's."""
     generator = torch.Generator(device).manual_seed(seed)
     normal = partial(torch.randn, device=device, generator=generator)
@@ -73,7 +62,7 @@ def make_inputs(case: Case, device: str, seed: int) -> TrainingInputs:
     )
 
 
-def make_training(case: Case, device: str, seed: int, backend: str) -> Task:
+def make_training(case: cases.Case, device: str, seed: int, backend: str) -> cases.Task:
     """One step of the training, or all. Options: what, deterministic."""
     deterministic = bool(case.options.get("deterministic"))
     return training_task(
@@ -81,7 +70,9 @@ def make_training(case: Case, device: str, seed: int, backend: str) -> Task:
     )
 
 
-def training_task(x: TrainingInputs, what: str, backend: str, deterministic: bool = False) -> Task:
+def training_task(
+    x: TrainingInputs, what: str, backend: str, deterministic: bool = False
+) -> cases.Task:
     """The call on some inputs, and how it is judged."""
 
     def target() -> Tensor:
@@ -114,18 +105,18 @@ def training_task(x: TrainingInputs, what: str, backend: str, deterministic: boo
         "all": of_target + 4 * of_index,
     }.get(what)
     slots, device = x.indices.numel(), x.indices.device.type
-    ceiling = products_ceiling(device) if a_slot else reading_ceiling(device)
+    ceiling = cases.products_ceiling(device) if a_slot else cases.reading_ceiling(device)
     # Divergence and gradient read scores and target, and write one number a query or a slot.
     work = slots * (a_slot or (12 if what == "gradient" else 8))
-    return Task(calls[what], partial(judge_training, what, x), float(work), ceiling, x)
+    return cases.Task(calls[what], partial(judge_training, what, x), float(work), ceiling, x)
 
 
-def judge_training(what: str, x: TrainingInputs, found: Any) -> Verdict:
+def judge_training(what: str, x: TrainingInputs, found: Any) -> cases.Verdict:
     """Results of a few queries; those of "all" are finite: its parts are judged one by one."""
-    few, some = x.few(), judged_queries(len(x.q))
+    few, some = x.few(), cases.judged_queries(len(x.q))
     if what == "all":
         finite = all(bool(one.isfinite().all()) for one in found)
-        return Verdict({}, [] if finite else ["a gradient is not finite"])
+        return cases.Verdict({}, [] if finite else ["a gradient is not finite"])
     if what == "backward":
         return _judge_backward(x, few, some, found)
     kl = partial(reference.indexer_kl_bwd, few.scores, few.target, few.grad_kl)
@@ -140,22 +131,22 @@ def judge_training(what: str, x: TrainingInputs, found: Any) -> Verdict:
     ours, theirs = found[some], right()
     same = bool((ours.isneginf() == theirs.isneginf()).all())  # slots that name no row
     ours, theirs = (one.masked_fill(theirs.isneginf(), 0) for one in (ours, theirs))
-    return judge_errors({what: (norm_error(ours, theirs) if same else math.nan, limit)})
+    return cases.judge_errors({what: (cases.norm_error(ours, theirs) if same else math.nan, limit)})
 
 
 def _judge_backward(
     x: TrainingInputs, few: TrainingInputs, some: list[int], found: tuple[Tensor, Tensor, Tensor]
-) -> Verdict:
+) -> cases.Verdict:
     """dQ and dW of a few queries, and dK of a few rows from all queries that name them."""
     index = few.q_index, few.k_index, few.weights, few.indices, few.scores
     expected, (dq, dk, dw) = reference.indexer_bwd(*index), found
     named = [row for row in few.indices[:, 0].tolist() if row >= 0]
-    of_rows = [0.0, *(norm_error(dk[row], dk_row(x, row)) for row in named)]
-    return judge_errors(
+    of_rows = [0.0, *(cases.norm_error(dk[row], dk_row(x, row)) for row in named)]
+    return cases.judge_errors(
         {
-            "dQ": (norm_error(dq[some], expected.dq_index), 5e-3),
-            "dW": (norm_error(dw[some], expected.d_weights), 1e-5),
-            "dK": (worst(of_rows), 1e-2),
+            "dQ": (cases.norm_error(dq[some], expected.dq_index), 5e-3),
+            "dW": (cases.norm_error(dw[some], expected.d_weights), 1e-5),
+            "dK": (cases.worst(of_rows), 1e-2),
         }
     )
 
@@ -171,9 +162,11 @@ def dk_row(x: TrainingInputs, row: int) -> Tensor:
     return d_row
 
 
-def _case(name: str, what: str, h: int = INDEX_HEADS, ids: str = "correlated", **more: Any) -> Case:
+def _case(
+    name: str, what: str, h: int = INDEX_HEADS, ids: str = "correlated", **more: Any
+) -> cases.Case:
     keys = 8192 if ids == "random" else 32768
-    return Case(4096, keys, h, options={"what": what, "ids": ids} | more, name=name)
+    return cases.Case(4096, keys, h, options={"what": what, "ids": ids} | more, name=name)
 
 
 TRAINING_CASES = (
@@ -192,7 +185,9 @@ TRAINING_CASES = (
     _case("all, H=128, correlated", "all", 128),
 )
 _CPU = tuple(
-    Case(4, 1024, 16, 256, options={"what": what}, name=what)
+    cases.Case(4, 1024, 16, 256, options={"what": what}, name=what)
     for what in ("target", "scores", "divergence", "gradient", "backward", "all")
 )
-OPERATIONS = (Operation("indexer_training", make_training, {"cpu": _CPU, "cuda": TRAINING_CASES}),)
+OPERATIONS = (
+    cases.Operation("indexer_training", make_training, {"cpu": _CPU, "cuda": TRAINING_CASES}),
+)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 def _listed(heading: str, names: Iterable[str]) -> str:
-    """A paragraph that click leaves as it is."""
     return f"\b\n{heading}\n" + indent(fill(" ".join(names), 76), "  ")
 
 
@@ -36,7 +35,6 @@ class _Check(click.Command):
     """The command. Its help ends with the names of operations, which come with torch."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the names."""
         from flashdsa.verify.operations import COMPOSED, OPERATIONS
 
         own = _listed("Operations", (name for name in OPERATIONS if name not in COMPOSED))
@@ -147,7 +145,6 @@ def check(
 
 
 def _print_list(backend: str, operations: tuple[str, ...] | None, as_json: bool) -> None:
-    """Print the kernels that each case reaches."""
     from flashdsa.verify.launch_list import list_launches
 
     cases = list_launches(backend, operations)

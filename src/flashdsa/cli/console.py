@@ -65,10 +65,7 @@ def new_table(columns: Iterable[tuple[str, str]]) -> Table:
         justify: Literal["left", "right"] = "right" if kind == "right" else "left"
         wraps = kind == "wrap"  # a word longer than the column, a path, is folded, not cut
         table.add_column(
-            heading,
-            justify=justify,
-            no_wrap=not wraps,
-            overflow="fold" if wraps else "ellipsis",
+            heading, justify=justify, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis"
         )
     return table
 

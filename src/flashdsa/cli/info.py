@@ -45,8 +45,7 @@ def info(as_json: bool) -> None:
       flashdsa info
       flashdsa info --json | jq '.implementations[] | select(.runs_here)'
     """
-    from flashdsa.bench.machine import describe_machine
-    from flashdsa.bench.versions import versions
+    from flashdsa.bench.machine import describe_machine, versions
     from flashdsa.cli.availability import implementation_rows
     from flashdsa.jit.origins import kernel_origins
     from flashdsa.settings import Settings

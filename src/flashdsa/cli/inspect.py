@@ -11,7 +11,6 @@ class InspectCommand(click.Command):
     """A command whose help ends with the kernels."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """A line for each."""
         from flashdsa.kernels.catalog import KERNELS
 
         with formatter.section("Kernels"):
@@ -33,12 +32,7 @@ class InspectCommand(click.Command):
 @click.option("--markdown", is_flag=True, help="Markdown tables, for documents.")
 @json_option
 def inspect(
-    target: str,
-    arch: str | None,
-    kernel: str,
-    reassemble: bool,
-    markdown: bool,
-    as_json: bool,
+    target: str, arch: str | None, kernel: str, reassemble: bool, markdown: bool, as_json: bool
 ) -> None:
     """Show what the compiler made of a kernel: registers, spills, instructions, role by role.
 

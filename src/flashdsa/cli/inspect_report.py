@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flashdsa.analysis.limits import CTA_REGISTERS
+from flashdsa.analysis.cubin import CTA_REGISTERS
 from flashdsa.analysis.report import KernelReport, Peak, RoleReport
 from flashdsa.analysis.sass import PTX_TEXT
 from flashdsa.cli.console import new_console, new_table, print_table

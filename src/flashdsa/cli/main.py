@@ -28,7 +28,6 @@ class OneLineError(click.ClickException):
     exit_code = 2
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Write the line."""
         click.echo(f"flashdsa: error: {self.format_message()}", file=file or sys.stderr)
 
 

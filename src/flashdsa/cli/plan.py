@@ -36,11 +36,9 @@ class PlanGroup(click.Group):
     """A command for each kernel whose plan has roles."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The kernels' names."""
         return list(dict.fromkeys(spec.name for spec in planned_kernels()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a kernel."""
         found = [spec for spec in planned_kernels() if spec.name == cmd_name]
         return command_of(found) if found else None
 
@@ -158,8 +156,7 @@ def show_plan(
     spec: KernelSpec, given: dict[str, Any], markdown: bool, as_json: bool, picture: Path | None
 ) -> None:
     """The plan in the form asked for, and its picture."""
-    from flashdsa.cli.plan_document import describe
-    from flashdsa.cli.plan_tables import show
+    from flashdsa.cli.plan_tables import describe, show
     from flashdsa.errors import ArgumentValueError
 
     if as_json and markdown:

@@ -28,7 +28,6 @@ class Near(NamedTuple):
     rotation: tuple[Tensor, Tensor]
 
     def lists(self, rows: Tensor | slice) -> dict[str, Any]:
-        """Arguments of `sparse_mla` for some of the queries."""
         end = self.own[rows] + 1
         seen = {"extra_kv": self.rows.bfloat16(), "extra_indices": (end - NEAR, end)}
         return seen | {"attn_sink": self.sink}

@@ -29,7 +29,6 @@ class Indexer(nn.Module):
     """The lightning indexer. Its inputs are detached: it learns from its own loss alone."""
 
     def __init__(self) -> None:
-        """Create float32 weights."""
         super().__init__()
         self.w_q = weight(D_MODEL, INDEX_HEADS, D_INDEX)
         self.w_k = weight(D_KEY, D_INDEX)

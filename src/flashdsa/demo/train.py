@@ -73,7 +73,6 @@ class DemoOptions:
 
     @property
     def dense_attention(self) -> str:
-        """Name of what shares are parts of."""
         return "dense attention" + (" to entries" if self.form == "v4" else "")
 
     @property

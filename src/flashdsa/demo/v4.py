@@ -32,7 +32,6 @@ class Compressor(nn.Module):
     """Pools keys into entries, `compress_kv` with learned gates."""
 
     def __init__(self, columns: int, backend: str) -> None:
-        """Create float32 weights."""
         super().__init__()
         self.backend = backend
         self.w_kv, self.w_gate = weight(D_KEY, 2 * columns), weight(D_KEY, 2 * columns)
@@ -59,7 +58,6 @@ class EntryIndexer(nn.Module):
     """The lightning indexer over entries. Its inputs are detached."""
 
     def __init__(self, backend: str) -> None:
-        """Create float32 weights."""
         super().__init__()
         self.w_q = weight(D_MODEL, INDEX_HEADS, D_INDEX)
         self.w_weights = weight(D_MODEL, INDEX_HEADS)

@@ -9,15 +9,12 @@ from flashdsa.distributed.decode import (
     local_seq_lens,
     local_slots,
 )
+from flashdsa.distributed.dtensors import ContextParallelSparseMLA
 from flashdsa.distributed.indexer import context_parallel_topk_indexer
 from flashdsa.distributed.latents import GatheredLatents, gather_latents
 from flashdsa.distributed.layout import SequenceLayout
 from flashdsa.distributed.sparse_mla import AttentionOptions, context_parallel_sparse_mla
-from flashdsa.distributed.style import ContextParallelSparseMLA
-from flashdsa.distributed.two_sources import (
-    context_parallel_compress_kv,
-    context_parallel_window,
-)
+from flashdsa.distributed.two_sources import context_parallel_compress_kv, context_parallel_window
 
 __all__ = [
     "AttentionOptions",

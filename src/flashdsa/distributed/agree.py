@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.transforms import refuse_transforms
-from flashdsa.distributed.channel import CPU, exchange, ranks_text
+from flashdsa.distributed.collectives import CPU, exchange, ranks_text
 from flashdsa.distributed.group import Group
 from flashdsa.errors import ArgumentValueError, FlashDsaError, RankError
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.distributed.agree import agree
-from flashdsa.distributed.description import describe
-from flashdsa.distributed.group import Group
+from flashdsa.distributed.group import Group, describe
 
 
 @torch.library.custom_op("flashdsa::agree", mutates_args=())

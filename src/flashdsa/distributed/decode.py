@@ -15,24 +15,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.backends.catalog import registry
+from flashdsa.dispatch import checks
 from flashdsa.dispatch.autograd import has_tangent
-from flashdsa.dispatch.checks import (
-    INT32_MAX,
-    are_values_read,
-    require_backend,
-    require_dtype,
-    require_positive,
-    require_rank,
-    require_shape,
-    require_tensor,
-    scale_or_default,
-    wants_gradient,
-)
 from flashdsa.dispatch.transforms import as_autocast_casts
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.collectives import all_gather, all_to_all
-from flashdsa.distributed.description import describe
-from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
+from flashdsa.distributed.group import (
+    Group,
+    describe,
+    group_of,
+    process_group,
+    require_device_of_group,
+)
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.ops.attention import SPARSE_MLA_FWD, SparseMlaOperands, sparse_mla_fwd
 from flashdsa.ops.ids import valid_first
@@ -49,8 +43,8 @@ def local_seq_lens(seq_lens: Tensor, mesh: DeviceMesh | dist.ProcessGroup) -> Te
             FLASHDSA_CHECK=1), a negative length.
     """
     group = group_of(mesh)
-    require_tensor("seq_lens", seq_lens)
-    require_dtype("seq_lens", seq_lens, torch.int32, torch.int64)
+    checks.require_tensor("seq_lens", seq_lens)
+    checks.require_dtype("seq_lens", seq_lens, torch.int32, torch.int64)
     if _are_checked(seq_lens) and bool((seq_lens < 0).any()):
         raise ArgumentValueError(f"seq_lens: expected values >= 0; got {int(seq_lens.min())}")
     full = seq_lens // PAGE_SIZE
@@ -81,11 +75,13 @@ def local_slots(
     """
     group = group_of(mesh)
     for name, value in (("positions", positions), ("block_table_local", block_table_local)):
-        require_tensor(name, value)
-        require_dtype(name, value, torch.int32, torch.int64)
-    require_rank("positions", positions, (2,), "[B, topk]")
+        checks.require_tensor(name, value)
+        checks.require_dtype(name, value, torch.int32, torch.int64)
+    checks.require_rank("positions", positions, (2,), "[B, topk]")
     width = block_table_local.shape[-1] if block_table_local.dim() else 0
-    require_shape("block_table_local", block_table_local, (len(positions), width), "[B, max_pages]")
+    checks.require_shape(
+        "block_table_local", block_table_local, (len(positions), width), "[B, max_pages]"
+    )
     page = positions.clamp_min(0) // PAGE_SIZE
     place = page // group.size
     mine = (positions >= 0) & (page % group.size == group.rank)
@@ -114,7 +110,7 @@ def _are_checked(values: Tensor) -> bool:
     """Whether the host reads them."""
     if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
         return False
-    return are_values_read(values)
+    return checks.are_values_read(values)
 
 
 def decode_topk_indexer(
@@ -157,19 +153,16 @@ def decode_topk_indexer(
     """
     group = group_of(mesh, "decode_topk_indexer")
     with agreement(
-        group,
-        q_index_fp8,
-        k_index_cache_fp8="k_index_cache_local",
-        block_table="block_table_local",
+        group, q_index_fp8, k_index_cache_fp8="k_index_cache_local", block_table="block_table_local"
     ) as facts:
-        require_positive("topk", topk)
-        require_backend("backend", backend)
+        checks.require_positive("topk", topk)
+        checks.require_backend("backend", backend)
         facts |= {"topk": str(topk), "backend": backend}
         alike = {"q_index_fp8": q_index_fp8, "weights": weights, "seq_lens": seq_lens}
         for name, value in alike.items():
-            require_tensor(name, value)
+            checks.require_tensor(name, value)
             facts[name] = describe(value)
-        require_tensor("k_index_cache_local", k_index_cache_local)
+        checks.require_tensor("k_index_cache_local", k_index_cache_local)
         require_device_of_group(
             "k_index_cache_local", k_index_cache_local.device, process_group(mesh)
         )
@@ -186,10 +179,10 @@ def decode_topk_indexer(
         local = topk_indices(scores, x.seq_lens, topk, backend=backend)
     best = scores.gather(1, local.clamp_min(0).long())
     page = local // PAGE_SIZE * group.size + group.rank
-    token = torch.where(local < 0, INT32_MAX, page * PAGE_SIZE + local % PAGE_SIZE).int()
+    token = torch.where(local < 0, checks.INT32_MAX, page * PAGE_SIZE + local % PAGE_SIZE).int()
     # Candidates in the order of tokens: the tie rule of the second ranking is that of the first.
     scores, token = _candidates(best, token, group)
-    count = (token < INT32_MAX).sum(1).int()
+    count = (token < checks.INT32_MAX).sum(1).int()
     chosen = topk_indices(scores, count, topk, backend=backend)
     picked = token.gather(1, chosen.clamp_min(0).long())
     return torch.where(chosen < 0, -1, picked)
@@ -197,8 +190,8 @@ def decode_topk_indexer(
 
 def _with_a_page(x: IndexerOperands) -> IndexerOperands:
     """Return operands with a table of at least one page; no token is read of an added page."""
-    require_tensor("block_table", x.block_table)
-    require_rank("block_table", x.block_table, (2,), "[B, max_pages]")
+    checks.require_tensor("block_table", x.block_table)
+    checks.require_rank("block_table", x.block_table, (2,), "[B, max_pages]")
     if x.block_table.shape[1]:
         return x
     if _are_checked(x.seq_lens) and bool(x.seq_lens.any()):
@@ -255,20 +248,14 @@ def decode_sparse_mla(
             or has a tangent; on other ranks it is a ValueError.
     """
     group = group_of(mesh, "decode_sparse_mla")
-    with agreement(
-        group,
-        q_local,
-        q="q_local",
-        kv="kv_local",
-        indices="slots_local",
-    ) as facts:
-        require_tensor("q_local", q_local)
-        require_rank("q_local", q_local, (3,), "[B, H / ranks, d_qk]")
-        require_tensor("slots_local", slots_local)
+    with agreement(group, q_local, q="q_local", kv="kv_local", indices="slots_local") as facts:
+        checks.require_tensor("q_local", q_local)
+        checks.require_rank("q_local", q_local, (3,), "[B, H / ranks, d_qk]")
+        checks.require_tensor("slots_local", slots_local)
         shape = (q_local.shape[0], slots_local.shape[-1] if slots_local.dim() else 0)
-        require_shape("slots_local", slots_local, shape, "[B, topk]", ", as q_local says")
+        checks.require_shape("slots_local", slots_local, shape, "[B, topk]", ", as q_local says")
         require_device_of_group("q_local", q_local.device, process_group(mesh))
-        scale = scale_or_default(sm_scale, q_local)
+        scale = checks.scale_or_default(sm_scale, q_local)
         x = _checked(
             SparseMlaOperands(as_autocast_casts(q_local), kv_local, slots_local, None, attn_sink),
             {"d_v": d_v, "sm_scale": scale},
@@ -280,13 +267,7 @@ def decode_sparse_mla(
         facts |= {"q_local": describe(x.q), "slots_local": describe(slots_local)}
     q = all_gather(x.q.transpose(0, 1), group).transpose(0, 1).contiguous()  # all heads
     out, lse = sparse_mla_fwd(
-        q,
-        x.kv,
-        x.indices,
-        topk_length=x.topk_length,
-        d_v=d_v,
-        sm_scale=scale,
-        backend=backend,
+        q, x.kv, x.indices, topk_length=x.topk_length, d_v=d_v, sm_scale=scale, backend=backend
     )
     sizes = (group.size, q_local.shape[1])
     outs = all_to_all(out.transpose(0, 1), group).unflatten(0, sizes)  # [ranks, H / ranks, B, d_v]
@@ -326,7 +307,7 @@ def _checked(
 def _refuse_derivatives(**inputs: Tensor | None) -> None:
     """Raise UnsupportedError where autograd would record the call, or carry a tangent through."""
     for name, one in inputs.items():
-        if wants_gradient([one]):
+        if checks.wants_gradient([one]):
             asks = f"{name} requires one; call under torch.no_grad(), or detach it"
         elif has_tangent(one):
             asks = f"{name} has a tangent"

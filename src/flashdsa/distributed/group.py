@@ -1,4 +1,4 @@
-"""The process group of a mesh: its name, size, this rank, and the devices that it serves."""
+"""The process group of a mesh: its name, size, this rank, devices; what ranks tell of tensors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
+from flashdsa.dispatch.checks import dtype_name
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 
 Mesh = DeviceMesh | dist.ProcessGroup | tuple[int, int]
@@ -25,7 +27,6 @@ class Group(NamedTuple):
 
     @property
     def processes(self) -> dist.ProcessGroup:
-        """torch's own group."""
         group_name: Any = self.name
         return _resolve_process_group(group_name)
 
@@ -82,3 +83,13 @@ def device_of_group(mesh: DeviceMesh | dist.ProcessGroup) -> torch.device:
     if on_gpu and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
+
+
+def describe(value: object, *, of_each_row: bool = False) -> str:
+    """ "bfloat16 [64, 576]" of a tensor; with `of_each_row` without the first dimension."""
+    if not isinstance(value, Tensor):
+        return "none" if value is None else type(value).__name__
+    sizes = [str(size) for size in value.shape]
+    if of_each_row and sizes:
+        sizes[0] = "any"
+    return f"{dtype_name(value.dtype)} [{', '.join(sizes)}] on {value.device.type}"

@@ -7,24 +7,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flashdsa.dispatch.checks import (
-    are_values_read,
-    require_backend,
-    require_dense_rows,
-    require_device,
-    require_dtype,
-    require_positive,
-    require_rank,
-    require_shape,
-    require_tensor,
-)
+from flashdsa.dispatch import checks
 from flashdsa.dispatch.registration import is_served
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import all_gather
-from flashdsa.distributed.description import describe
 from flashdsa.distributed.dtensors import as_dtensor, local_parts
-from flashdsa.distributed.group import group_of, process_group, require_device_of_group
+from flashdsa.distributed.group import describe, group_of, process_group, require_device_of_group
 from flashdsa.distributed.layout import SequenceLayout, require_layout
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.index_k_cache import read_index_k_cache, write_index_k_cache
@@ -86,9 +75,9 @@ def context_parallel_topk_indexer(
         with agreement(group, k_index_local, k="k_index_local") as facts:
             (q, k, folded), spread = local_parts(mesh, arguments)
             _check(q, k, folded, layout, process_group(mesh), query_rows)
-            require_positive("topk", topk)
-            require_positive("query_chunk", query_chunk)
-            require_backend("backend", backend)
+            checks.require_positive("topk", topk)
+            checks.require_positive("query_chunk", query_chunk)
+            checks.require_backend("backend", backend)
             facts |= _facts(q, k, folded, layout)
             facts |= {"topk": str(topk), "sorted": str(bool(sorted)), "backend": backend}
             own_pages = _pages_of(k, layout, backend)
@@ -166,40 +155,42 @@ def _check(
 ) -> None:
     """Everything about shapes, dtypes and devices that can be wrong on this rank."""
     for name, value in (("q_index_fp8", q), ("k_index_local", k), ("weights", weights)):
-        require_tensor(name, value)
+        checks.require_tensor(name, value)
     require_layout(layout)
     layout.require_place(group)
     rows, why = layout.num_local, " (rows as the layout says)"
-    require_dtype("q_index_fp8", q, torch.float8_e4m3fn)
+    checks.require_dtype("q_index_fp8", q, torch.float8_e4m3fn)
     heads = q.shape[1] if q.dim() == 3 else 1
     queries, of_queries = rows, why
     if query_rows is not None:
-        require_tensor("query_rows", query_rows)
-        require_dtype("query_rows", query_rows, torch.int64)
-        require_rank("query_rows", query_rows, (1,), "[S]")
-        require_device("query_rows", query_rows, q.device, "q_index_fp8")
+        checks.require_tensor("query_rows", query_rows)
+        checks.require_dtype("query_rows", query_rows, torch.int64)
+        checks.require_rank("query_rows", query_rows, (1,), "[S]")
+        checks.require_device("query_rows", query_rows, q.device, "q_index_fp8")
         _require_rows(query_rows, rows)
         queries, of_queries = query_rows.shape[0], " (S of query_rows)"
-    require_shape("q_index_fp8", q, (queries, heads, INDEX_HEAD_DIM), "[S, H, 128]", of_queries)
-    require_dense_rows("q_index_fp8", q)
-    require_dtype("weights", weights, torch.float32)
-    require_shape("weights", weights, (queries, heads), "[S, H]", of_queries)
-    require_dense_rows("weights", weights)
+    checks.require_shape(
+        "q_index_fp8", q, (queries, heads, INDEX_HEAD_DIM), "[S, H, 128]", of_queries
+    )
+    checks.require_dense_rows("q_index_fp8", q)
+    checks.require_dtype("weights", weights, torch.float32)
+    checks.require_shape("weights", weights, (queries, heads), "[S, H]", of_queries)
+    checks.require_dense_rows("weights", weights)
     if k.dim() == 4:
-        require_dtype("k_index_local", k, torch.uint8, torch.int8)
+        checks.require_dtype("k_index_local", k, torch.uint8, torch.int8)
         packed = (rows // PAGE_SIZE, PAGE_SIZE, 1, INDEX_TOKEN_BYTES)
-        require_shape("k_index_local", k, packed, "[num_local / 64, 64, 1, 132]", why)
+        checks.require_shape("k_index_local", k, packed, "[num_local / 64, 64, 1, 132]", why)
     else:
-        require_dtype("k_index_local", k, torch.bfloat16, torch.float32)
-        require_shape("k_index_local", k, (rows, INDEX_HEAD_DIM), "[num_local, 128]", why)
-    require_device("k_index_local", k, q.device, "q_index_fp8")
-    require_device("weights", weights, q.device, "q_index_fp8")
+        checks.require_dtype("k_index_local", k, torch.bfloat16, torch.float32)
+        checks.require_shape("k_index_local", k, (rows, INDEX_HEAD_DIM), "[num_local, 128]", why)
+    checks.require_device("k_index_local", k, q.device, "q_index_fp8")
+    checks.require_device("weights", weights, q.device, "q_index_fp8")
     require_device_of_group("k_index_local", k.device, group)
 
 
 def _require_rows(query_rows: Tensor, num_local: int) -> None:
     """Require that each is a row of this rank, if values are checked."""
-    if not are_values_read(query_rows):
+    if not checks.are_values_read(query_rows):
         return
     outside = (query_rows < 0) | (query_rows >= num_local)
     if bool(outside.any()):

@@ -11,9 +11,14 @@ from flashdsa.dispatch.checks import require_dtype, require_tensor
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import start_all_gather, wait
-from flashdsa.distributed.description import describe
 from flashdsa.distributed.gather import all_gather_differentiable
-from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
+from flashdsa.distributed.group import (
+    Group,
+    describe,
+    group_of,
+    process_group,
+    require_device_of_group,
+)
 from flashdsa.errors import ArgumentValueError
 
 

@@ -20,9 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from flashdsa.dispatch.checks import INT32_MAX, require_positive, require_tensor
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.collectives import as_bytes, of_dtype
-from flashdsa.distributed.description import describe
 from flashdsa.distributed.gather import all_gather_differentiable
-from flashdsa.distributed.group import Mesh, device_of_group, group_of
+from flashdsa.distributed.group import Mesh, describe, device_of_group, group_of
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.problem import PAGE_SIZE
 
@@ -66,7 +65,6 @@ class SequenceLayout:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of all documents."""
         return self.cu_seqlens[-1]
 
     @property

@@ -21,10 +21,10 @@ from flashdsa.distributed.collectives import (
     reduce_scatter_in_order,
     sum_dtype,
 )
-from flashdsa.distributed.description import describe
 from flashdsa.distributed.dtensors import as_dtensor, local_parts
 from flashdsa.distributed.group import (
     Group,
+    describe,
     group_of,
     process_group,
     require_device_of_group,
@@ -64,7 +64,6 @@ class _Call(NamedTuple):
 
     @property
     def options(self) -> str:
-        """Options that must be the same on all ranks."""
         return (
             f"d_v={self.d_v} sm_scale={self.sm_scale} deterministic={self.deterministic} "
             f"grad_wire={self.grad_wire} save_gathered={self.save_gathered} backend={self.backend}"
@@ -175,7 +174,6 @@ class _Options(NamedTuple):
 
 
 def _options(attention: AttentionOptions) -> _Options:
-    """The keywords of a call, which may be wrong."""
     unknown = [name for name in attention if name not in _Options._fields]
     if unknown:
         raise ArgumentTypeError(

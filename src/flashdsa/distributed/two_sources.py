@@ -19,8 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from flashdsa.dispatch.checks import require_positive, require_rank, require_shape, require_tensor
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.collectives import all_to_all, sum_dtype
-from flashdsa.distributed.description import describe
-from flashdsa.distributed.group import Group, group_of, require_device_of_group
+from flashdsa.distributed.group import Group, describe, group_of, require_device_of_group
 from flashdsa.distributed.layout import PADDING, SequenceLayout, require_layout
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.ops.entries import compress_kv
@@ -68,11 +67,7 @@ class _Entries(NamedTuple):
 
 
 def context_parallel_window(
-    kv_local: Tensor,
-    mesh: DeviceMesh | dist.ProcessGroup,
-    *,
-    layout: SequenceLayout,
-    window: int,
+    kv_local: Tensor, mesh: DeviceMesh | dist.ProcessGroup, *, layout: SequenceLayout, window: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The rows that this rank's queries see in their windows: its own and its neighbours' last
     ones. See "Tokens on several ranks" in "DeepSeek Sparse Attention".
@@ -283,7 +278,6 @@ def _while_the_layout_lives(
 
 @_while_the_layout_lives
 def _windows(layout: SequenceLayout, window: int) -> _Windows:
-    """The windows of the layout's queries."""
     first = torch.maximum(torch.arange(layout.seq_len) + 1 - window, _beginnings(layout))
     needed = []
     for tokens in layout.tokens.cpu().view(layout.num_ranks, -1):

@@ -25,15 +25,12 @@ class Region(NamedTuple):
     static: Static  # the offset
 
     def bytes(self) -> Any:
-        """Pointer to its bytes."""
         return self.base + self.static.value
 
     def address(self) -> Int32:
-        """Its shared memory address."""
         return Int32(self.base.toint()) + self.static.value
 
     def pointer(self, dtype: Any) -> Any:
-        """Pointer to its elements."""
         return cute.recast_ptr(self.bytes(), dtype=dtype)
 
     def array(self, dtype: Any, count: int, part: Any = 0) -> Any:

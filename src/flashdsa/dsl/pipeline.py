@@ -108,11 +108,9 @@ class Barriers(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Number of mbarriers."""
         return self.planned.stages
 
     def at(self, stage: Any = 0) -> Any:
-        """Pointer to the mbarrier of a stage."""
         return self.first if isinstance(stage, int) and stage == 0 else self.first + stage
 
     def behind(self, number: Any) -> "Barriers":
@@ -241,11 +239,9 @@ class RingProducer(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Stages of the ring."""
         return self.full.stages
 
     def state(self, number: Any) -> PipelineState:
-        """State of use `number`."""
         return self.full.state(number)
 
     def acquire(self, state: PipelineState) -> None:
@@ -288,11 +284,9 @@ class RingConsumer(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Stages of the ring."""
         return self.full.stages
 
     def state(self, number: Any) -> PipelineState:
-        """State of use `number`."""
         return self.full.state(number)
 
     def wait(self, state: PipelineState) -> None:
@@ -329,11 +323,9 @@ class PackedPhases(NamedTuple):
 
     @property
     def number(self) -> Int32:
-        """The running number."""
         return self.bits >> len(self.static.value)
 
     def next_number(self) -> "PackedPhases":
-        """The phases with the next running number."""
         return self._replace(bits=self.bits + (1 << len(self.static.value)))
 
 

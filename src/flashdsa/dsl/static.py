@@ -16,9 +16,7 @@ class Static:
         self.value = value
 
     def __extract_mlir_values__(self) -> list[Any]:
-        """No run-time values."""
         return []
 
     def __new_from_mlir_values__(self, values: Sequence[Any]) -> Static:
-        """The same."""
         return self

@@ -83,7 +83,6 @@ class SharedTile:
     element: Element = BF16
 
     def __post_init__(self) -> None:
-        """Check what TMA and the swizzle need."""
         if self.swizzle not in (32, 64, 128):
             raise OperandFormError(
                 f"{self.name}: swizzle must be 32, 64 or 128 bytes; got {self.swizzle} ({SHARED})"
@@ -101,7 +100,6 @@ class SharedTile:
 
     @property
     def width(self) -> int:
-        """Columns of one box."""
         return self.swizzle // self.element.bytes
 
     @property
@@ -111,11 +109,9 @@ class SharedTile:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the whole tile."""
         return self.rows * self.columns * self.element.bytes
 
     def offset(self, row: int, column: int) -> int:
-        """Byte offset before swizzling."""
         box, inside = divmod(column, self.width)
         return self.at + box * self.box_bytes + row * self.swizzle + inside * self.element.bytes
 
@@ -153,12 +149,10 @@ class SharedOperand:
 
     @property
     def element(self) -> Element:
-        """The type of all its pieces."""
         return self.pieces[0].tile.element
 
     @property
     def k(self) -> int:
-        """All of K."""
         return sum(piece.k for piece in self.pieces)
 
     def place(self, mn: int, k: int) -> tuple[SharedTile, int, int]:
@@ -235,7 +229,6 @@ class UmmaProduct:
     ws: bool = False
 
     def __post_init__(self) -> None:
-        """Check what the instruction takes."""
         problem = shape_problem(self.m, self.n, self.cta_group, self.ws, self.element.kind)
         if problem:
             raise OperandFormError(problem)
@@ -265,12 +258,10 @@ class UmmaProduct:
 
     @property
     def element(self) -> Element:
-        """The type of A and B."""
         return self.b.element
 
     @property
     def k(self) -> int:
-        """K of the whole product."""
         return self.b.k
 
     @property
@@ -290,7 +281,6 @@ class UmmaProduct:
 
     @property
     def columns(self) -> int:
-        """TMEM columns of D."""
         return self.n // self.parts
 
     @property
@@ -303,7 +293,6 @@ class UmmaProduct:
 
     @property
     def a_in_tmem(self) -> bool:
-        """TS or SS."""
         return isinstance(self.a, TmemOperand)
 
     def cell(self, lane: int, column: int) -> tuple[int, int] | None:
@@ -319,7 +308,6 @@ class UmmaProduct:
 
     @property
     def instruction(self) -> int:
-        """The instruction descriptor."""
         a_major = self.a.major if isinstance(self.a, SharedOperand) else "K"
         return instruction_descriptor(self.m, self.n, a_major, self.b.major, self.element)
 

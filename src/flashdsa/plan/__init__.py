@@ -1,9 +1,16 @@
 """Budgets as data: kernels allocate from them, `flashdsa plan` prints them, tests check them."""
 
-from flashdsa.plan.arrivals import check_arrivals, check_barriers
 from flashdsa.plan.budgets import CtaPlan, Sm90Plan, Sm100Plan
 from flashdsa.plan.lifetimes import BudgetError, LiveRange
-from flashdsa.plan.roles import Arrives, Barrier, Role, check_registers, registers_each
+from flashdsa.plan.roles import (
+    Arrives,
+    Barrier,
+    Role,
+    check_arrivals,
+    check_barriers,
+    check_registers,
+    registers_each,
+)
 from flashdsa.plan.smem import SmemPlan, SmemRegion, lay_out, plan_smem
 from flashdsa.plan.tmem import TmemPlan, TmemRegion, plan_tmem
 

@@ -7,8 +7,7 @@ from functools import cache
 from typing import ClassVar
 
 from flashdsa.hw import MBARRIER_BYTES, SM90, SM100, ArchSpec
-from flashdsa.plan.arrivals import check_barriers
-from flashdsa.plan.roles import Barrier, Role, check_registers
+from flashdsa.plan.roles import Barrier, Role, check_barriers, check_registers
 from flashdsa.plan.smem import SmemPlan, SmemRegion, plan_smem
 from flashdsa.plan.tmem import TmemPlan, TmemRegion, plan_tmem
 
@@ -39,7 +38,6 @@ class CtaPlan(ABC):
 
     @property
     def behind_barriers(self) -> list[SmemRegion]:
-        """Shared memory regions after the mbarriers, in order."""
         return []
 
     def check(self, registers: int | None = None) -> None:
@@ -57,13 +55,11 @@ class CtaPlan(ABC):
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA."""
         return sum(role.threads for role in self.roles)
 
     @property
     @cache  # noqa: B019 - plans are few
     def smem(self) -> SmemPlan:
-        """Shared memory layout."""
         bytes_of_barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
         barriers = SmemRegion("barriers", bytes_of_barriers, MBARRIER_BYTES, "mbarriers")
         regions = [*self.buffers, barriers, *self.behind_barriers]
@@ -71,7 +67,6 @@ class CtaPlan(ABC):
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
         return self.smem.total
 
 
@@ -99,7 +94,6 @@ class Sm100Plan(CtaPlan):
     @property
     @cache  # noqa: B019 - plans are few
     def tmem(self) -> TmemPlan:
-        """Tensor memory layout."""
         return plan_tmem(self.columns, self.arch.tmem_columns)
 
     def check(self, registers: int | None = None) -> None:

@@ -64,7 +64,6 @@ class KernelSpec:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The compiled functions."""
         return tuple(Variant(self, plan) for plan in self.plans)
 
 
@@ -76,7 +75,6 @@ class Variant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The exported name."""
         return str(self.plan.name)
 
     @property

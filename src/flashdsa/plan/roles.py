@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from flashdsa.hw import (
     MAX_CLUSTER_SIZE,
+    MAX_MBARRIER_COUNT,
     MAX_REGISTERS,
     REGISTER_STEP,
     SM_PARTITIONS,
@@ -45,7 +46,6 @@ class Role:
 
     @property
     def warps(self) -> int:
-        """Warps of the role."""
         return self.threads // WARP_SIZE
 
 
@@ -96,7 +96,6 @@ class Barrier:
 
 
 def _arrivals_of(role: Role, arrives: Arrives) -> int:
-    """Arrivals of a role in each phase."""
     return {
         Arrives.ONE_THREAD: 1,
         Arrives.COMMIT: 1,
@@ -141,3 +140,61 @@ def registers_each(threads: int, registers: int) -> int:
     of_one = -(-warps // SM_PARTITIONS)
     share = registers // SM_PARTITIONS // (of_one * WARP_SIZE)
     return min(share // REGISTER_STEP * REGISTER_STEP, MAX_REGISTERS)
+
+
+def check_barriers(barriers: Sequence[Barrier], roles: Sequence[Role]) -> None:
+    """Hold every barrier against the roles of its kernel.
+
+    Raises:
+        BudgetError: names the barrier.
+    """
+    for barrier in barriers:
+        producers = [role for role, _ in barrier.arriving]
+        for role in (*producers, barrier.consumer, *barrier.also_awaited_by):
+            if role not in roles:
+                raise BudgetError(f"barriers: {barrier.name}: the kernel has no role {role}")
+        for role, arrives in barrier.arriving:
+            _check_producer(barrier, role, arrives)
+        for what, number in (("arrivals", barrier.arrivals), ("bytes", barrier.transaction_bytes)):
+            if number > MAX_MBARRIER_COUNT:
+                raise BudgetError(
+                    f"barriers: {barrier.name}: {number} {what} in a phase; "
+                    f"at most {MAX_MBARRIER_COUNT}"
+                )
+
+
+def _check_producer(barrier: Barrier, role: Role, arrives: Arrives) -> None:
+    of_group = (Arrives.WARPS_OF_ONE_GROUP, Arrives.THREADS_OF_ONE_GROUP)
+    least = WARPGROUP_SIZE if arrives in of_group else WARP_SIZE
+    if role.threads % WARP_SIZE or role.threads < least:
+        raise BudgetError(
+            f"barriers: {barrier.name}: {arrives} of {role.name} cannot arrive: "
+            f"it has {role.threads} threads"
+        )
+    if arrives is Arrives.COMMIT and barrier.transaction_bytes:
+        raise BudgetError(
+            f"barriers: {barrier.name}: a commit of {role.name} announces no bytes, "
+            f"but {barrier.transaction_bytes} are to come"
+        )
+
+
+def check_arrivals(barriers: Sequence[Barrier], counts: Mapping[str, Sequence[int]]) -> None:
+    """Hold the counts that barriers are initialised with against who arrives.
+
+    Args:
+        counts: for each barrier one a stage.
+
+    Raises:
+        BudgetError: names the barrier.
+    """
+    for barrier in barriers:
+        given = list(counts.get(barrier.name, ()))
+        if given != [barrier.arrivals] * barrier.stages:
+            producers = [role.name for role, _ in barrier.arriving]
+            raise BudgetError(
+                f"barriers: {barrier.name}: initialised with {given}; {barrier.arrives} of "
+                f"{' and '.join(producers)}: {barrier.arrivals}, {barrier.stages} times"
+            )
+    unknown = sorted(counts.keys() - {barrier.name for barrier in barriers})
+    if unknown:
+        raise BudgetError(f"barriers: {unknown[0]}: initialised, but not planned")

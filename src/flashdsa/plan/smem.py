@@ -42,7 +42,6 @@ class SmemPlan:
         return self.offsets[self._index(name)]
 
     def size(self, name: str) -> int:
-        """Bytes of the region."""
         return self.regions[self._index(name)].bytes
 
     def _index(self, name: str) -> int:

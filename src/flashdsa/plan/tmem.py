@@ -34,11 +34,9 @@ class TmemPlan:
     capacity: int
 
     def column(self, name: str) -> int:
-        """The region's first column."""
         return self.region(name).column
 
     def region(self, name: str) -> TmemRegion:
-        """The region of that name."""
         for region in self.regions:
             if region.name == name:
                 return region

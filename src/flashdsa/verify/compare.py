@@ -4,19 +4,16 @@ Judged where the output is. INVARIANT: only a satisfied `error <= limit` passes,
 passes silently.
 """
 
+from __future__ import annotations
+
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from flashdsa.verify.tolerances import (
-    NORM_CANCELLATION,
-    ROW_CANCELLATION,
-    ROW_FLOOR,
-    ROW_TOLERANCE,
-    UNDERFLOW,
-)
+from flashdsa.verify import tolerances
 
 Coordinate = tuple[int, ...]
 
@@ -121,7 +118,7 @@ def seen(difference: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where an output of that dtype may be 0, or a step of its smallest numbers away."""
     sums = torch.finfo(torch.promote_types(dtype, torch.float32))
     own = torch.finfo(dtype)
-    vanishing = max(UNDERFLOW * sums.tiny, own.tiny * own.eps)
+    vanishing = max(tolerances.UNDERFLOW * sums.tiny, own.tiny * own.eps)
     return torch.where(difference.abs() <= vanishing, 0.0, difference)
 
 
@@ -153,7 +150,9 @@ def row_sizes(ref: Tensor, magnitude: Tensor | None, ndim: int) -> tuple[Tensor,
     if magnitude is not None:
         summed = _norms(by_rows(finite(f64(magnitude, ref)), ndim))
         largest = float(summed.max()) if summed.numel() else 0.0
-        size = torch.maximum(size, (ROW_CANCELLATION * summed).clamp(min=ROW_FLOOR * largest))
+        size = torch.maximum(
+            size, (tolerances.ROW_CANCELLATION * summed).clamp(min=tolerances.ROW_FLOOR * largest)
+        )
     return norms, size
 
 
@@ -173,7 +172,7 @@ def _norm_error(difference: Tensor, ref: Tensor, magnitude: Tensor | None = None
     size = _norms(ref.reshape(1, -1))
     if magnitude is not None:
         summed = _norms(finite(f64(magnitude, ref)).reshape(1, -1))
-        size = torch.maximum(size, NORM_CANCELLATION * summed)
+        size = torch.maximum(size, tolerances.NORM_CANCELLATION * summed)
     return float(ratio(_norms(difference.reshape(1, -1)), size)[0])
 
 
@@ -185,7 +184,7 @@ def compare(
     norm_tolerance: float | None,
     magnitude: Tensor | None = None,
     rounding: Tensor | None = None,
-    row_tolerance: float | None = ROW_TOLERANCE,
+    row_tolerance: float | None = tolerances.ROW_TOLERANCE,
     row_ndims: tuple[int, ...] = (1,),
     zero_rows: Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -328,3 +327,59 @@ def compare_exact(output: str, out: Tensor, ref: Tensor) -> Comparison:
             f"expected {ref[first].item()}"
         )
     return Comparison(output, 0.0, None, float(count), 0.0, None, first, first is None, message)
+
+
+def judge_bias(
+    verdict: Comparison,
+    out: Tensor,
+    ref: Tensor,
+    magnitude: Tensor,
+    *,
+    limit: float = tolerances.BIAS_TOLERANCE,
+    row_ndims: tuple[int, ...] = (1,),
+    rounding: Tensor | None = None,
+) -> Comparison:
+    """`verdict` on `out`, and besides `|<row error, row>| <= limit ||row||^2` for each row.
+
+    The error's part along the row: random roundings all but cancel in it, a wrong factor stays
+    whole. A row that cancels, so that its size by the row rule is not its own norm, is left out.
+
+    Args:
+        verdict: of `compare` with the same out, ref and magnitude.
+        row_ndims: how many leading coordinates name a row; several mean that each must hold.
+        rounding: what the error's part along a row, named by its first coordinates, may be in any
+            case.
+    """
+    if math.isnan(verdict.norm_error):  # the shape, the dtype or what is not finite is wrong
+        return verdict
+    ref64 = finite(f64(ref, out))
+    difference = seen(finite(f64(out)) - ref64, out.dtype)
+    worst, where = 0.0, None
+    for ndim in row_ndims:
+        norms, sizes = row_sizes(ref64, magnitude, ndim)
+        if not norms.numel():
+            continue
+        dots = torch.linalg.vecdot(by_rows(difference, ndim), by_rows(ref64, ndim))
+        along = dots / norms.masked_fill(norms == 0, 1)
+        allowed = norms
+        if rounding is not None:
+            of_rows = by_rows(finite(f64(rounding, out)), ndim).norm(dim=-1)
+            allowed = torch.maximum(norms, of_rows / limit)
+        biases = ratio(along, allowed).masked_fill(norms < sizes, 0)
+        row = int(biases.abs().argmax())
+        if where is None or not abs(float(biases[row])) <= abs(worst):
+            worst, where = float(biases[row]), coordinate(row, ref64.shape[:ndim])
+    verdict = replace(verdict, bias_error=abs(worst), bias_limit=limit)
+    if abs(worst) <= limit:
+        return verdict
+    wrong = "long" if worst > 0 else "short"
+    problem = f"row {where} is {abs(worst):.3e} too {wrong} > {limit:.1e}"
+    if verdict.passed:
+        return replace(
+            verdict,
+            worst_row=where,
+            first_bad=where,
+            passed=False,
+            message=f"{verdict.output}: {problem}",
+        )
+    return replace(verdict, message=f"{verdict.message}; {problem}")

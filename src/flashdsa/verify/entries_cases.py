@@ -37,7 +37,6 @@ class EntriesCase:
 
     @property
     def tokens(self) -> int:
-        """T."""
         return sum(self.lengths)
 
 

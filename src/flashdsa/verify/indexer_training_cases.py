@@ -33,7 +33,6 @@ class IndexerTrainingCase:
 
     @property
     def name(self) -> str:
-        """The attention's."""
         return self.attention.name
 
 

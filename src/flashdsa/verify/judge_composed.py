@@ -15,9 +15,15 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify import calls
-from flashdsa.verify.compare import Comparison, compare, compare_exact, compare_lse, compare_scores
+from flashdsa.verify.compare import (
+    Comparison,
+    compare,
+    compare_exact,
+    compare_lse,
+    compare_scores,
+    judge_bias,
+)
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
-from flashdsa.verify.row_bias import judge_bias
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.tolerances import CHAIN_TOLERANCE, KL_TOLERANCE, tolerance
 

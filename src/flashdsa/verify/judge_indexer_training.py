@@ -10,26 +10,10 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.verify import calls
-from flashdsa.verify.compare import Comparison, compare, compare_exact, compare_scores
+from flashdsa.verify import calls, tolerances
+from flashdsa.verify.compare import Comparison, compare, compare_exact, compare_scores, judge_bias
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.judge_sparse_mla import empty_queries, forward_results, unnamed_rows
-from flashdsa.verify.row_bias import judge_bias
-from flashdsa.verify.tolerances import (
-    BF16_OPERANDS,
-    BF16_ROUNDING,
-    KL_TOLERANCE,
-    TARGET_EXPONENT_CUTS,
-    TRAINED_SCORE_CUT,
-    TRAINED_SCORES,
-    WGMMA_CUT,
-    WGMMA_K,
-    WGMMA_SUMS,
-    along_limit,
-    dk_limit,
-    dq_limit,
-    tolerance,
-)
 
 GRADIENTS = ("dq_index", "dk_index", "d_weights")
 
@@ -41,7 +25,7 @@ def _sums(inputs: IndexerTrainingInputs) -> torch.dtype:
 
 def _limits(inputs: IndexerTrainingInputs, operation: str, output: str) -> float | None:
     """Return the norm's limit; None for data that the norm rule does not judge."""
-    limit = tolerance(operation, output, inputs.case.attention.dtype).norm
+    limit = tolerances.tolerance(operation, output, inputs.case.attention.dtype).norm
     return limit if inputs.case.attention.judges_norms else None
 
 
@@ -58,14 +42,17 @@ def judge_target(
     """The verdict on the `target` that a backend has of that lse."""
     attention = inputs.attention
     operands = (attention.q, attention.kv, lse, attention.indices)
-    limits = tolerance("attention_target", "target", inputs.case.attention.dtype)
+    limits = tolerances.tolerance("attention_target", "target", inputs.case.attention.dtype)
     assert limits.absolute is not None and limits.relative is not None
     ref = reference.attention_target(*operands, **attention.options)
     besides = torch.full_like(ref, limits.absolute)
-    if backend in WGMMA_SUMS:
-        roundings = math.ceil(inputs.case.attention.d_qk / WGMMA_K) + TARGET_EXPONENT_CUTS
+    if backend in tolerances.WGMMA_SUMS:
+        roundings = (
+            math.ceil(inputs.case.attention.d_qk / tolerances.WGMMA_K)
+            + tolerances.TARGET_EXPONENT_CUTS
+        )
         slope = reference.attention_target(*operands, slope=True, **attention.options)
-        besides += WGMMA_CUT * roundings * slope
+        besides += tolerances.WGMMA_CUT * roundings * slope
     return compare_scores(
         "target", target, ref, ref, c=limits.relative, besides=besides, dtype=_sums(inputs)
     )
@@ -83,14 +70,14 @@ def judge_index_scores(inputs: IndexerTrainingInputs, scores: Tensor) -> Compari
     absolute = reference.indexer_scores(q, k, weights.abs(), indices, **options)
     products = reference.indexer_scores(q.abs(), k.abs(), weights.abs(), indices, **options)
     valid = absolute != -torch.inf
-    share = TRAINED_SCORES[inputs.case.attention.dtype]
+    share = tolerances.TRAINED_SCORES[inputs.case.attention.dtype]
     return compare_scores(
         "scores",
         scores,
         reference.indexer_scores(*inputs.operands, **options),
         torch.where(valid, absolute, 0),
         c=share,
-        besides=torch.where(valid, products, 0) * min(share, TRAINED_SCORE_CUT),
+        besides=torch.where(valid, products, 0) * min(share, tolerances.TRAINED_SCORE_CUT),
         dtype=_sums(inputs),
     )
 
@@ -111,17 +98,17 @@ def judge_index_backward(
     ref = reference.indexer_bwd(*inputs.operands, inputs.grad_scores, **options)
     empty, unnamed = empty_queries(inputs.attention), unnamed_rows(inputs.attention)
 
-    rounds = backend in BF16_OPERANDS and inputs.case.attention.dtype == torch.bfloat16
+    rounds = backend in tolerances.BF16_OPERANDS and inputs.case.attention.dtype == torch.bfloat16
     norms = {name: _limits(inputs, "indexer_bwd", name) for name in GRADIENTS}
     dk_gates = dk_along = ref.dk_gates
     if rounds:
         # A gradient of q . k is rounded to bf16 for the tensor cores.
-        dk_along = dk_gates + along_limit(*ref.dk_along)
-        dk_gates = dk_gates + BF16_ROUNDING * ref.dk_spread
+        dk_along = dk_gates + tolerances.along_limit(*ref.dk_along)
+        dk_gates = dk_gates + tolerances.BF16_ROUNDING * ref.dk_spread
         if norms["dq_index"] is not None and norms["dk_index"] is not None:
             of_dq, of_dk = float(ref.dq_index.norm()), float(ref.dk_index.norm())
-            norms["dq_index"] = dq_limit(norms["dq_index"], of_dq, ref.dq_rounding)
-            norms["dk_index"] = dk_limit(norms["dk_index"], of_dk, ref.dk_spread)
+            norms["dq_index"] = tolerances.dq_limit(norms["dq_index"], of_dq, ref.dq_rounding)
+            norms["dk_index"] = tolerances.dk_limit(norms["dk_index"], of_dk, ref.dk_spread)
 
     def judge(
         name: str,
@@ -174,7 +161,7 @@ def check_kl(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison]:
     """Run and judge `indexer_kl`."""
     scores, target = _scores_and_target(inputs)
     ref, size = reference.indexer_kl(scores, target)
-    share = KL_TOLERANCE[inputs.case.attention.dtype]
+    share = tolerances.KL_TOLERANCE[inputs.case.attention.dtype]
     return [
         compare_scores(
             "kl",

@@ -7,24 +7,9 @@ import torch
 from torch import Tensor
 
 from flashdsa import reference
-from flashdsa.verify import calls
-from flashdsa.verify.compare import Comparison, compare, compare_exact, compare_lse
-from flashdsa.verify.row_bias import judge_bias
+from flashdsa.verify import calls, tolerances
+from flashdsa.verify.compare import Comparison, compare, compare_exact, compare_lse, judge_bias
 from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
-from flashdsa.verify.tolerances import (
-    BF16_HALF_ULP,
-    BF16_OPERANDS,
-    BF16_ROUNDING,
-    BIAS_TOLERANCE,
-    CHAIN_TOLERANCE,
-    F16_ROUNDING,
-    WGMMA_CUT,
-    WGMMA_K,
-    WGMMA_SUMS,
-    along_limit,
-    dq_limit,
-    tolerance,
-)
 
 PER_QUERY_AND_PER_HEAD = (1, 2)
 """Rows of O. Those of dQ are per query only: of a single head with a single key, dS is nothing but
@@ -71,10 +56,10 @@ def judge_forward(
     operands = (inputs.q, inputs.kv, inputs.indices)
     options = {"d_v": case.d_v, **inputs.options}
     ref_O, ref_lse = reference.sparse_mla_fwd(*operands, **options)
-    limits = tolerance(operation, "O", case.dtype)
-    lse_limits = tolerance("sparse_mla_fwd", "lse", case.dtype)
+    limits = tolerances.tolerance(operation, "O", case.dtype)
+    lse_limits = tolerances.tolerance("sparse_mla_fwd", "lse", case.dtype)
     assert lse_limits.absolute is not None and lse_limits.relative is not None
-    cut = _cut(case.d_qk) if backend in WGMMA_SUMS else 0.0
+    cut = _cut(case.d_qk) if backend in tolerances.WGMMA_SUMS else 0.0
     of_lse = partial(
         compare_lse,
         absolute=lse_limits.absolute,
@@ -82,9 +67,9 @@ def judge_forward(
         dtype=accumulator_dtype(inputs),
     )
     rounding, besides = None, None
-    if backend in WGMMA_SUMS and case.packed == "fp32":
+    if backend in tolerances.WGMMA_SUMS and case.packed == "fp32":
         spreads = reference.sparse_mla_spread(*operands, **options)
-        rounding, besides = (F16_ROUNDING * spread for spread in spreads)
+        rounding, besides = (tolerances.F16_ROUNDING * spread for spread in spreads)
     magnitude, _ = reference.sparse_mla_fwd(*operands, absolute=True, **options)
     verdict = compare(
         "O",
@@ -119,7 +104,7 @@ def judge_forward(
 
 def _cut(d_qk: int) -> float:
     """Share of a logit that tensor cores may cut off."""
-    return WGMMA_CUT * math.ceil(d_qk / WGMMA_K)
+    return tolerances.WGMMA_CUT * math.ceil(d_qk / tolerances.WGMMA_K)
 
 
 def bias_limit(lse: Tensor, relative: float) -> float:
@@ -127,7 +112,7 @@ def bias_limit(lse: Tensor, relative: float) -> float:
     size."""
     finite = lse[lse.isfinite()]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
-    return BIAS_TOLERANCE + relative * largest
+    return tolerances.BIAS_TOLERANCE + relative * largest
 
 
 def forward_results(inputs: SparseMlaInputs) -> tuple[Tensor, Tensor]:
@@ -148,12 +133,14 @@ def _dkv_roundings(
     call: reference.MlaBackward, dKV: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return how far P and dS in bf16 may move each row, and change its length, by dKV's name."""
-    spread = BF16_ROUNDING * call.dkv_spread()
-    along = along_limit(*call.dkv_along(dKV))
+    spread = tolerances.BF16_ROUNDING * call.dkv_spread()
+    along = tolerances.along_limit(*call.dkv_along(dKV))
     rows = dKV.flatten(1)
     norms = rows.norm(dim=1)
-    own_along = along_limit(norms, (rows**2).norm(dim=1) / norms.masked_fill(norms == 0, 1))
-    own = BF16_HALF_ULP * norms
+    own_along = tolerances.along_limit(
+        norms, (rows**2).norm(dim=1) / norms.masked_fill(norms == 0, 1)
+    )
+    own = tolerances.BF16_HALF_ULP * norms
     in_bf16 = ("dKV:bf16", "kv.grad")
     return (
         {"dKV": spread, **dict.fromkeys(in_bf16, spread + own)},
@@ -197,16 +184,16 @@ def judge_backward(
     d_kv_dtype = accumulator_dtype(inputs)
     rounds = bf16_operands and case.dtype == torch.bfloat16
     rounded, along = _dkv_roundings(call, ref_dKV) if rounds else ({}, {})
-    lse_relative = tolerance("sparse_mla_fwd", "lse", case.dtype).relative
+    lse_relative = tolerances.tolerance("sparse_mla_fwd", "lse", case.dtype).relative
     assert lse_relative is not None
     longest = bias_limit(lse, lse_relative + (_cut(case.d_qk) if bf16_operands else 0.0))
     verdicts = []
     for name, gradient in gradients.items():
-        limits = tolerance(operation, name, case.dtype)
+        limits = tolerances.tolerance(operation, name, case.dtype)
         norm = limits.norm if case.judges_norms else None
         if name in ("dQ", "q.grad"):
             if rounds and norm is not None:
-                norm = dq_limit(norm, float(ref_dQ.norm()), call.dq_rounding())
+                norm = tolerances.dq_limit(norm, float(ref_dQ.norm()), call.dq_rounding())
             verdict = compare(
                 name,
                 gradient,
@@ -281,7 +268,9 @@ def check_backward(
     of_extra = ["dextra_kv"] if inputs.of_extra else []
     names = ["dQ", "dKV:bf16" if dkv_dtype == torch.bfloat16 else "dKV", *of_extra, "d_sink"]
     gradients = dict(zip(names, results, strict=False))
-    return judge_backward(inputs, O, lse, gradients, bf16_operands=backend in BF16_OPERANDS)
+    return judge_backward(
+        inputs, O, lse, gradients, bf16_operands=backend in tolerances.BF16_OPERANDS
+    )
 
 
 def check_autograd(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
@@ -297,7 +286,7 @@ def check_autograd(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
         lse,
         gradients,
         operation="sparse_mla",
-        bf16_operands=backend in BF16_OPERANDS,
+        bf16_operands=backend in tolerances.BF16_OPERANDS,
     )
     if not inputs.case.from_exact_o:
         return verdicts
@@ -321,7 +310,7 @@ def judge_chain(inputs: SparseMlaInputs, q_grad: Tensor, kv_grad: Tensor) -> lis
             f"{name}, exact O",
             gradient,
             expected,
-            norm_tolerance=CHAIN_TOLERANCE,
+            norm_tolerance=tolerances.CHAIN_TOLERANCE,
             row_tolerance=None,
         )
         for name, gradient, expected in zip(

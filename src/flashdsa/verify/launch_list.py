@@ -22,8 +22,8 @@ from flashdsa.backends.emulated.runner import running_on
 from flashdsa.backends.runner import Allocate
 from flashdsa.errors import UnsupportedError
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
+from flashdsa.verify.check import DEVICES
 from flashdsa.verify.check_list import NEEDS, Check, checks_of
-from flashdsa.verify.emulated_progress import DEVICES
 from flashdsa.verify.operations import COMPOSED, OPERATIONS
 
 _SMALL_BYTES = 1 << 20
@@ -37,13 +37,11 @@ class Recorder:
     """
 
     def __init__(self, device: Device) -> None:
-        """Stands in for the device."""
         self._device = device
         self.launched: dict[str, Variant] = {}
 
     @property
     def num_sms(self) -> int:
-        """Number of SMs of the device."""
         return self._device.num_sms
 
     def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
@@ -66,11 +64,9 @@ class Recorder:
         return note
 
     def launching(self) -> AbstractContextManager[Any]:
-        """Nothing is launched."""
         return nullcontext()
 
     def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
-        """`serve` itself."""
         return serve
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -79,11 +75,9 @@ class Recorder:
         return (torch.zeros if small else torch.empty)(shape, dtype=dtype)
 
     def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-        """Return a function that calls `empty`."""
         return partial(self.empty, *shape, dtype=dtype)
 
     def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Tensor, ...]:
-        """A new one each time."""
         zeros = (torch.zeros(counters, dtype=torch.int32),) if counters else ()
         return (*zeros, *allocate(self))
 

@@ -19,9 +19,4 @@ COMPOSED = (
     "rotate_tail",
 )
 """Operations without a backend: products of torch where their tensors are."""
-OPERATIONS = (
-    *ops.OPERATIONS,
-    "sparse_mla",
-    "indexer_kl_loss",
-    *COMPOSED,
-)
+OPERATIONS = (*ops.OPERATIONS, "sparse_mla", "indexer_kl_loss", *COMPOSED)

@@ -32,7 +32,6 @@ class PrefillCase(Selection):
 
     @property
     def num_keys(self) -> int:
-        """S_kv."""
         return max((end for _, end in self.ranges), default=0) + SPARE_KEYS
 
 
@@ -57,7 +56,6 @@ class PrefillInputs:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Keyword arguments."""
         return {"k_scale": self.k_scale}
 
     @property

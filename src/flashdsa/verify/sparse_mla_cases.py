@@ -186,11 +186,7 @@ class SparseMlaInputs:
         if case.extra_format:
             extra["extra_kv"] = reference.unpack_kv(extra["extra_kv"], case.extra_format)
         kv, ids = reference.join_sources(
-            kv,
-            self.rows,
-            topk_length=self.topk_length,
-            index_block=case.index_block,
-            **extra,
+            kv, self.rows, topk_length=self.topk_length, index_block=case.index_block, **extra
         )
         plain: dict[str, Any] = {"extra_keys": 0, "extra_topk": 0, "ranges": "", "index_block": 1}
         plain |= {"kv_format": "", "extra_format": ""}

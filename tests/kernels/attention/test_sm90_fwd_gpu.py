@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90 import sparse_mla
 from flashdsa.backends.sm90.sparse_mla import bind_way
 from flashdsa.backends.sm90.sparse_mla_ways import Way, call_of, choose
@@ -42,7 +41,7 @@ VARIED = [
 def test_groups_of_queries_are_within_the_contract(case: SparseMlaCase) -> None:
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
     x = SparseMlaOperands(inputs.q, inputs.kv, inputs.indices, inputs.topk_length)
-    way = choose(Emulator(), call_of(x))
+    way = choose(Guarded(), call_of(x))
     assert isinstance(way.plan, FwdPlan) and way.instead is None
     assert way.plan.group == 64 // case.num_heads
     assert failures(check_forward(inputs, "sm90")) == []

@@ -25,7 +25,13 @@ def row_of(name: str, policies: list[Policy] | None = None) -> HazardRow:
 
 @pytest.mark.parametrize(
     ("name", "columns"),
-    [("threads", "all"), ("shapes", None), ("early-read", "all"), ("overwrite", "all")],
+    [
+        ("threads", "all"),
+        *(
+            pytest.param(name, columns, marks=pytest.mark.slow)
+            for name, columns in (("shapes", None), ("early-read", "all"), ("overwrite", "all"))
+        ),
+    ],
 )
 def test_what_the_isa_leaves_unordered_is_found_and_gives_wrong_numbers(
     name: str, columns: str | None
@@ -36,11 +42,13 @@ def test_what_the_isa_leaves_unordered_is_found_and_gives_wrong_numbers(
     assert columns is None or columns in row.wrong_columns
 
 
+@pytest.mark.slow
 def test_halves_of_another_shape_go_wrong_on_one_side() -> None:
     row = row_of("shapes", schedules_of(range(4)))
     assert {"0-127", "128-255"} & set(row.wrong_columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["late-operand", "fence-only"])
 def test_the_readings_of_the_evidence(name: str) -> None:
     row = row_of(name)
@@ -48,19 +56,24 @@ def test_the_readings_of_the_evidence(name: str) -> None:
     assert row.findings[0].startswith("error: ")
 
 
-@pytest.mark.parametrize("name", ["wgmma-early-read", "wgmma-overwrite"])
+@pytest.mark.parametrize(
+    "name", ["wgmma-early-read", pytest.param("wgmma-overwrite", marks=pytest.mark.slow)]
+)
 def test_wgmma_must_be_waited_for(name: str) -> None:
     row = row_of(name)
     assert row.passed and row.wrong_schedules > 0, row
     assert "needs wgmma.wait_group" in row.findings[0]
 
 
-@pytest.mark.parametrize("name", ["pair", "pair-ws", "wgmma-pair"])
+@pytest.mark.parametrize(
+    "name", ["pair", *(pytest.param(x, marks=pytest.mark.slow) for x in ("pair-ws", "wgmma-pair"))]
+)
 def test_the_reference_kernels_pair_is_ordered(name: str) -> None:
     row = row_of(name)
     assert row.passed and row.findings == [] and row.wrong_schedules == 0
 
 
+@pytest.mark.slow
 def test_a_schedule_can_be_run_again() -> None:
     found = row_of("threads")
     assert found.wrong_schedule is not None

@@ -7,25 +7,16 @@ import sys
 import numpy as np
 import pytest
 
-from workbench.cli.lab_precision import print_rows
-from workbench.lab.precision import (
-    HOPPER,
-    PROMOTED_EVERY,
-    PrecisionRow,
-    TensorCore,
-    measure,
-    orders,
-    rounded,
-    tensor_core_step,
-)
+from workbench.cli.lab import print_rows
+from workbench.lab import precision
 
 WARPS, LANES = 4, 32
 CORES = {
-    "f16": HOPPER["fp16"],
-    "bf16": HOPPER["bf16"],
-    "tf32": TensorCore(8, 25, 23),
-    "e4m3": HOPPER["e4m3"],
-    "e5m2": TensorCore(32, 13, 13),
+    "f16": precision.HOPPER["fp16"],
+    "bf16": precision.HOPPER["bf16"],
+    "tf32": precision.TensorCore(8, 25, 23),
+    "e4m3": precision.HOPPER["e4m3"],
+    "e5m2": precision.TensorCore(32, 13, 13),
 }
 RANDOM = [
     *(
@@ -68,7 +59,7 @@ def _replayed(program, core, monkeypatch):
         if warp not in totals:
             assert before is not None
             totals[warp] = _matrix(before.view(np.float32)).astype(np.float64)
-        totals[warp] = tensor_core_step(core, totals[warp], a, b)
+        totals[warp] = precision.tensor_core_step(core, totals[warp], a, b)
         return accumulated(before, sums, type_, **options)
 
     with monkeypatch.context() as patched:
@@ -100,6 +91,7 @@ def test_the_rule_gives_the_sums_of_an_h200_bit_for_bit(monkeypatch: pytest.Monk
         assert np.array_equal(replayed, recorded), name
 
 
+@pytest.mark.slow
 def test_the_rule_gives_the_finite_sums_of_any_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     for dtype, finite in SPECIALS.items():
         replayed, recorded = _both(f"specials.{dtype}", CORES[dtype], monkeypatch)
@@ -110,48 +102,51 @@ def test_the_rule_gives_the_finite_sums_of_any_bits(monkeypatch: pytest.MonkeyPa
 
 def test_one_bit_more_or_less_gives_other_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     for bits in (24, 26):
-        replayed, recorded = _both(RANDOM[0], TensorCore(16, bits, 23), monkeypatch)
+        replayed, recorded = _both(RANDOM[0], precision.TensorCore(16, bits, 23), monkeypatch)
         assert not np.array_equal(replayed, recorded), bits
 
 
 def test_a_product_counts_with_the_sum_of_its_operands_exponents() -> None:
-    core = TensorCore(2, 3, 23)
+    core = precision.TensorCore(2, 3, 23)
     zero = np.zeros((1, 1))
     b = np.array([[1.5, 1.0]])
     # 1.5 * 1.5 = 2.25 has exponent 0 here, so 1/8 is kept; were it 1, 1/8 would be cut off
-    assert tensor_core_step(core, zero, np.array([[1.5, 0.125]]), b) == 2.25 + 0.125
-    assert tensor_core_step(core, zero, np.array([[2.0, 0.125]]), b) == 3.0
-    assert tensor_core_step(core, np.array([[8.0]]), np.array([[0.5, -0.25]]), b) == 8.0
+    assert precision.tensor_core_step(core, zero, np.array([[1.5, 0.125]]), b) == 2.25 + 0.125
+    assert precision.tensor_core_step(core, zero, np.array([[2.0, 0.125]]), b) == 3.0
+    assert precision.tensor_core_step(core, np.array([[8.0]]), np.array([[0.5, -0.25]]), b) == 8.0
 
 
 def test_every_order_is_exact_on_small_integers() -> None:
     generator = np.random.default_rng(0)
     a, b = (generator.integers(-2, 3, (5, 256)).astype(float) for _ in range(2))
-    for dtype in HOPPER:
-        for name, order in orders(dtype, 256).items():
+    for dtype in precision.HOPPER:
+        for name, order in precision.orders(dtype, 256).items():
             assert np.array_equal(order(a, b), a @ b.T), (dtype, name)
 
 
 def test_rounding_is_to_nearest_even() -> None:
-    assert rounded(np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8]), "bf16").tolist() == [1, 1 + 2.0**-6]
-    assert rounded(np.array([1 + 2.0**-4, 1 + 3 * 2.0**-4]), "e4m3").tolist() == [1, 1.25]
-    assert rounded(np.array([1 + 2.0**-11]), "fp16").tolist() == [1]
+    assert precision.rounded(np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8]), "bf16").tolist() == [
+        1,
+        1 + 2.0**-6,
+    ]
+    assert precision.rounded(np.array([1 + 2.0**-4, 1 + 3 * 2.0**-4]), "e4m3").tolist() == [1, 1.25]
+    assert precision.rounded(np.array([1 + 2.0**-11]), "fp16").tolist() == [1]
 
 
 def test_errors_grow_as_the_orders_say() -> None:
-    short, long = measure(("bf16",), (256, 2048))
+    short, long = precision.measure(("bf16",), (256, 2048))
     assert 1e-3 < short.rounding < 4e-3 and 1e-3 < long.rounding < 4e-3
     grown = {name: long.sums[name] / short.sums[name] for name in short.sums}
     by_name = {name.partition(" (")[0]: growth for name, growth in grown.items()}
     assert by_name["pairwise fp32"] < 2
     assert by_name["per MMA, to nearest"] < 5  # 8 ** 0.5 is 2.8
     assert by_name["wgmma on H200"] > 5.5  # cut off: with K itself
-    promoted = long.sums[f"wgmma, fp32 every {PROMOTED_EVERY}"]
+    promoted = long.sums[f"wgmma, fp32 every {precision.PROMOTED_EVERY}"]
     assert promoted < long.sums["wgmma on H200"] / 5
 
 
 def test_fp8_sums_lose_what_promotion_keeps() -> None:
-    (row,) = measure(("e4m3",), (4096,))
+    (row,) = precision.measure(("e4m3",), (4096,))
     assert row.rounding > 10 * row.sums["wgmma on H200"] > 50 * row.sums["wgmma, fp32 every 128"]
 
 
@@ -161,7 +156,7 @@ def test_the_table_shows_every_number_in_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     names = ("pairwise", "sequential", "per MMA", "wgmma", "wgmma/8", "wgmma+fp32")
     sums = {name: 1.2e-07 * (place + 1) for place, name in enumerate(names)}
-    print_rows((PrecisionRow("bf16", 8192, 2.3e-03, sums),))
+    print_rows((precision.PrecisionRow("bf16", 8192, 2.3e-03, sums),))
     shown = capsys.readouterr().out.split()
     sums_shown = ["1.2e-7", "2.4e-7", "3.6e-7", "4.8e-7", "6.0e-7", "7.2e-7"]
     assert shown[-8:] == ["8192", "2.3e-3", *sums_shown]

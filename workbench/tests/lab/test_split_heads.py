@@ -17,8 +17,8 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from ptxemu import Policy
 from workbench.__main__ import cli
+from workbench.lab.kernels.split_heads.mma import products_of
 from workbench.lab.kernels.split_heads.plan import PARTS, SPLIT_HEADS, HeadsPlan
-from workbench.lab.kernels.split_heads.products import products_of
 from workbench.lab.split_heads import judge
 
 PLAN = HeadsPlan()

@@ -20,14 +20,7 @@ from workbench.__main__ import cli
 from workbench.model import backward_sm100, forward_sm100
 from workbench.model.indexer_sm100 import SHAPES, predict_all, product_clocks
 from workbench.model.machine import B200, H200, GpuModel
-from workbench.model.roofline import (
-    CHIP,
-    Footprint,
-    Matmul,
-    Prediction,
-    chip_seconds,
-    predict,
-)
+from workbench.model.roofline import CHIP, Footprint, Matmul, Prediction, chip_seconds, predict
 from workbench.model.timeline import Part, Step, ends, period, transfer
 from workbench.model.unknowns import KERNELS, UNKNOWNS, attention_ranges, estimate
 from workbench.tests.model.counted import BACKWARD_MOVED, FORWARD_MOVED

@@ -52,7 +52,6 @@ class MajornessPlan:
     """The ISA's section on canonical layouts."""
 
     def __post_init__(self) -> None:
-        """Refuse what no tile or instruction has."""
         for name, choices in (
             ("dtype", tuple(ELEMENT_BYTES)),
             ("swizzle", SWIZZLES),
@@ -107,27 +106,22 @@ class MajornessPlan:
 
     @property
     def num_d_rows(self) -> int:
-        """Rows of `accumulators`."""
         return self.m
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element of A and B."""
         return ELEMENT_BYTES[self.dtype]
 
     @property
     def step_k(self) -> int:
-        """K of one MMA."""
         return STEP_BYTES // self.element_bytes
 
     @property
     def part_k(self) -> int:
-        """Heads of one part."""
         return self.k // NUM_PARTS
 
     @property
     def steps(self) -> int:
-        """MMAs of one part."""
         return self.part_k // self.step_k
 
     @property
@@ -137,7 +131,6 @@ class MajornessPlan:
 
     @property
     def b_bytes(self) -> int:
-        """Bytes of B."""
         return self.n * self.k * self.element_bytes
 
     @property

@@ -13,16 +13,15 @@ from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.static import Static
 from flashdsa.hw import SM100, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
+from flashdsa.kernels.attention.sm100.bwd.kernel import Operands, fake_operands
 from flashdsa.kernels.attention.sm100.bwd.load import Loader, first_turn, locate
 from flashdsa.kernels.attention.sm100.bwd.mma import Issuer, QueryLoader
-from flashdsa.kernels.attention.sm100.bwd.operands import Operands, fake_operands
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer
 from flashdsa.kernels.attention.sm100.bwd.softmax import Softmax
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
 from workbench.lab.kernels.split_heads.load import HeadsContext, HeadsMemory, load_all
-from workbench.lab.kernels.split_heads.mma import issue_all, load_heads
+from workbench.lab.kernels.split_heads.mma import issue_all, load_heads, products_of
 from workbench.lab.kernels.split_heads.plan import HEADS, HeadsPlan
-from workbench.lab.kernels.split_heads.products import products_of
 from workbench.lab.kernels.split_heads.reduce_dkv import merge_all
 from workbench.lab.kernels.split_heads.softmax import head_of, send_dq, softmax_all
 
@@ -120,10 +119,5 @@ def launch_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 def compile_heads(plan: HeadsPlan) -> Any:
     """Compile `launch_heads`."""
     return compile_launch(
-        SM100,
-        launch_heads,
-        plan,
-        *fake_operands(PAIR_ROWS),
-        Float32(1.0),
-        Int32(1),
+        SM100, launch_heads, plan, *fake_operands(PAIR_ROWS), Float32(1.0), Int32(1)
     )

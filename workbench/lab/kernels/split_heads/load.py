@@ -16,13 +16,7 @@ from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.smem import store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm100.bwd.load import (
-    ROWS_A_GATHER,
-    BwdMemory,
-    Context,
-    Loader,
-    publish_row,
-)
+from flashdsa.kernels.attention.sm100.bwd import load
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS
 from flashdsa.plan.row_tiles import ROW_BYTES
 
@@ -30,7 +24,7 @@ UNITS = 8
 """16-byte pieces of a row of a box."""
 
 
-class HeadsMemory(BwdMemory):
+class HeadsMemory(load.BwdMemory):
     """Regions and barriers that `HeadsPlan` has and `BwdPlan` has not."""
 
     dq: Region
@@ -44,7 +38,7 @@ class HeadsMemory(BwdMemory):
     merge_free: Barriers
 
 
-HeadsContext: TypeAlias = Context[HeadsMemory]
+HeadsContext: TypeAlias = load.Context[HeadsMemory]
 
 
 def lane_of(ctx: Any) -> Any:
@@ -71,17 +65,17 @@ def load_words_at_peer(address: Any, dtype: Any) -> Any:
 
 
 @cute.jit
-def load_all(role: Loader) -> None:
+def load_all(role: load.Loader) -> None:
     """All warps: load every block."""
     for block in cutlass.range(role.ctx.num_blocks, unroll=1):
         load_halves(role, block)
 
 
 @cute.jit
-def load_halves(role: Loader, block: Int32) -> None:
+def load_halves(role: load.Loader, block: Int32) -> None:
     """Publish the rows that a block names; bring both halves of its keys."""
     ctx, memory = role.ctx, role.ctx.memory
-    row = publish_row(role, block)
+    row = load.publish_row(role, block)
     # kv_free of the block before: dQ, the last MMA that reads its keys, is done. kv_peer_read of
     # the block before: the peer's warps have read the own keys. Both pass for the first block.
     memory.kv_free.wait_round(block - 1)
@@ -98,15 +92,15 @@ def load_halves(role: Loader, block: Int32) -> None:
 
 
 @cute.jit
-def gather_own(role: Loader, row: Int32) -> None:
+def gather_own(role: load.Loader, row: Int32) -> None:
     """Gather the own half of a block's keys, a quarter of them a warp; `row`: of key `lane`."""
     ctx, plan, full = role.ctx, role.ctx.plan, role.ctx.memory.kv_full
     # The phase of kv_full ends only after this arrival, whichever warp's rows come first.
     if ctx.thread == 0:
         full.arrive_and_expect_tx()
     cute.arch.sync_warp()
-    first = ctx.cta_rank * plan.own_keys + ctx.thread // WARP_SIZE * ROWS_A_GATHER
-    four = [cute.arch.shuffle_sync(row, first + i) for i in range(ROWS_A_GATHER)]
+    first = ctx.cta_rank * plan.own_keys + ctx.thread // WARP_SIZE * load.ROWS_A_GATHER
+    four = [cute.arch.shuffle_sync(row, first + i) for i in range(load.ROWS_A_GATHER)]
     if lane_of(ctx) == 0:
         at = ctx.memory.kv.address() + first * ROW_BYTES
         for box in cutlass.range_constexpr(plan.boxes):

@@ -71,7 +71,6 @@ class HeadsPlan(Sm100Plan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return "mla_bwd_heads"
 
     # -- shapes of one CTA ------------------------------------------------------------------------
@@ -108,7 +107,6 @@ class HeadsPlan(Sm100Plan):
     # -- resources --------------------------------------------------------------------------------
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         keys, stages = self.tile.keys, self.index_stages
         scores, kv = HEADS * keys * BF16, keys * self.tile.d_qk * BF16
         loop, end = LiveRange(Step.LOAD, Step.DKV2, ""), LiveRange(Step.EPILOGUE, Step.EPILOGUE, "")
@@ -132,7 +130,6 @@ class HeadsPlan(Sm100Plan):
 
     @property
     def columns(self) -> list[TmemRegion]:
-        """Tensor memory regions."""
         return [
             TmemRegion("dq", 0, 256, "dQ fp32, lane = head, dims halved over the lanes"),
             TmemRegion("dq_rope", 256, 32, "dQ's RoPE dims likewise"),
@@ -148,7 +145,6 @@ class HeadsPlan(Sm100Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in thread order."""
         mma = "a thread issues every MMA (warp 0), another Q's and dO's copies (warp 1)"
         named = (
             ("softmax", self.softmax_registers, "S, dS, from and to TMEM; dQ's way out"),
@@ -161,7 +157,6 @@ class HeadsPlan(Sm100Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order."""
         softmax, load, reduce, mma = self.roles
         one, commit, every = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_THREAD
         lanes, warps = Arrives.EVERY_LANE_OF_ONE_WARP, Arrives.EVERY_WARP

@@ -16,15 +16,8 @@ from flashdsa.dsl.smem import VECTOR, load_words, store_float, store_words
 from flashdsa.dsl.swizzle import swizzled_64, swizzled_128
 from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm100.bwd import softmax
 from flashdsa.kernels.attention.sm100.bwd.load import load_lane, store_lane
-from flashdsa.kernels.attention.sm100.bwd.softmax import (
-    COLUMNS,
-    Softmax,
-    exponentials,
-    packed,
-    valid_keys,
-    zero_unless,
-)
 from flashdsa.kernels.attention.sm100.core.tile import BF16, PAIR_ROWS
 from workbench.lab.kernels.split_heads.load import UNITS, HeadsContext, lane_of
 from workbench.lab.kernels.split_heads.plan import HEADS
@@ -94,15 +87,15 @@ def sync_role() -> None:
 
 
 @cute.jit
-def softmax_one(role: Softmax, block: Int32) -> None:
+def softmax_one(role: softmax.Softmax, block: Int32) -> None:
     """Compute S and dS of a block."""
     ctx, memory = role.ctx, role.ctx.memory
-    valid = valid_keys(ctx, block) >> (lane_of(ctx) // OWN * OWN)
+    valid = softmax.valid_keys(ctx, block) >> (lane_of(ctx) // OWN * OWN)
     # p_ready of this block: P's MMAs are done, whose columns may be read until s_ready; and all
     # MMAs that were issued before, so that S's and dS's columns may be written.
     wait_then_tcgen05(memory.p_ready, block)
-    s = exponentials(role, load_scores(ctx, "p"), valid, OWN)
-    store_transposed(ctx, memory.s, packed(s))
+    s = softmax.exponentials(role, load_scores(ctx, "p"), valid, OWN)
+    store_transposed(ctx, memory.s, softmax.packed(s))
     # All of S^T is in shared memory, until the next block's: its writers pass the barrier of dS
     # first, which comes after this S^T has been read.
     sync_role()
@@ -114,8 +107,8 @@ def softmax_one(role: Softmax, block: Int32) -> None:
     # dp_ready of this block: likewise; dP may be read until ds_ready.
     wait_then_tcgen05(memory.dp_ready, block)
     dp = load_scores(ctx, "dp")
-    ds = packed([s[key] * (dp[key] - role.delta) * role.scale for key in range(OWN)])
-    ds = zero_unless(valid & 0xFFFF != 0, ds, OWN // 2)
+    ds = softmax.packed([s[key] * (dp[key] - role.delta) * role.scale for key in range(OWN)])
+    ds = softmax.zero_unless(valid & 0xFFFF != 0, ds, OWN // 2)
     store_transposed(ctx, memory.ds, ds)
     store_own(ctx, ds)
     # All of dS is in shared memory, until the next block's: see above, with the barrier of S.
@@ -129,7 +122,7 @@ def softmax_one(role: Softmax, block: Int32) -> None:
 
 
 @cute.jit
-def softmax_all(role: Softmax) -> None:
+def softmax_all(role: softmax.Softmax) -> None:
     """Take every block."""
     for block in cutlass.range(role.ctx.num_blocks, unroll=1):
         softmax_one(role, block)
@@ -140,9 +133,9 @@ def stage_columns(
     ctx: HeadsContext, region: cutlass.Constexpr[str], first: cutlass.Constexpr[int], dim: Int32
 ) -> None:
     """Store COLUMNS columns of a region, from `first` on, to the head's dims from `dim` on."""
-    words = load_lane(ctx, region, COLUMNS, first).to(BFloat16).bitcast(Int32)
+    words = load_lane(ctx, region, softmax.COLUMNS, first).to(BFloat16).bitcast(Int32)
     row = ctx.memory.dq.address() + ctx.thread % HEADS * ctx.plan.dq_row_bytes
-    for unit in cutlass.range_constexpr(COLUMNS // UNITS):
+    for unit in cutlass.range_constexpr(softmax.COLUMNS // UNITS):
         own = [words[VECTOR * unit + i] for i in range(VECTOR)]
         store_words(row + dim * BF16 + unit * 16, own)
 
@@ -155,7 +148,7 @@ def send_dq(ctx: HeadsContext, dq: Any) -> None:
     # dq_ready: every MMA is done, so dQ may be read, and where Q and dO lay may be written.
     wait_then_tcgen05(ctx.memory.dq_ready, 0)
     upper, half = ctx.thread // HEADS, plan.part_dims // 2
-    for first in cutlass.range_constexpr(0, plan.part_dims, COLUMNS):
+    for first in cutlass.range_constexpr(0, plan.part_dims, softmax.COLUMNS):
         dim = first // half * plan.part_dims + upper * half + first % half
         stage_columns(ctx, "dq", first, dim)
     stage_columns(ctx, "dq_rope", 0, tile.d_v + upper * tile.own_rope_dims)

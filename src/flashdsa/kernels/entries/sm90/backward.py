@@ -11,27 +11,12 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
 
 from flashdsa.dsl.smem import load4, store4
-from flashdsa.kernels.entries.sm90.pool import (
-    LEAST,
-    EntryMemory,
-    Operands,
-    Place,
-    Thread,
-    load_numbers,
-    load_words,
-    locate,
-    power,
-    store_unit,
-    sum_columns,
-    this_thread,
-    turn,
-    widened,
-)
+from flashdsa.kernels.entries.sm90 import pool
 
 
 @cute.jit
 def load_entry(
-    x: Operands, place: Place, thread: Thread, kv: cute.Tensor, p: cute.Tensor,
+    x: pool.Operands, place: pool.Place, thread: pool.Thread, kv: cute.Tensor, p: cute.Tensor,
     plan: cutlass.Constexpr,
 ) -> None:  # fmt: skip
     """Fill registers: kv (slots * unit / 2,) words, and p (slots * unit,), the logits. A slot
@@ -51,16 +36,16 @@ def load_entry(
 
 @cute.jit
 def load_half(
-    x: Operands, row: Int32, column: Int32, first: cutlass.Constexpr, kv: cute.Tensor,
+    x: pool.Operands, row: Int32, column: Int32, first: cutlass.Constexpr, kv: cute.Tensor,
     p: cute.Tensor, plan: cutlass.Constexpr,
 ) -> None:  # fmt: skip
     """Fill the registers of `ratio` slots from slot `first` on, whose tokens begin at `row`."""
-    words = [load_words(x.kv, row + s, column, plan.unit) for s in range(plan.ratio)]
-    gates = [load_words(x.gate, row + s, column, plan.unit) for s in range(plan.ratio)]
+    words = [pool.load_words(x.kv, row + s, column, plan.unit) for s in range(plan.ratio)]
+    gates = [pool.load_words(x.gate, row + s, column, plan.unit) for s in range(plan.ratio)]
     for s in cutlass.range_constexpr(plan.ratio):
-        logit = widened(gates[s])
+        logit = pool.widened(gates[s])
         if const_expr(plan.ape):
-            bias = load_numbers(x.ape, Int32(s), column, plan.unit)
+            bias = pool.load_numbers(x.ape, Int32(s), column, plan.unit)
             logit = [logit[i] + bias[i] for i in range(plan.unit)]
         for i in cutlass.range_constexpr(plan.unit // 2):
             kv[(first + s) * (plan.unit // 2) + i] = words[s][i]
@@ -73,12 +58,12 @@ def weigh(kv: cute.Tensor, p: cute.Tensor, plan: cutlass.Constexpr) -> list[Floa
     """Turn the logits in `p` into weights, and return the entry that they pool."""
     entry = []
     for i in cutlass.range_constexpr(plan.unit):
-        top = Float32(LEAST)
+        top = Float32(pool.LEAST)
         for s in cutlass.range_constexpr(plan.slots):
             top = cute.arch.fmax(top, p[s * plan.unit + i])
         total, weighted = Float32(0.0), Float32(0.0)
         for s in cutlass.range_constexpr(plan.slots):
-            weight = power(p[s * plan.unit + i] - top)
+            weight = pool.power(p[s * plan.unit + i] - top)
             p[s * plan.unit + i] = weight
             total += weight
             weighted += weight * value_of(kv, s, i, plan.unit)
@@ -97,8 +82,8 @@ def value_of(kv: cute.Tensor, slot: int, column: int, unit: int) -> Any:
 
 @cute.jit
 def entry_gradient(
-    x: Operands, memory: EntryMemory, grad: cute.Tensor, entry: Int32, eps: Float32,
-    e: list[Float32], place: Place, thread: Thread, d_weight: cute.Tensor,
+    x: pool.Operands, memory: pool.EntryMemory, grad: cute.Tensor, entry: Int32, eps: Float32,
+    e: list[Float32], place: pool.Place, thread: pool.Thread, d_weight: cute.Tensor,
     plan: cutlass.Constexpr,
 ) -> list[Float32]:  # fmt: skip
     """The gradient of what is pooled; adds to that of the norm's weight, in registers. All threads
@@ -107,21 +92,21 @@ def entry_gradient(
     for i in cutlass.range_constexpr(plan.unit):
         given[i] = Float32(0.0)
     if place.real:
-        loaded = widened(load_words(grad, entry, thread.column, plan.unit))
+        loaded = pool.widened(pool.load_words(grad, entry, thread.column, plan.unit))
         for i in cutlass.range_constexpr(plan.unit):
             given[i] = loaded[i]
     de = [given[i] for i in range(plan.unit)]
     if const_expr(plan.finished):
-        dn = turn(x, de, place, thread, True, plan)
-        weight = load_numbers(x.norm_weight, Int32(0), thread.column, plan.unit)
+        dn = pool.turn(x, de, place, thread, True, plan)
+        weight = pool.load_numbers(x.norm_weight, Int32(0), thread.column, plan.unit)
         squares, through = Float32(0.0), Float32(0.0)
         for i in cutlass.range_constexpr(plan.unit):
             squares += e[i] * e[i]
             through += dn[i] * weight[i] * e[i]
         share = Float32(1 / plan.d)
-        mean = sum_columns(memory, squares, 0, thread, plan) * share
+        mean = pool.sum_columns(memory, squares, 0, thread, plan) * share
         factor = cute.math.rsqrt(mean + eps)
-        through = sum_columns(memory, through, 1, thread, plan) * share * factor * factor
+        through = pool.sum_columns(memory, through, 1, thread, plan) * share * factor * factor
         if place.real:
             for i in cutlass.range_constexpr(plan.unit):
                 d_weight[i] = d_weight[i] + dn[i] * (e[i] * factor)
@@ -131,8 +116,8 @@ def entry_gradient(
 
 @cute.jit
 def write_slots(
-    memory: EntryMemory, kv: cute.Tensor, p: cute.Tensor, e: list[Float32], de: list[Float32],
-    place: Place, thread: Thread, d_kv: cute.Tensor, d_gate: cute.Tensor,
+    memory: pool.EntryMemory, kv: cute.Tensor, p: cute.Tensor, e: list[Float32], de: list[Float32],
+    place: pool.Place, thread: pool.Thread, d_kv: cute.Tensor, d_gate: cute.Tensor,
     plan: cutlass.Constexpr,
 ) -> None:  # fmt: skip
     """Write an entry's gradients of kv and gate; add the latter to this thread's sums."""
@@ -146,15 +131,15 @@ def write_slots(
         if const_expr(not own):
             there = place.real & place.before
         if there:
-            store_unit(d_kv, row, column, of_kv)
-            store_unit(d_gate, row, column, of_gate)
+            pool.store_unit(d_kv, row, column, of_kv)
+            pool.store_unit(d_gate, row, column, of_gate)
             if const_expr(plan.ape):
                 add_to_sums(memory, s, of_gate, thread, plan)
 
 
 @cute.jit
 def add_to_sums(
-    memory: EntryMemory, slot: cutlass.Constexpr, values: list[Float32], thread: Thread,
+    memory: pool.EntryMemory, slot: cutlass.Constexpr, values: list[Float32], thread: pool.Thread,
     plan: cutlass.Constexpr,
 ) -> None:  # fmt: skip
     """Add a unit to this thread's sums of a slot, which nobody else reads before the end."""
@@ -169,7 +154,7 @@ def add_to_sums(
 
 
 @cute.jit
-def clear_sums(memory: EntryMemory, thread: Thread, plan: cutlass.Constexpr) -> None:
+def clear_sums(memory: pool.EntryMemory, thread: pool.Thread, plan: cutlass.Constexpr) -> None:
     """Set this thread's sums to 0."""
     held = memory.d_ape.array(Float32, plan.threads * plan.unit * plan.slots)
     four = cute.make_rmem_tensor(4, Float32)
@@ -181,7 +166,11 @@ def clear_sums(memory: EntryMemory, thread: Thread, plan: cutlass.Constexpr) -> 
 
 @cute.jit
 def write_sums(
-    memory: EntryMemory, thread: Thread, cta: Int32, parts: cute.Tensor, plan: cutlass.Constexpr
+    memory: pool.EntryMemory,
+    thread: pool.Thread,
+    cta: Int32,
+    parts: cute.Tensor,
+    plan: cutlass.Constexpr,
 ) -> None:
     """Write the CTA's sums over its entries to its part (ratio, width); all threads call."""
     held = memory.d_ape.array(Float32, plan.threads * plan.unit * plan.slots)
@@ -208,7 +197,11 @@ def write_sums(
 
 @cute.jit
 def clear_unpooled(
-    x: Operands, d_kv: cute.Tensor, d_gate: cute.Tensor, thread: Thread, plan: cutlass.Constexpr
+    x: pool.Operands,
+    d_kv: cute.Tensor,
+    d_gate: cute.Tensor,
+    thread: pool.Thread,
+    plan: cutlass.Constexpr,
 ) -> None:
     """Set to 0 what no entry pools, each sequence by one CTA: the tokens of an incomplete window,
     and with overlap the first columns of the last complete one."""
@@ -230,27 +223,27 @@ def clear_unpooled(
 @cute.jit
 def clear(
     d_kv: cute.Tensor, d_gate: cute.Tensor, first: Int32, end: Int32, columns: cutlass.Constexpr,
-    thread: Thread, plan: cutlass.Constexpr,
+    thread: pool.Thread, plan: cutlass.Constexpr,
 ) -> None:  # fmt: skip
     """Set the first columns of rows to 0; all threads call."""
     zeros = [Float32(0.0) for _ in range(plan.unit)]
     units = const_expr(columns // plan.unit)
     for item in cutlass.range(thread.number, (end - first) * units, plan.threads, unroll=1):
         row, column = first + item // units, item % units * plan.unit
-        store_unit(d_kv, row, column, zeros)
-        store_unit(d_gate, row, column, zeros)
+        pool.store_unit(d_kv, row, column, zeros)
+        pool.store_unit(d_gate, row, column, zeros)
 
 
 @cute.kernel
 def compress_kernel_bwd(
-    x: Operands, grad: cute.Tensor, eps: Float32, d_kv: cute.Tensor, d_gate: cute.Tensor,
+    x: pool.Operands, grad: cute.Tensor, eps: Float32, d_kv: cute.Tensor, d_gate: cute.Tensor,
     d_ape: Any, d_weight: Any, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA of the grid; arguments as in `launch_compress_bwd`."""
     cta, _, _ = cute.arch.block_idx()
     ctas, _, _ = cute.arch.grid_dim()
-    memory = EntryMemory.allocate(plan)
-    thread = this_thread(plan)
+    memory = pool.EntryMemory.allocate(plan)
+    thread = pool.this_thread(plan)
     count = Int32(grad.shape[0])
     weight = cute.make_rmem_tensor(plan.unit, Float32)
     for i in cutlass.range_constexpr(plan.unit):
@@ -262,7 +255,7 @@ def compress_kernel_bwd(
     p = cute.make_rmem_tensor(plan.slots * plan.unit, Float32)
     for first in cutlass.range(cta * plan.entries, count, ctas * plan.entries, unroll=1):
         entry = first + thread.entry
-        found = locate(x, entry, plan)
+        found = pool.locate(x, entry, plan)
         place = found._replace(real=found.real & (entry < count))
         load_entry(x, place, thread, kv, p, plan)
         e = weigh(kv, p, plan)
@@ -305,7 +298,7 @@ def launch_compress_bwd(
         d_ape: (ctas, ratio, width) fp32, sums of each CTA, written; None without `ape`.
         d_weight: (ctas * plan.entries, d) fp32, likewise of each of its entries in turn; None.
     """
-    x = Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
+    x = pool.Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
     compress_kernel_bwd(x, grad, eps, d_kv, d_gate, d_ape, d_weight, plan).launch(
         grid=[ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream
     )

@@ -49,7 +49,6 @@ class CompressPlan:
     sliced: bool = False
 
     def __post_init__(self) -> None:
-        """Check the choices against the kernel's limits."""
         if self.d not in (128, 512):
             raise ValueError(f"d: expected 128 or 512; got {self.d}")
         if self.sliced and not (self.gradient and self.groups > 1 and self.ape and self.finished):
@@ -57,7 +56,6 @@ class CompressPlan:
 
     @property
     def slots(self) -> int:
-        """Slots of an entry."""
         return self.ratio * (1 + self.overlap)
 
     @property
@@ -82,7 +80,6 @@ class CompressPlan:
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA."""
         return 128 if self.whole else 256
 
     @property
@@ -97,7 +94,6 @@ class CompressPlan:
 
     @cached_property
     def smem(self) -> SmemPlan:
-        """Shared memory layout."""
         merged = self.threads * self.unit * POOLED * WORD if self.groups > 1 else 0
         sums = self.threads * self.unit * self.slots * WORD if self.whole and self.ape else 0
         regions = [
@@ -110,17 +106,14 @@ class CompressPlan:
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
         return self.smem.total
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """No roles: all warps do the same."""
         return ()
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         windows = "_overlap" if self.overlap else ""
         parts = ("_ape" if self.ape else "") + ("_finished" if self.finished else "")
         way = "_bwd_slots" if self.sliced else "_bwd" if self.gradient else ""

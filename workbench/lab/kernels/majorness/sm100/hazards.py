@@ -16,13 +16,7 @@ from workbench.lab.kernels.majorness.operands import (
     tile_a,
     tile_b,
 )
-from workbench.lab.kernels.majorness.sm100.kernel import (
-    UNWRITTEN,
-    build_descriptor,
-    fill_tmem,
-    instruction_descriptor,
-    read_out,
-)
+from workbench.lab.kernels.majorness.sm100 import kernel
 from workbench.lab.kernels.majorness.sm100.plan import HazardPlan
 
 
@@ -42,15 +36,17 @@ def _mma(plan: HazardPlan, part: int, operands: tuple[Any, ...], accumulate: boo
 def _issue_part(plan: HazardPlan, tmem: Any, arena: Any, part: int) -> None:
     """The MMAs of one part, by one thread."""
     a = descriptors_of_tile(
-        tile_a(arena, plan), plan.m, plan, plan.a_major, plan.cut, build_descriptor
+        tile_a(arena, plan), plan.m, plan, plan.a_major, plan.cut, kernel.build_descriptor
     )
     halves = 2 if plan.variant == "shapes" and part == 1 else 1
     columns = plan.n // halves
     whole = pieces(tile_b(arena, plan), columns, plan.k, plan.cut)
     for half in range(halves):
         tile = whole[None, None, half, 0]
-        b = descriptors_of_tile(tile, columns, plan, plan.b_major, plan.cut, build_descriptor)
-        idesc = instruction_descriptor(plan, columns)
+        b = descriptors_of_tile(
+            tile, columns, plan, plan.b_major, plan.cut, kernel.build_descriptor
+        )
+        idesc = kernel.instruction_descriptor(plan, columns)
         d = prims.make_tmem_ptr(tmem + columns * half, Float32)
         for step in range(plan.steps):
             operands = (d, a[part][step], b[part][step], idesc)
@@ -82,13 +78,13 @@ def hazard_kernel(s: cute.Tensor, do: cute.Tensor, d: cute.Tensor, plan: cutlass
     cute.arch.barrier()
     tmem = address.load()
     lanes = tmem + ((warp % 4) << 21)
-    fill_tmem(lanes, plan.d_columns, UNWRITTEN)
+    kernel.fill_tmem(lanes, plan.d_columns, kernel.UNWRITTEN)
     prims.tcgen05_fence("before_thread_sync")
     cute.arch.barrier()
     prims.tcgen05_fence("after_thread_sync")
     _run_variant(do, d, arena, mbarriers, tmem, plan)
     if cutlass.const_expr(plan.variant != "early-read"):
-        read_out(d[1, None, None], tid, lanes, plan.d_columns)
+        kernel.read_out(d[1, None, None], tid, lanes, plan.d_columns)
     prims.tcgen05_fence("before_thread_sync")
     cute.arch.barrier()
     if warp == 0:
@@ -157,7 +153,7 @@ def _seed_repair(
     _issue((0, 1), False, arena, mbarriers, tmem, plan)
     prims.tcgen05_fence("after_thread_sync")
     cute.arch.barrier()
-    read_out(readback, tid, lanes, plan.d_columns)  # HAZARD: part 0 may be under way
+    kernel.read_out(readback, tid, lanes, plan.d_columns)  # HAZARD: part 0 may be under way
     prims.tcgen05_fence("before_thread_sync")
     cute.arch.barrier()
     _issue((1, 2), True, arena, mbarriers, tmem, plan)
@@ -185,7 +181,7 @@ def _run_variant(
             cute.arch.barrier()
             prims.tcgen05_fence("after_thread_sync")
             # HAZARD: nobody has waited for the commit
-            read_out(d[1, None, None], tid, lanes, plan.d_columns)
+            kernel.read_out(d[1, None, None], tid, lanes, plan.d_columns)
         if cutlass.const_expr(plan.variant == "overwrite"):
             cute.arch.barrier()
             erase_b(arena, plan, 0)  # HAZARD: still being read

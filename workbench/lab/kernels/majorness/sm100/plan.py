@@ -92,7 +92,6 @@ class HazardPlan(Sm100Plan):
 
     @property
     def d_columns(self) -> int:
-        """TMEM columns of D."""
         return self.n * self.m // 128 if self.ws else self.n
 
     def cell_of_d(self, row: int, column: int) -> tuple[int, int]:

@@ -13,14 +13,8 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
+from workbench.lab.kernels.majorness import operands
 from workbench.lab.kernels.majorness.operand_tile import Strides
-from workbench.lab.kernels.majorness.operands import (
-    THREADS,
-    copy_image,
-    fill_operands,
-    step_descriptors,
-    write_descriptors,
-)
 from workbench.lab.kernels.majorness.sm90.plan import Sm90Plan
 
 
@@ -70,16 +64,16 @@ def majorness_kernel(
     """s (k heads, m keys), do (k heads, n dims): row-major, elements as unsigned integers."""
     tid, _, _ = cute.arch.thread_idx()
     arena = cutlass.memory.SmemAllocator().allocate(plan.smem_bytes, 1024)
-    fill_operands(s, do, arena, plan)
+    operands.fill_operands(s, do, arena, plan)
     # WHO every writer fences its own writes; WHICH the CTA barrier; WHAT the wgmmas (async proxy)
     # may read A and B from here on.
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier()
-    copy_image(out.image, arena, plan)
-    a, b = step_descriptors(arena, plan, build_descriptor)
+    operands.copy_image(out.image, arena, plan)
+    a, b = operands.step_descriptors(arena, plan, build_descriptor)
     if tid == 0:
         out.scalars[1] = Int32(arena.toint())
-        write_descriptors(out.descriptors, plan, a, b)
+        operands.write_descriptors(out.descriptors, plan, a, b)
     _multiply_parts(out, tid, a[plan.cut], b[plan.cut], plan)
 
 
@@ -112,4 +106,4 @@ def launch(
 ) -> None:
     """Launch one CTA."""
     out = Outputs(descriptors, scalars, image, accumulators)
-    majorness_kernel(s, do, out, plan).launch(grid=(1, 1, 1), block=(THREADS, 1, 1))
+    majorness_kernel(s, do, out, plan).launch(grid=(1, 1, 1), block=(operands.THREADS, 1, 1))

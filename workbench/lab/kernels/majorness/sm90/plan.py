@@ -62,7 +62,6 @@ class WgmmaHazardPlan(Sm90Plan):
 
     @property
     def d_columns(self) -> int:
-        """Columns of the result."""
         return self.n
 
     def cell_of_d(self, row: int, column: int) -> tuple[int, int]:

@@ -20,11 +20,7 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import is_taken
 from flashdsa.kernels.attention.union_slots import length_of
 from flashdsa.kernels.indexer_training.sm90.bwd.load import Lists
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
-    LIST_THREAD_LIMIT,
-    RANGE_KEYS,
-    TILE_KEYS,
-)
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import LIST_THREAD_LIMIT, RANGE_KEYS, TILE_KEYS
 from flashdsa.kernels.indexer_training.sm90.bwd.slots import (
     NAMED,
     PRESENT,
@@ -448,8 +444,5 @@ def launch_counts(
             their queries, one by one.
     """
     count_kernel(indices, gradients, topk_length, num_keys, counts, named, step, plan).launch(
-        grid=[counts.shape[0], 1, 1],
-        block=[plan.list_threads, 1, 1],
-        stream=stream,
-        use_pdl=True,
+        grid=[counts.shape[0], 1, 1], block=[plan.list_threads, 1, 1], stream=stream, use_pdl=True
     )

@@ -71,7 +71,6 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> BwdPlan:
-        """The compile-time plan."""
         return self.memory.plan
 
     def rows_of(self, group: Int32) -> Any:
@@ -90,7 +89,6 @@ class Item(NamedTuple):
 
     @property
     def count(self) -> Any:
-        """Number of its tiles."""
         return self.end - self.begin
 
 

@@ -28,12 +28,7 @@ from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.warp_matrix import pack_bf16, store_matrices
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, multiply_bf16
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer_training.sm90.bwd.load import (
-    Context,
-    Item,
-    locate_item,
-    tile_after,
-)
+from flashdsa.kernels.indexer_training.sm90.bwd.load import Context, Item, locate_item, tile_after
 from flashdsa.kernels.indexer_training.sm90.bwd.parts import Parts
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     BF16,
@@ -171,11 +166,7 @@ def four_neighbours(acc: cute.Tensor, pair: cutlass.Constexpr, h: cutlass.Conste
 
 @cute.jit
 def add_dims(
-    to: cute.Pointer,
-    acc: cute.Tensor,
-    keys: Int32,
-    thread: Int32,
-    ordered: cutlass.Constexpr,
+    to: cute.Pointer, acc: cute.Tensor, keys: Int32, thread: Int32, ordered: cutlass.Constexpr
 ) -> None:
     """Add the accumulators to rows of dK; a negative key has no row.
 
@@ -332,12 +323,7 @@ def start_item(role: Multiplier, own: Own, accs: Any, number: Int32) -> None:
 
 @cute.jit
 def multiply_tile(
-    role: Multiplier,
-    own: Own,
-    accs: Any,
-    to: cute.Pointer,
-    number: Int32,
-    last: cutlass.Constexpr,
+    role: Multiplier, own: Own, accs: Any, to: cute.Pointer, number: Int32, last: cutlass.Constexpr
 ) -> None:
     """Compute dQ and dK of the CTA's tile of that number, and A of the next one, unless it is the
     last.

@@ -82,7 +82,6 @@ class BwdPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return f"indexer_bwd_h{self.num_heads}_group{self.queries}" + "_ordered" * self.ordered
 
     @property
@@ -167,7 +166,6 @@ class BwdPlan(Sm90Plan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         matrices = MATRIX_BUFFERS * self.blocks * MATRIX_BYTES
         return [
             SmemRegion("q", self.blocks * BLOCK_BYTES, 1024, "Q of a group, 64 x 64 SW128"),
@@ -182,19 +180,16 @@ class BwdPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def load(self) -> Role:
-        """Warpgroup 0."""
         return Role("load", WARPGROUP_SIZE, self.load_registers, "Q, keys, their gradients")
 
     @property
     @cache  # noqa: B019 - plans are few
     def multiply(self) -> Role:
-        """Warpgroups 1 and 2."""
         does = "q k and dQ of half the blocks, dK of half the dims and its addition, dW"
         return Role("multiply", MULTIPLIERS * WARPGROUP_SIZE, self.multiply_registers, does)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in thread order."""
         return self.load, self.multiply
 
     @property

@@ -54,17 +54,14 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> TargetPlan:
-        """The compile-time plan."""
         return self.memory.plan
 
     @property
     def num_queries(self) -> Int32:
-        """Queries of the launch."""
         return Int32(self.indices.shape[0])
 
     @property
     def topk(self) -> Int32:
-        """Slots of a query."""
         return Int32(self.indices.shape[1])
 
 

@@ -27,17 +27,7 @@ from flashdsa.dsl.smem import load4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, multiply_bf16
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer_training.sm90.head_sums.gather import (
-    LOG2_E,
-    Context,
-    Gatherer,
-    Item,
-    TargetMemory,
-    gather_all,
-    read_row,
-    tiles_on,
-    words_of_item,
-)
+from flashdsa.kernels.indexer_training.sm90.head_sums import gather
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TargetPlan
 from flashdsa.plan.row_tiles import CHUNK_BYTES, CHUNK_COLUMNS, ROW_BYTES, TILE_ROWS
 
@@ -66,7 +56,7 @@ QUAD = 4
 class Adder(NamedTuple):
     """Reads q, heads and k; writes the sums. Signals q_free and k_free."""
 
-    ctx: Context
+    ctx: gather.Context
     out: cute.Tensor  # (S, topk) fp32, written
     scale: Float32  # of products, in log2
     number: Int32  # of this warpgroup among the consumers
@@ -81,7 +71,7 @@ class Place(NamedTuple):
 
 
 @cute.jit
-def release_piece(ctx: Context, place: Place, piece: cutlass.Constexpr) -> None:
+def release_piece(ctx: gather.Context, place: Place, piece: cutlass.Constexpr) -> None:
     """Arrive: this warp has read a piece of the keys, and with the last tile maybe one of Q."""
     plan = ctx.plan
     cute.arch.sync_warp()
@@ -96,7 +86,7 @@ def release_piece(ctx: Context, place: Place, piece: cutlass.Constexpr) -> None:
 
 
 @cute.jit
-def multiply_tile(ctx: Context, acc: cute.Tensor, place: Place) -> None:
+def multiply_tile(ctx: gather.Context, acc: cute.Tensor, place: Place) -> None:
     """Compute the products of a tile, a group of wgmmas a piece; a piece is freed during the next
     one's."""
     plan, memory = ctx.plan, ctx.memory
@@ -131,16 +121,16 @@ def multiply_tile(ctx: Context, acc: cute.Tensor, place: Place) -> None:
 
 
 @cute.jit
-def take_item(ctx: Context, q_at: PipelineState) -> Item:
+def take_item(ctx: gather.Context, q_at: PipelineState) -> gather.Item:
     """Wait for the item whose Q begins at a state of its ring."""
     # q_full: the gather has stored the item, and its heads.
     ctx.memory.q_full.wait(q_at.phase, q_at.stage)
-    words = load4(words_of_item(ctx, q_at), 0)
-    return Item(words[0], words[1], words[2], words[3])
+    words = load4(gather.words_of_item(ctx, q_at), 0)
+    return gather.Item(words[0], words[1], words[2], words[3])
 
 
 @cute.jit
-def read_heads(ctx: Context, heads: cute.Tensor, q_at: PipelineState) -> None:
+def read_heads(ctx: gather.Context, heads: cute.Tensor, q_at: PipelineState) -> None:
     """Read the query's numbers of this thread's heads, in the order of `sum_heads`."""
     plan = ctx.plan
     shared = ctx.memory.heads.array(Float32, plan.queries * plan.num_heads)
@@ -165,12 +155,7 @@ def sum_heads(role: Adder, acc: cute.Tensor, heads: cute.Tensor) -> list[Float32
 
 @cute.jit
 def add_tile(
-    role: Adder,
-    acc: cute.Tensor,
-    heads: cute.Tensor,
-    place: Place,
-    item: Item,
-    tile: Int32,
+    role: Adder, acc: cute.Tensor, heads: cute.Tensor, place: Place, item: gather.Item, tile: Int32
 ) -> None:
     """Compute and write a tile's sums."""
     ctx = role.ctx
@@ -183,7 +168,7 @@ def add_tile(
         + lane // QUAD
         + 8 * half
     )
-    row = read_row(ctx, item.query, slot, item.end)
+    row = gather.read_row(ctx, item.query, slot, item.end)
     multiply_tile(ctx, acc, place)
     sums = sum_heads(role, acc, heads)
     if lane % QUAD < 2 and slot < ctx.topk:
@@ -194,7 +179,7 @@ def add_tile(
 
 
 @cute.jit
-def free_query(ctx: Context, q_at: PipelineState) -> None:
+def free_query(ctx: gather.Context, q_at: PipelineState) -> None:
     """Free Q of an item with no tile for this warpgroup: it has read every piece of Q."""
     for piece in cutlass.range_constexpr(ctx.plan.query_pieces):
         at = q_at.advanced(piece)
@@ -205,7 +190,7 @@ def free_query(ctx: Context, q_at: PipelineState) -> None:
 
 
 @cute.jit
-def fill_rest(role: Adder, item: Item) -> None:
+def fill_rest(role: Adder, item: gather.Item) -> None:
     """Fill the slots after the query's last tile, if the item has that."""
     ctx = role.ctx
     own = role.number * WARPGROUP_SIZE + ctx.thread
@@ -224,7 +209,7 @@ def add_all(role: Adder) -> None:
     k_at, q_at = Ring(plan.key_slots).start(), Ring(plan.query_slots).start()
     for before in cutlass.range_constexpr(plan.consumers - 1):
         if role.number > before:
-            k_at = tiles_on(k_at, 1, plan)
+            k_at = gather.tiles_on(k_at, 1, plan)
     first = role.number
     item = take_item(ctx, q_at)
     while item.query < ctx.num_queries:
@@ -235,7 +220,7 @@ def add_all(role: Adder) -> None:
         for tile in cutlass.range(first, tiles, plan.consumers, unroll=1):
             place = Place(k_at, q_at, tile + plan.consumers >= tiles)
             add_tile(role, acc, heads, place, item, tile)
-            k_at = tiles_on(k_at, plan.consumers, plan)
+            k_at = gather.tiles_on(k_at, plan.consumers, plan)
         fill_rest(role, item)
         # The turns continue across items.
         first = first - tiles % plan.consumers
@@ -259,30 +244,32 @@ def head_sums_kernel(
 ):
     """One CTA; arguments as in `launch_head_sums`."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = TargetMemory.allocate(plan)
+    memory = gather.TargetMemory.allocate(plan)
     initialise_barriers(memory, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(memory, indices, topk_length, keys)
-        gather_all(Gatherer(ctx, q_map.get_ptr(), keys, lse, attn_sink))
+        gather.gather_all(gather.Gatherer(ctx, q_map.get_ptr(), keys, lse, attn_sink))
     else:
         cute.arch.setmaxregister_increase(plan.add.registers)
         ctx = locate(memory, indices, topk_length, keys)
-        add_all(Adder(ctx, out, sm_scale * LOG2_E, group - 1))
+        add_all(Adder(ctx, out, sm_scale * gather.LOG2_E, group - 1))
 
 
 @cute.jit
 def locate(
-    memory: TargetMemory, indices: cute.Tensor, topk_length: cute.Tensor, keys: cute.Tensor
-) -> Context:
+    memory: gather.TargetMemory, indices: cute.Tensor, topk_length: cute.Tensor, keys: cute.Tensor
+) -> gather.Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     num_keys = Int32(keys.shape[0])
-    return Context(memory, indices, topk_length, num_keys, cta, num_ctas, thread % WARPGROUP_SIZE)
+    return gather.Context(
+        memory, indices, topk_length, num_keys, cta, num_ctas, thread % WARPGROUP_SIZE
+    )
 
 
 @cute.jit

@@ -71,7 +71,6 @@ class TargetPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         columns = "" if self.chunks == LONGEST else f"_d{self.width}"
         return f"attention_target_h{self.num_heads}{columns}"
 
@@ -82,12 +81,10 @@ class TargetPlan(Sm90Plan):
 
     @property
     def key_pieces(self) -> int:
-        """Pieces of a tile."""
         return self.chunks // self.key_piece
 
     @property
     def query_pieces(self) -> int:
-        """Pieces of a query."""
         return self.chunks // self.query_piece
 
     @property
@@ -107,12 +104,10 @@ class TargetPlan(Sm90Plan):
 
     @property
     def queries(self) -> int:
-        """Queries in shared memory at a time."""
         return self.query_slots // self.query_pieces
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         q, k = self.query_slots * self.query_piece_bytes, self.key_slots * self.key_piece_bytes
         heads = self.queries * self.num_heads * FP32
         return [
@@ -126,25 +121,21 @@ class TargetPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def gather(self) -> Role:
-        """Warpgroup 0."""
         return Role("gather", WARPGROUP_SIZE, self.gather_registers, "Q and rows of the keys")
 
     @property
     @cache  # noqa: B019 - plans are few
     def add(self) -> Role:
-        """The warpgroups after the gather's."""
         does = "products of a tile each, their sums over heads"
         return Role("add", self.consumers * WARPGROUP_SIZE, self.consumer_registers, does)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles, in thread order."""
         return self.gather, self.add
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order."""
         gather, add = self.roles
         every, warps, group = (
             Arrives.EVERY_THREAD, Arrives.EVERY_WARP, Arrives.WARPS_OF_ONE_GROUP

@@ -19,7 +19,6 @@ class KlPlan:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """No roles: all warps do the same."""
         return ()
 
     @property
@@ -29,5 +28,4 @@ class KlPlan:
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return "indexer_kl_bwd" if self.gradient else "indexer_kl"

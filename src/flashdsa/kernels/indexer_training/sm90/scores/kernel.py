@@ -103,7 +103,6 @@ class Stretch(NamedTuple):
 
     @property
     def list(self) -> SlotList:
-        """The query's slots."""
         line = self.indices.iterator + Int64(self.query) * self.indices.shape[1]
         return SlotList(line, self.slots, Int32(self.keys.shape[0]), self.thread)
 

@@ -37,12 +37,10 @@ class ScoresPlan:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """No roles: all warps do the same."""
         return ()
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA."""
         return WARPGROUP_SIZE
 
     @property
@@ -58,10 +56,8 @@ class ScoresPlan:
 
     @property
     def query_bytes(self) -> int:
-        """A query's Q."""
         return self.num_heads * INDEX_HEAD_DIM * BF16
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return f"indexer_scores_h{self.num_heads}"
