@@ -1,7 +1,5 @@
 """Where every element of an accumulator lies in TMEM, one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

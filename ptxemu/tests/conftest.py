@@ -1,7 +1,5 @@
 """What every test needs before torch is imported, and one profile of hypothesis."""
 
-from __future__ import annotations
-
 import os
 
 # Threads that wait must sleep: spinning ones slow the tests many times over where other work

@@ -1,7 +1,5 @@
 """Recordings on disk: .npz files that NumPy reads, packed tighter than it writes them."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Arrows between ptxemu's packages that import-linter's contracts leave out."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The documents: their Python runs, their links lead somewhere, the reference is complete."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """ptxemu needs NumPy only: from the sources, and from its wheel."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -20,7 +20,7 @@ from tests.analysis.ptx_texts import roles_of, sums_of
 
 PAGES = Path(__file__).parents[2] / "docs/kernels"
 PAGE = PAGES / "mla-bwd-sm100.md"
-SLOW = (
+OTHERS = (
     ("indexer", "sm_90a"),
     ("indexer", "sm_100a"),
     # All warps run code of a role before they part.
@@ -78,13 +78,8 @@ def test_exit_code_1_when_a_role_spills(
 
 
 @needs_dsl
-@pytest.mark.parametrize(
-    ("name", "arch"),
-    [
-        ("mla_bwd", "sm_100a"),
-        *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "arch"), [("mla_bwd", "sm_100a"), *OTHERS])
 def test_our_kernels_have_the_roles_of_their_plans(
     disassembler: Disassembler, name: str, arch: str
 ) -> None:
@@ -122,6 +117,7 @@ def test_kernels_without_roles_are_reported_whole(disassembler: Disassembler) ->
 
 
 @needs_dsl
+@pytest.mark.slow
 def test_all_kernels_of_a_name_are_reported(disassembler: Disassembler) -> None:
     kernels = json.loads(run("mla_bwd_deterministic", "--json").stdout)["kernels"]
     entries = ("backward_kernel", "ordered_sum_kernel", "delta_kernel")  # the largest first

@@ -17,7 +17,8 @@ from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.gpu import occupancy, runner
 from flashdsa.backends.gpu.empty_kernel import cubin
 from flashdsa.backends.gpu.runner import Gpu
-from flashdsa.backends.indexer.choice import SIZES, clusters_for, gpu_of
+from flashdsa.backends.indexer.choice import clusters_for, gpu_of
+from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.catalog import INDEXER
 
 PLAN = INDEXER.plans[0]
@@ -95,7 +96,7 @@ def test_capacities_are_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_driver(monkeypatch, driver)
     said = capacity()
     assert said == {size: H200.clusters[size] if size <= 8 else 0 for size in range(1, 17)}
-    assert set(SIZES) < set(said)
+    assert set(Indexer.SIZES) < set(said)
     assert driver.attributes == {8: PLAN.smem_bytes, 14: 1}
     assert driver.calls.count("cuCtxPushCurrent_v2") == driver.calls.count("cuCtxPopCurrent_v2")
 

@@ -50,6 +50,7 @@ def test_text_shows_the_share_and_where_the_files_are(run: Run, tmp_path: Path) 
     assert list(tmp_path.glob("*-sparse_mla_fwd.png"))
 
 
+@pytest.mark.slow
 def test_quick_measures_every_operation_of_a_cpu(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     assert run("bench", "--quick", "--out", str(path)).exit_code == 0

@@ -23,7 +23,7 @@ from flashdsa.errors import FlashDsaError
 from tests.distributed.disagreements import without_cpu
 
 Arguments = dict[str, Any]
-STEPS = 150
+STEPS = 60
 SIZES = (1, 2, 3)
 D_QK, D_V = 8, 4
 

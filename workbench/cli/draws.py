@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from workbench.draws.report import Change, Figures, Report
 
 OPERATIONS = (
-    "forward", "decode", "backward", "indexer", "prefill", "two-levels", "two-levels-prefill",
-    "forward-512", "backward-512", "decode-512", "training",
+    "forward", "prompts", "decode", "chats", "backward", "indexer", "prefill", "two-levels",
+    "two-levels-prefill", "forward-512", "backward-512", "decode-512", "training",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from flashdsa.cli.output_options import OutputFile
 from flashdsa.errors import ArgumentValueError
 from flashdsa.output_paths import written
 
-OPERATIONS = ("forward", "decode", "forward-512", "decode-512", "indexer")
+OPERATIONS = ("forward", "prompts", "decode", "chats", "forward-512", "decode-512", "indexer")
 
 
 @click.command()
@@ -38,9 +38,9 @@ def ways(
 ) -> None:
     """Judge the ways of an operation: time all of them, replay the choice without each.
 
-    OPERATION is forward, decode, forward-512, decode-512 or indexer. Every way
-    that can serve a draw is judged against float64 and timed by turns in one
-    process. A way stays if it earns 0.5 % of the mean at fewer than 500 lines a
+    OPERATION is forward, prompts, decode, chats, forward-512, decode-512 or
+    indexer. Every way that can serve a draw is judged against float64 and timed
+    by turns in one process. A way stays if it earns 0.5 % of the mean at fewer than 500 lines a
     %, or if 3 % of the draws fall below 0.9 of their speed without it.
 
     \b

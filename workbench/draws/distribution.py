@@ -204,6 +204,25 @@ FIELDS: dict[str, dict[str, Term]] = {
         "rows": pick(("packed", 0.7), ("bf16", 0.3)),
         "scales": pick(("ue8m0", 0.8), ("fp32", 0.2)),
     },
+    "prompts": {
+        "S": pick((logu(16, 1500), 0.6), (logu(100, 4096), 0.4)),
+        "before": pick((0, 0.5), (logu(1, 2048), 0.5)),
+        "documents": pick((1, 0.7), (logu(2, 32), 0.3)),
+        "heads": _HEADS,
+        "topk": pick((2048, 0.7), (1024, 0.15), (512, 0.15)),
+        "lengths": pick((True, 0.5), (False, 0.5)),
+    },
+    "chats": {
+        "b": logu(1, 512),
+        "next_n": _MTP,
+        "heads": pick((128, 0.35), (64, 0.25), (32, 0.1), (16, 0.2), (8, 0.1)),
+        "contexts": pick((kind("chat", fixed("logu(100, 20_000) each", (100, 20_000))), 1.0)),
+        "topk": pick((2048, 0.7), (1024, 0.15), (512, 0.15)),
+        "ids": kind("random"),
+        "lengths": pick((True, 0.5), (False, 0.5)),
+        "rows": pick(("packed", 0.7), ("bf16", 0.3)),
+        "scales": fixed("ue8m0", "ue8m0"),
+    },
     "backward": {"S": logu(256, 8192), "S_kv": _KEYS, **_TAIL, "heads": _TRAINED_HEADS},
     "indexer": {
         "b": logu(1, 512),
@@ -313,6 +332,8 @@ class Draw:
     def keys(self) -> int:
         """Rows of kv, or tokens of all requests."""
         v = self.values
+        if "before" in v:
+            return int(v["S"] + v["before"])
         if not self.is_prefill:
             return int(v["S_kv"]) if "S_kv" in v else sum(self.lengths)
         name, *sizes = v["kind"]
@@ -373,7 +394,14 @@ class Draw:
         v = dict(self.values)
         share = 8 if v.get("contexts") == "short" else 400
         lengths = tuple(1 + n // share for n in self.lengths[:3])
-        for name, most in (("S", 7), ("S_kv", 300), ("topk", 64), ("heads", 16), ("b", 3)):
+        for name, most in (
+            ("S", 7),
+            ("before", 40),
+            ("S_kv", 300),
+            ("topk", 64),
+            ("heads", 16),
+            ("b", 3),
+        ):
             if name in v:
                 v[name] = min(v[name], most)
         if "kind" in v:

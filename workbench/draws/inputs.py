@@ -23,6 +23,7 @@ from workbench.draws.timing import bound
 from workbench.draws.two_levels import make_two_levels
 from workbench.draws.two_sources import Source, make_two_sources
 
+DECODES = ("decode", "chats")
 PARTS = {"training": ("target", "scores", "backward")}
 """Calls of a draw that are timed one by one, where there is not one only."""
 
@@ -36,7 +37,7 @@ def case_of(draw: Draw, part: str = "") -> Case:
     options = {"part": part} if part else {}
     if draw.operation == "decode-512":
         options = {"next_n": v["next_n"], "rows": v["rows"], "window": v["window"]}
-    if draw.operation == "decode":
+    if draw.operation in DECODES:
         options = {"packed": v["rows"] == "packed", "next_n": v["next_n"]}
     return Case(draw.queries, draw.keys, heads, v["topk"], dtype, options, draw.line)
 
@@ -50,9 +51,9 @@ def make_task(draw: Draw, part: str, device: str, backend: str) -> Task:
         task = make_two_sources(draw, device, backend)
         forwards = draw.operation != "backward-512"
         return bound(task, task.inputs.q, task.inputs.sources) if forwards else task
-    if draw.operation in ("forward", "decode"):
-        make = attention_inputs if draw.operation == "forward" else decode_inputs
-        x = make(draw, device)
+    if draw.operation in (*DECODES, "forward", "prompts"):
+        makers = {"forward": attention_inputs, "prompts": prompt_inputs}
+        x = makers.get(draw.operation, decode_inputs)(draw, device)
         task = attention.forward_task(x, backend, max_logits=draw.values.get("max_logits", False))
         return bound(task, x.q, [Source(x.kv, x.indices, x.topk_length)])
     if draw.operation == "indexer":
@@ -89,6 +90,22 @@ def attention_inputs(draw: Draw, device: str) -> AttentionInputs:
     return AttentionInputs(q, normal(v["S_kv"], D_QK), ids, lengths, sink)
 
 
+def prompt_inputs(draw: Draw, device: str) -> AttentionInputs:
+    """Causal queries at the end of a young prompt, or packed short documents, which are as long.
+
+    Lists shorter than topk end with -1; they have lengths, too, in half of the draws.
+    """
+    v, g = draw.values, _generator(draw, device)
+    normal = partial(torch.randn, device=device, generator=g, dtype=torch.bfloat16)
+    at = torch.arange(draw.queries, device=device) + v["before"]
+    first = at - at % -(-draw.keys // v["documents"])
+    ids = positions(0, at + 1 - first, v["topk"], g)
+    ids = (ids + first[:, None]).where(ids >= 0, -1).int()
+    lengths = (at + 1 - first).clamp(max=v["topk"]).int() if v["lengths"] else None
+    q = normal(draw.queries, v["heads"], D_QK)
+    return AttentionInputs(q, normal(draw.keys, D_QK), ids, lengths, None)
+
+
 def decode_inputs(draw: Draw, device: str) -> AttentionInputs:
     """A step over pages: query j of a request sees all of its tokens but the last next_n - 1 - j.
 
@@ -103,7 +120,7 @@ def decode_inputs(draw: Draw, device: str) -> AttentionInputs:
     at = positions(newest, rows, k, g)
     pages = table.repeat_interleave(next_n, 0).gather(1, at.clamp(min=0) // PAGE_SIZE)
     ids = (pages * PAGE_SIZE + at % PAGE_SIZE).where(at >= 0, -1).int()
-    given = v["lengths"] or min(draw.lengths) - next_n + 1 < k
+    given = v["lengths"] or (draw.operation == "decode" and min(draw.lengths) - next_n + 1 < k)
     own = torch.randn(min(pool * PAGE_SIZE, attention.OWN_ROWS), D_QK, device=device, generator=g)
     kv = own.bfloat16()
     if v["rows"] == "packed":

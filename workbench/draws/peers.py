@@ -41,6 +41,7 @@ def peers_of(draw: Draw, charges: dict[str, float]) -> dict[str, Peer]:
         charges: gets microseconds by name that a call of a peer is charged besides.
     """
     kind, _, wide = draw.operation.partition("-")
+    kind = {"prompts": "forward", "chats": "decode"}.get(kind, kind)
     if kind == "backward":
         named = promise("deterministic")
         return named if wide else named | {"cuDNN Frontend": attention.cudnn_backward}

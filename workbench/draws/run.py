@@ -30,7 +30,7 @@ from workbench.draws.timing import FULL, SHORT, SHORT_SECONDS, DrawTimer, Protoc
 DRAWS_SCHEMA = "flashdsa-draws/1"
 Document = dict[str, Any]
 KEEP_SECONDS = 20.0
-RESTING = ("forward", "forward-512", "backward", "backward-512", "training")
+RESTING = ("forward", "prompts", "forward-512", "backward", "backward-512", "training")
 MANY_GRAPHS = 8192
 """A process that serves captures few graphs; this one captures some for every draw, and none may
 clear its counters in each call because of that."""

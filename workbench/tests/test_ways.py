@@ -69,7 +69,7 @@ def test_a_document_is_judged_again(tmp_path: Path) -> None:
     assert done.exit_code != 0
 
 
-@pytest.mark.parametrize("operation", ["forward", "decode", "forward-512", "decode-512"])
+@pytest.mark.parametrize("operation", ["prompts", "chats", "forward-512", "decode-512"])
 def test_a_call_is_served_by_the_way_that_is_asked_for(operation: str) -> None:
     names = {spec.name for spec in DECODES.values()}
     with pretended_gpu() as gpu:

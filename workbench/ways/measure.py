@@ -70,7 +70,8 @@ class Choice:
 
 _SPARSE_MLA = Choice("flashdsa.backends.sm90.sparse_mla_ways", "flashdsa.backends.sm90.sparse_mla")
 CHOICES: Mapping[str, Choice] = {
-    **dict.fromkeys(("forward", "decode", "forward-512", "decode-512"), _SPARSE_MLA),
+    **dict.fromkeys(("forward", "prompts", "decode", "chats"), _SPARSE_MLA),
+    **dict.fromkeys(("forward-512", "decode-512"), _SPARSE_MLA),
     "indexer": Choice("flashdsa.backends.indexer.choice", "flashdsa.backends.indexer.launch"),
 }
 """By the operation of a draw."""

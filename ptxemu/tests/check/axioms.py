@@ -4,8 +4,6 @@ Sources: PTX ISA, "Memory Consistency Model"; NVlabs/ptxmemorymodel. Relations a
 of sets of successors, each set the bits of an integer.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import combinations, permutations

@@ -1,7 +1,5 @@
 """Small programs under the check: what was found, by code and level."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.kernel_run import aligned, source

@@ -135,13 +135,7 @@ class FakeRun:
             pc = len(self._instructions) + 1
             opcode = text.split(" ", 1)[0]
             found = Instruction(
-                opcode,
-                tuple(opcode.split(".")),
-                (),
-                None,
-                pc,
-                Span(10 * pc, "kernel.py", pc),
-                text,
+                opcode, tuple(opcode.split(".")), (), None, pc, Span(10 * pc, "kernel.py", pc), text
             )
             self._instructions[text] = found
         return found

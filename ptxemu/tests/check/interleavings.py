@@ -1,7 +1,5 @@
 """Every interleaving of a small program, and what the check says of it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 

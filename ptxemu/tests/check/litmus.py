@@ -4,8 +4,6 @@ Each thread of a program is a CTA's (or a warp's) first. `x` and `y` are data, `
 all are 0 at first.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -10,8 +10,6 @@ new value: so it is ordered on every schedule. As it is published (`, read once`
 old value is read.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import NamedTuple
 
@@ -50,7 +48,6 @@ def _program(name: str, ctas: str, threads: str, verdict: Verdict) -> Published:
     return Published(name, ctas, tuple(part.strip() for part in threads.split("|")), verdict)
 
 
-_LOCKED = "R x; W x {0}"
 _TICKET = "A.{0}.gpu in 1; turn.{1}.gpu out; R x; W x {3}; A.{2}.gpu out 1"
 
 

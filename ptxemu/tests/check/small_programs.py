@@ -4,8 +4,6 @@ They are judged twice: by the axioms of the PTX memory model (`axioms`), and by 
 order in which their accesses can come.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -118,11 +116,7 @@ STYLES: tuple[Style, ...] = (
     *(((), order, scope) for order in ("relaxed", "ordered") for scope in LEVELS),
     *((fences, "relaxed", GPU) for fences in _FENCES),
 )
-_TWO: tuple[tuple[Place, ...], ...] = (
-    ((0, 0), (0, 0)),
-    ((0, 0), (1, 0)),
-    ((0, 0), (1, 1)),
-)
+_TWO: tuple[tuple[Place, ...], ...] = (((0, 0), (0, 0)), ((0, 0), (1, 0)), ((0, 0), (1, 1)))
 _THREE: tuple[tuple[Place, ...], ...] = (
     ((0, 0), (1, 1), (2, 2)),
     ((0, 0), (0, 0), (1, 1)),
@@ -168,11 +162,7 @@ def _messages(places: tuple[Place, ...], a: Style, b: Style) -> Iterator[Program
         yield Program(
             "MP, an atomic between",
             (*places, places[0]),
-            (
-                (put, *a[0], _put("y", 1, a)),
-                (_get("y", "a", b), *b[0], got),
-                (atomic("y", "c"),),
-            ),
+            ((put, *a[0], _put("y", 1, a)), (_get("y", "a", b), *b[0], got), (atomic("y", "c"),)),
         )
         yield Program(
             "MP, two writes",
@@ -240,30 +230,15 @@ def _pairs(places: tuple[Place, ...], a: Style, b: Style) -> Iterator[Program]:
     """Two threads and two locations, all strong; and exclusion by flags."""
     x, y = "x", "y"
     shapes = {
-        "SB": (
-            (_put(x, 1, a), *a[0], _get(y, "a", a)),
-            (_put(y, 1, b), *b[0], _get(x, "b", b)),
-        ),
-        "LB": (
-            (_get(x, "a", a), *a[0], _put(y, 1, a)),
-            (_get(y, "b", b), *b[0], _put(x, 1, b)),
-        ),
+        "SB": ((_put(x, 1, a), *a[0], _get(y, "a", a)), (_put(y, 1, b), *b[0], _get(x, "b", b))),
+        "LB": ((_get(x, "a", a), *a[0], _put(y, 1, a)), (_get(y, "b", b), *b[0], _put(x, 1, b))),
         "S": (
             (_put(x, 2, a), *a[0], _put(y, 1, a)),
             (_get(y, "b", b), *b[0], write(x, 1, "relaxed", GPU, ("b", 1))),
         ),
-        "R": (
-            (_put(x, 1, a), *a[0], _put(y, 1, a)),
-            (_put(y, 2, b), *b[0], _get(x, "b", b)),
-        ),
-        "2+2W": (
-            (_put(x, 1, a), *a[0], _put(y, 2, a)),
-            (_put(y, 1, b), *b[0], _put(x, 2, b)),
-        ),
-        "CoRR": (
-            (_put(x, 1, a), *a[0], _put(x, 2, a)),
-            (_get(x, "a", b), *b[0], _get(x, "b", b)),
-        ),
+        "R": ((_put(x, 1, a), *a[0], _put(y, 1, a)), (_put(y, 2, b), *b[0], _get(x, "b", b))),
+        "2+2W": ((_put(x, 1, a), *a[0], _put(y, 2, a)), (_put(y, 1, b), *b[0], _put(x, 2, b))),
+        "CoRR": ((_put(x, 1, a), *a[0], _put(x, 2, a)), (_get(x, "a", b), *b[0], _get(x, "b", b))),
         "flags": tuple(
             (_put("f" + own, 1, s), *s[0], _get("f" + other, "a", s), write(x, 1, guard=("a", 0)))
             for s, own, other in ((a, "0", "1"), (b, "1", "0"))

@@ -1,20 +1,10 @@
 """Asynchronous operations: proxies, completion, mbarrier objects."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.check.fake_run import (
-    GLOBAL,
-    LOAD,
-    STORE,
-    FakeRun,
-    FakeWarp,
-    levels,
-    load_tile,
-)
+from tests.check.fake_run import GLOBAL, LOAD, STORE, FakeRun, FakeWarp, levels, load_tile
 
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import Access, AccessKind, Proxy
@@ -92,16 +82,6 @@ def test_refilling_what_was_written_without_fence_is_an_error_and_what_was_read_
     ]
 
 
-def test_refilling_before_the_reader_is_done_is_a_race(run: FakeRun) -> None:
-    a, b = run.warps
-    load_tile(run, b)
-    run.wait(a)
-    run.read(a, 0x800)
-    operation = run.issue(b, LOAD)
-    run.write(operation, 0x800, 64)
-    assert "race" in run.codes
-
-
 def test_global_memory_needs_the_fence_too(run: FakeRun) -> None:
     a, b = run.warps
     run.write(a, 0x10000, space=GLOBAL)
@@ -149,14 +129,6 @@ def test_tensor_maps_need_the_tensormap_fences(
 
 
 # completion
-
-
-def test_a_load_is_read_behind_its_mbarrier(run: FakeRun) -> None:
-    a, b = run.warps
-    load_tile(run, a)
-    run.wait(b)
-    run.read(b, 0x800)
-    assert run.codes == []
 
 
 @pytest.mark.parametrize("reader_is_early", [False, True])
@@ -298,37 +270,6 @@ def test_refilling_before_the_product_is_waited_for_is_an_error(run: FakeRun) ->
 
 def init_mbarrier(run: FakeRun, warp: FakeWarp) -> None:
     run.access(warp, "mbarrier.init.shared.b64 [bar], 1", "write", 0x400, 8)
-
-
-@pytest.mark.parametrize("fence", ["mbarrier_init", "proxy.async", None])
-def test_the_async_proxy_needs_a_fence_behind_mbarrier_init(
-    run: FakeRun, fence: str | None
-) -> None:
-    a, b = run.warps
-    init_mbarrier(run, a)
-    if fence is not None:
-        run.fence(a, fence)
-    run.barrier(a, b)
-    run.arrive(b, offset=0x400)
-    operation = run.issue(b, LOAD)
-    run.arrive(operation, offset=0x400)
-    run.wait(a, offset=0x400)
-    run.checker.async_completed(operation)
-    assert levels(run) == ([] if fence else [("missing-mbarrier-init-fence", "warning")])
-
-
-@pytest.mark.parametrize("fence", [True, False])
-def test_a_relaxed_cluster_barrier_orders_inits_behind_their_fence(fence: bool) -> None:
-    run = FakeRun(ctas=2, warps=1)
-    a, b = run.warps
-    init_mbarrier(run, a)
-    if fence:
-        run.fence(a, "mbarrier_init")
-    run.cluster_barrier(relaxed=True)
-    run.access(b, "mbarrier.arrive", "atomic", 0x400, 8, owner=0, order="relaxed")
-    run.arrive(b, offset=0x400)
-    run.wait(a, offset=0x400)
-    assert levels(run) == ([] if fence else [("missing-mbarrier-init-fence", "error")])
 
 
 def test_a_relaxed_cluster_barrier_orders_nothing_else() -> None:

@@ -5,8 +5,6 @@ must agree on: up to the first access that races with an earlier one nothing is 
 access is. What is reported behind it must be a race, too.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import TypeAlias

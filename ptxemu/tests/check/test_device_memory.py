@@ -1,7 +1,5 @@
 """Memory of the device that nobody has written, and that a kernel reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 

@@ -1,16 +1,13 @@
 """Work that several warps do alike, with one result: a note. With different results: an error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.check.checked_run import check
 from tests.check.fake_run import GLOBAL, LOAD, STORE, FakeRun, levels
 from tests.check.test_hazard_programs import ELECT, POLICIES, wait
-from tests.kernel_run import source
 
-from ptxemu import api
 from ptxemu.check import Finding
 from ptxemu.sched.policy import Policy
 
@@ -21,12 +18,9 @@ TID_AND_PLACE = "mov.u32 %r0, %tid.x;\nmov.u32 %r2, smem;\n"
 """%r0 = the thread's number, %r2 = shared memory."""
 
 
-def findings(body: str, policy: Policy, *, block: int = 64, **arrays: int) -> list[Finding]:
-    """All findings of a run, notes too."""
-    own: dict[str, Any] = {name: np.zeros(size, np.uint32) for name, size in arrays.items()}
-    module = api.load(source(body, own, shared=4096))
-    result = module.launch("k", 1, block, args=list(own.values()), policy=policy, check=True)
-    return list(result.findings)
+def findings(body: str, policy: Policy, **arrays: Any) -> list[Finding]:
+    """All findings of a run of two warps, notes too."""
+    return check(body, block=64, policy=policy, how={"shared": 4096}, **arrays)
 
 
 def codes(found: list[Finding]) -> set[tuple[str, str]]:
@@ -191,8 +185,7 @@ def test_a_race_of_two_instructions_is_not_hidden_by_their_harmless_one(run: Fak
 
 @every_policy
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [("%r5", {("same-value-race", "note")}), ("%r0", {("race", "error")})],
+    ("value", "expected"), [("%r5", {("same-value-race", "note")}), ("%r0", {("race", "error")})]
 )
 def test_overlapping_rows_may_be_stored_twice_where_they_are_equal(
     policy: Policy, value: str, expected: set[tuple[str, str]]
@@ -253,9 +246,7 @@ def test_constant_input_does_not_hide_a_missing_barrier(policy: Policy, constant
         + stage.format("+256")
     )
     data = np.ones(128, np.uint32) if constant else np.arange(128, dtype=np.uint32)
-    module = api.load(source(program, {"data": data}, shared=4096))
-    found = module.launch("k", 1, 64, args=[data], policy=policy, check=True).findings
-    assert codes(list(found)) == {RACE}
+    assert codes(findings(program, policy, data=data)) == {RACE}
 
 
 @every_policy

@@ -1,14 +1,11 @@
 """Programs that lack one instruction: one finding under every schedule; with it, silence."""
 
-from __future__ import annotations
+from typing import Any, NamedTuple
 
-from typing import Any
-
-import numpy as np
 import pytest
-from tests.kernel_run import TID, source, store
+from tests.check.checked_run import check
+from tests.kernel_run import TID, store
 
-from ptxemu import api
 from ptxemu.check import Finding
 from ptxemu.sched.policy import Policy
 
@@ -18,7 +15,6 @@ POLICIES = [
     Policy(seed=1),
     Policy(seed=2),
 ]
-ERRORS_AND_WARNINGS = ("error", "warning")
 
 ELECT = """
 mov.u32 %r0, %tid.x;
@@ -43,97 +39,12 @@ def wait(parity: str = "0", label: str = "W", bar: str = "%r1") -> str:
 
 
 def findings(
-    body: str,
-    *,
-    policy: Policy,
-    block: int = 64,
-    grid: int = 1,
-    arch: str = "sm_90a",
-    **arrays: Any,
+    body: str, *, grid: int = 1, block: int = 64, arch: str = "sm_90a", **how: Any
 ) -> list[Finding]:
     """Errors and warnings of a run; notes are left out."""
-    own = {name: np.zeros(size, np.uint32) for name, size in arrays.items()}
-    text = source(body, own, arch=arch, shared=32 * 1024)
-    result = api.load(text).launch(
-        "k", grid, block, cluster=grid, args=list(own.values()), policy=policy, check=True
-    )
-    return [f for f in result.findings if f.level in ERRORS_AND_WARNINGS]
-
-
-def line_of(text: str, opcode: str, occurrence: int = 0) -> int:
-    """PTX line of an opcode's n-th occurrence."""
-    lines = [n for n, line in enumerate(text.splitlines(), 1) if opcode in line]
-    return lines[occurrence]
-
-
-def expect(
-    program: str,
-    needed: str,
-    code: str,
-    edge: str,
-    opcodes: tuple[str, str | None],
-    *,
-    policy: Policy,
-    level: str = "error",
-    **how: Any,
-) -> None:
-    """`program` with `needed` at NEEDED is silent; without it there is one finding.
-
-    Args:
-        code, level, edge: what the finding has; edge is a part of its message.
-        opcodes: of the instructions at its two sites.
-    """
-    assert findings(program.replace("NEEDED", needed), policy=policy, **how) == []
-    found = findings(program.replace("NEEDED", ""), policy=policy, **how)
-    assert [(f.code, f.level) for f in found] == [(code, level)], found
-    (finding,) = found
-    assert edge in finding.message
-    sites = tuple(
-        None if site is None else site.instruction.split(" ")[0]
-        for site in (finding.first, finding.second)
-    )
-    assert sites == opcodes or (code == "race" and sites[::-1] == opcodes)
-
-
-pytestmark = pytest.mark.parametrize("policy", POLICIES, ids=["eager", "late", "seed1", "seed2"])
-
-
-def test_bar_sync_between_threads_that_exchange_words(policy: Policy) -> None:
-    program = (
-        ELECT
-        + "st.shared.b32 [%r4], %r0;\nNEEDED\nxor.b32 %r5, %r3, 128;\nadd.u32 %r5, %r2, %r5;\n"
-        + "ld.shared.b32 %r6, [%r5];\n"
-        + store("out", "%r6")
-    )
-    expect(
-        program,
-        "bar.sync 0;",
-        "race",
-        "needs a barrier",
-        ("st.shared.b32", "ld.shared.b32"),
-        policy=policy,
-        out=64,
-    )
-
-
-def test_flag_in_global_memory_needs_release(policy: Policy) -> None:
-    program = (
-        ELECT
-        + "@!%p0 bra OTHER;\nst.global.b32 [%rd_data], 7;\nNEEDED\n"
-        + "st.relaxed.gpu.global.b32 [%rd_flag], 1;\nbra END;\nOTHER: @%p1 bra END;\n"
-        + "SPIN: ld.acquire.gpu.global.b32 %r5, [%rd_flag];\nsetp.eq.u32 %p3, %r5, 0;\n"
-        + "@%p3 bra SPIN;\nld.global.b32 %r6, [%rd_data];\nEND:"
-    )
-    expect(
-        program,
-        "fence.acq_rel.gpu;",
-        "race",
-        "a release and an acquire",
-        ("st.global.b32", "ld.global.b32"),
-        policy=policy,
-        data=1,
-        flag=1,
-    )
+    text = {"arch": arch, "shared": 32 * 1024}
+    found = check(body, grid=grid, cluster=grid, block=block, how=text, **how)
+    return [f for f in found if f.level in ("error", "warning")]
 
 
 BULK_STORE = (
@@ -151,32 +62,6 @@ cp.async.bulk.wait_group 0;
 END:
 """
 )
-
-
-def test_proxy_fence_between_stores_and_a_bulk_store(policy: Policy) -> None:
-    expect(
-        BULK_STORE.replace("FENCE", "NEEDED").replace(
-            "WAIT_GROUP", "cp.async.bulk.wait_group.read 0;"
-        ),
-        "fence.proxy.async.shared::cta;",
-        "missing-proxy-fence",
-        "needs fence.proxy.async",
-        ("st.shared.b32", "cp.async.bulk.global.shared::cta.bulk_group"),
-        policy=policy,
-        out=64,
-    )
-
-
-def test_wait_group_read_before_the_source_of_a_bulk_store_changes(policy: Policy) -> None:
-    expect(
-        BULK_STORE.replace("FENCE", "fence.proxy.async;").replace("WAIT_GROUP", "NEEDED"),
-        "cp.async.bulk.wait_group.read 0;",
-        "missing-wait",
-        "needs cp.async.bulk.wait_group.read",
-        ("cp.async.bulk.global.shared::cta.bulk_group", "st.shared.b32"),
-        policy=policy,
-        out=64,
-    )
 
 
 BULK_LOAD = (
@@ -199,63 +84,6 @@ ld.shared.b32 %r5, [%r4];
 )
 
 
-def test_wait_on_the_mbarrier_before_a_bulk_load_is_read(policy: Policy) -> None:
-    expect(
-        BULK_LOAD.replace("INIT_FENCE", "fence.mbarrier_init.release.cluster;")
-        .replace("WAIT_MBARRIER", "NEEDED")
-        .replace("LAST_WAIT", wait(label="L")),
-        wait(),
-        "missing-wait",
-        "needs a wait on the mbarrier",
-        ("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", "ld.shared.b32"),
-        policy=policy,
-        **{"in": 64, "out": 64},
-    )
-
-
-@pytest.mark.parametrize(
-    "fence", ["fence.mbarrier_init.release.cluster;", "fence.proxy.async.shared::cta;"]
-)
-def test_fence_between_mbarrier_init_and_a_bulk_load_that_signals(
-    policy: Policy, fence: str
-) -> None:
-    expect(
-        BULK_LOAD.replace("INIT_FENCE", "NEEDED")
-        .replace("WAIT_MBARRIER", wait())
-        .replace("LAST_WAIT", ""),
-        fence,
-        "missing-mbarrier-init-fence",
-        "needs fence.mbarrier_init",
-        (
-            "mbarrier.init.shared::cta.b64",
-            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes",
-        ),
-        policy=policy,
-        level="warning",  # within a CTA and behind a barrier; kernels that ship do without it
-        **{"in": 64, "out": 64},
-    )
-
-
-def test_cp_async_is_waited_for(policy: Policy) -> None:
-    program = (
-        ELECT
-        + "mul.wide.u32 %rd0, %r0, 4;\nadd.s64 %rd1, %rd_in, %rd0;\n"
-        + "cp.async.ca.shared.global [%r4], [%rd1], 4;\ncp.async.commit_group;\nNEEDED\n"
-        + "ld.shared.b32 %r5, [%r4];\n"
-        + store("out", "%r5")
-        + "cp.async.wait_all;"
-    )
-    expect(
-        program,
-        "cp.async.wait_group 0;",
-        "missing-wait",
-        "needs cp.async.wait_group",
-        ("cp.async.ca.shared.global", "ld.shared.b32"),
-        policy=policy,
-        **{"in": 64, "out": 64},
-    )
-
-
 DSMEM = (
     ELECT
     + """
@@ -273,16 +101,205 @@ NEEDED
 )
 
 
-def test_cluster_barrier_between_a_dsmem_access_and_the_exit(policy: Policy) -> None:
-    expect(
+MMA_HEAD = (
+    ELECT
+    + """
+@!%p0 bra READY;
+mbarrier.init.shared::cta.b64 [%r1], 1;
+fence.mbarrier_init.release.cluster;
+READY:
+@!%p1 bra ALLOCATED;
+add.u32 %r5, %r1, 64;
+tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r5], 64;
+ALLOCATED:
+mov.u32 %r6, 0;
+mov.u32 %r7, %ntid.x;
+shl.b32 %r7, %r7, 2;
+ZERO:
+st.shared.b32 [%r4], 0;
+add.u32 %r4, %r4, %r7;
+add.u32 %r6, %r6, %r7;
+setp.lt.u32 %p4, %r6, 16384;
+@%p4 bra ZERO;
+fence.proxy.async.shared::cta;
+tcgen05.fence::before_thread_sync;
+bar.sync 0;
+tcgen05.fence::after_thread_sync;
+ld.shared.b32 %r10, [%r1+64];
+"""
+)
+"""64 threads: operands of zeros at %r2 (16 KiB), 64 columns at %r10."""
+
+DESCRIPTOR = """
+shr.u32 %r11, %r2, 4;
+and.b32 %r11, %r11, 16383;
+cvt.u64.u32 %rd0, %r11;
+or.b64 %rd0, %rd0, DESC;
+mov.u32 %r12, IDESC;
+"""
+# K-major, 128B swizzle (2 in bits 61-63), version 1, SBO = 1024 bytes
+_DESC = (2 << 61) | (1 << 46) | ((1024 >> 4) << 32)
+# D f32, A and B bf16, N = 64, M = 64
+_IDESC = (1 << 4) | (1 << 7) | (1 << 10) | ((64 >> 3) << 17) | ((64 >> 4) << 24)
+DESCRIPTOR = DESCRIPTOR.replace("IDESC", str(_IDESC)).replace("DESC", str(_DESC))
+
+COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r1];\n"
+LOAD = "tcgen05.ld.sync.aligned.16x256b.x1.b32 {%r14, %r15, %r16, %r17}, [%r18];\n"
+TAIL = """
+bar.sync 0;
+@!%p1 bra GONE;
+tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r10, 64;
+GONE:
+"""
+
+
+def mma(accumulate: str = "%p8") -> str:
+    return f"tcgen05.mma.cta_group::1.kind::f16 [%r10], %rd0, %rd0, %r12, {accumulate};\n"
+
+
+PREDICATES = "setp.ne.u32 %p8, 0, 0;\nsetp.eq.u32 %p7, 0, 0;\n"
+READ_BACK = (
+    "tcgen05.fence::after_thread_sync;\nand.b32 %r18, %r9, 3;\nshl.b32 %r18, %r18, 21;\n"
+    "add.u32 %r18, %r10, %r18;\n" + LOAD + "tcgen05.wait::ld.sync.aligned;\n"
+    "tcgen05.fence::before_thread_sync;\n"
+)
+
+
+class Case(NamedTuple):
+    """A program that is silent with `needed` at NEEDED; without it there is one finding."""
+
+    program: str
+    needed: str
+    code: str
+    edge: str
+    """A part of the finding's message."""
+    opcodes: tuple[str, str | None]
+    """Of the instructions at its two sites."""
+    level: str = "error"
+    how: dict[str, Any] = {}  # noqa: RUF012
+
+
+IN_OUT = {"in": 64, "out": 64}
+BULK_LOAD_OPCODE = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+BULK_STORE_OPCODE = "cp.async.bulk.global.shared::cta.bulk_group"
+INIT_FENCE = "fence.mbarrier_init.release.cluster;"
+INIT_CASE = Case(
+    BULK_LOAD.replace("INIT_FENCE", "NEEDED")
+    .replace("WAIT_MBARRIER", wait())
+    .replace("LAST_WAIT", ""),
+    INIT_FENCE,
+    "missing-mbarrier-init-fence",
+    "needs fence.mbarrier_init",
+    ("mbarrier.init.shared::cta.b64", BULK_LOAD_OPCODE),
+    "warning",  # within a CTA and behind a barrier; kernels that ship do without it
+    IN_OUT,
+)
+CASES = {
+    "bar.sync between threads that exchange words": Case(
+        ELECT
+        + "st.shared.b32 [%r4], %r0;\nNEEDED\nxor.b32 %r5, %r3, 128;\nadd.u32 %r5, %r2, %r5;\n"
+        + "ld.shared.b32 %r6, [%r5];\n"
+        + store("out", "%r6"),
+        "bar.sync 0;",
+        "race",
+        "needs a barrier",
+        ("st.shared.b32", "ld.shared.b32"),
+        how={"out": 64},
+    ),
+    "a flag in global memory needs a release": Case(
+        ELECT
+        + "@!%p0 bra OTHER;\nst.global.b32 [%rd_data], 7;\nNEEDED\n"
+        + "st.relaxed.gpu.global.b32 [%rd_flag], 1;\nbra END;\nOTHER: @%p1 bra END;\n"
+        + "SPIN: ld.acquire.gpu.global.b32 %r5, [%rd_flag];\nsetp.eq.u32 %p3, %r5, 0;\n"
+        + "@%p3 bra SPIN;\nld.global.b32 %r6, [%rd_data];\nEND:",
+        "fence.acq_rel.gpu;",
+        "race",
+        "a release and an acquire",
+        ("st.global.b32", "ld.global.b32"),
+        how={"data": 1, "flag": 1},
+    ),
+    "a proxy fence between stores and a bulk store": Case(
+        BULK_STORE.replace("FENCE", "NEEDED").replace(
+            "WAIT_GROUP", "cp.async.bulk.wait_group.read 0;"
+        ),
+        "fence.proxy.async.shared::cta;",
+        "missing-proxy-fence",
+        "needs fence.proxy.async",
+        ("st.shared.b32", BULK_STORE_OPCODE),
+        how={"out": 64},
+    ),
+    "wait_group.read before the source of a bulk store changes": Case(
+        BULK_STORE.replace("FENCE", "fence.proxy.async;").replace("WAIT_GROUP", "NEEDED"),
+        "cp.async.bulk.wait_group.read 0;",
+        "missing-wait",
+        "needs cp.async.bulk.wait_group.read",
+        (BULK_STORE_OPCODE, "st.shared.b32"),
+        how={"out": 64},
+    ),
+    "a wait on the mbarrier before a bulk load is read": Case(
+        BULK_LOAD.replace("INIT_FENCE", INIT_FENCE)
+        .replace("WAIT_MBARRIER", "NEEDED")
+        .replace("LAST_WAIT", wait(label="L")),
+        wait(),
+        "missing-wait",
+        "needs a wait on the mbarrier",
+        (BULK_LOAD_OPCODE, "ld.shared.b32"),
+        how=IN_OUT,
+    ),
+    "a fence between mbarrier.init and a bulk load that signals": INIT_CASE,
+    "a proxy fence there": INIT_CASE._replace(needed="fence.proxy.async.shared::cta;"),
+    "cp.async is waited for": Case(
+        ELECT
+        + "mul.wide.u32 %rd0, %r0, 4;\nadd.s64 %rd1, %rd_in, %rd0;\n"
+        + "cp.async.ca.shared.global [%r4], [%rd1], 4;\ncp.async.commit_group;\nNEEDED\n"
+        + "ld.shared.b32 %r5, [%r4];\n"
+        + store("out", "%r5")
+        + "cp.async.wait_all;",
+        "cp.async.wait_group 0;",
+        "missing-wait",
+        "needs cp.async.wait_group",
+        ("cp.async.ca.shared.global", "ld.shared.b32"),
+        how=IN_OUT,
+    ),
+    "a cluster barrier between a DSMEM access and the exit": Case(
         DSMEM,
         "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;",
         "dsmem-exit",
         "may have exited: needs a cluster barrier",
         ("ld.shared::cluster.b32", None),
-        policy=policy,
-        grid=2,
+        how={"grid": 2},
+    ),
+    "a commit is waited for before the accumulator is loaded": Case(
+        MMA_HEAD
+        + DESCRIPTOR
+        + PREDICATES
+        + f"@!%p0 bra ISSUED;\n{mma()}{COMMIT}ISSUED:\nNEEDED\n"
+        + READ_BACK
+        + wait(label="L")
+        + TAIL,
+        wait(),
+        "missing-wait",
+        "needs tcgen05.commit and a wait on its mbarrier",
+        ("tcgen05.mma.cta_group::1.kind::f16", "tcgen05.ld.sync.aligned.16x256b.x1.b32"),
+        how={"arch": "sm_100a"},
+    ),
+}
+
+
+pytestmark = pytest.mark.parametrize("policy", POLICIES, ids=["eager", "late", "seed1", "seed2"])
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_what_lacks_one_instruction_has_one_finding(case: Case, policy: Policy) -> None:
+    assert findings(case.program.replace("NEEDED", case.needed), policy=policy, **case.how) == []
+    (finding,) = findings(case.program.replace("NEEDED", ""), policy=policy, **case.how)
+    assert (finding.code, finding.level) == (case.code, case.level)
+    assert case.edge in finding.message
+    sites = tuple(
+        None if site is None else site.instruction.split(" ")[0]
+        for site in (finding.first, finding.second)
     )
+    assert sites == case.opcodes or (case.code == "race" and sites[::-1] == case.opcodes)
 
 
 def test_fence_mbarrier_init_before_a_relaxed_cluster_barrier(policy: Policy) -> None:
@@ -312,9 +329,7 @@ setp.ne.u32 %p3, %r5, 0;
     assert findings(program.replace("NEEDED", fence), policy=policy, grid=2) == []
 
 
-def test_two_stages_that_are_refilled_behind_their_empty_barrier_are_silent(
-    policy: Policy,
-) -> None:
+def test_two_stages_that_are_refilled_behind_their_empty_barrier_are_silent(policy: Policy) -> None:
     """A producer warp, a consumer warp, full and empty mbarriers, six tiles over two stages."""
     program = (
         TID
@@ -386,96 +401,6 @@ sub.u32 %r30, %r0, 32;
         "race",
         "missing-wait",
     }
-
-
-# --- tcgen05 ---------------------------------------------------------------------------------
-
-MMA_HEAD = (
-    ELECT
-    + """
-@!%p0 bra READY;
-mbarrier.init.shared::cta.b64 [%r1], 1;
-fence.mbarrier_init.release.cluster;
-READY:
-@!%p1 bra ALLOCATED;
-add.u32 %r5, %r1, 64;
-tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r5], 64;
-ALLOCATED:
-mov.u32 %r6, 0;
-mov.u32 %r7, %ntid.x;
-shl.b32 %r7, %r7, 2;
-ZERO:
-st.shared.b32 [%r4], 0;
-add.u32 %r4, %r4, %r7;
-add.u32 %r6, %r6, %r7;
-setp.lt.u32 %p4, %r6, 16384;
-@%p4 bra ZERO;
-fence.proxy.async.shared::cta;
-tcgen05.fence::before_thread_sync;
-bar.sync 0;
-tcgen05.fence::after_thread_sync;
-ld.shared.b32 %r10, [%r1+64];
-"""
-)
-"""64 threads: operands of zeros at %r2 (16 KiB), 64 columns at %r10."""
-
-DESCRIPTOR = """
-shr.u32 %r11, %r2, 4;
-and.b32 %r11, %r11, 16383;
-cvt.u64.u32 %rd0, %r11;
-or.b64 %rd0, %rd0, DESC;
-mov.u32 %r12, IDESC;
-"""
-# K-major, 128B swizzle (2 in bits 61-63), version 1, SBO = 1024 bytes
-_DESC = (2 << 61) | (1 << 46) | ((1024 >> 4) << 32)
-# D f32, A and B bf16, N = 64, M = 64
-_IDESC = (1 << 4) | (1 << 7) | (1 << 10) | ((64 >> 3) << 17) | ((64 >> 4) << 24)
-DESCRIPTOR = DESCRIPTOR.replace("IDESC", str(_IDESC)).replace("DESC", str(_DESC))
-
-COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r1];\n"
-LOAD = "tcgen05.ld.sync.aligned.16x256b.x1.b32 {%r14, %r15, %r16, %r17}, [%r18];\n"
-TAIL = """
-bar.sync 0;
-@!%p1 bra GONE;
-tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r10, 64;
-GONE:
-"""
-
-
-def mma(accumulate: str = "%p8") -> str:
-    return f"tcgen05.mma.cta_group::1.kind::f16 [%r10], %rd0, %rd0, %r12, {accumulate};\n"
-
-
-PREDICATES = "setp.ne.u32 %p8, 0, 0;\nsetp.eq.u32 %p7, 0, 0;\n"
-READ_BACK = (
-    "tcgen05.fence::after_thread_sync;\nand.b32 %r18, %r9, 3;\nshl.b32 %r18, %r18, 21;\n"
-    "add.u32 %r18, %r10, %r18;\n" + LOAD + "tcgen05.wait::ld.sync.aligned;\n"
-    "tcgen05.fence::before_thread_sync;\n"
-)
-
-
-def test_commit_is_waited_for_before_the_accumulator_is_loaded(policy: Policy) -> None:
-    program = (
-        MMA_HEAD
-        + DESCRIPTOR
-        + PREDICATES
-        + "@!%p0 bra ISSUED;\n"
-        + mma()
-        + COMMIT
-        + "ISSUED:\nNEEDED\n"
-        + READ_BACK
-        + wait(label="L")
-        + TAIL
-    )
-    expect(
-        program,
-        wait(),
-        "missing-wait",
-        "needs tcgen05.commit and a wait on its mbarrier",
-        ("tcgen05.mma.cta_group::1.kind::f16", "tcgen05.ld.sync.aligned.16x256b.x1.b32"),
-        policy=policy,
-        arch="sm_100a",
-    )
 
 
 @pytest.mark.parametrize("same_shape", [True, False])

@@ -1,7 +1,5 @@
 """What a warp knows of an operation, what it issues later knows too, and nothing else does."""
 
-from __future__ import annotations
-
 from tests.check.fake_run import LOAD, STORE, TMEM, FakeRun, load_tile
 
 from ptxemu.events import AccessKind, FenceKind, Proxy, Space

@@ -1,7 +1,5 @@
 """Lanes of a warp are ordered by what makes them wait for each other, and by nothing else."""
 
-from __future__ import annotations
-
 import pytest
 from tests.check.checked_run import POLICIES, check, errors
 from tests.kernel_run import TID

@@ -1,7 +1,5 @@
 """Lanes of a warp that read what only another lane of it has acquired: bar.warp.sync is missing."""
 
-from __future__ import annotations
-
 import pytest
 from tests.check.checked_run import POLICIES, check, errors
 from tests.kernel_run import TID

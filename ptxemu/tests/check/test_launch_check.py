@@ -1,7 +1,5 @@
 """`check=True`: findings in the result, other observers still hear, errors carry what was found."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tests.kernel_run import TID, source

@@ -1,15 +1,7 @@
 """Lifetimes: exits of CTAs, copies nobody waits for, complaints of the machine."""
 
-from __future__ import annotations
-
 import pytest
-from tests.check.fake_run import (
-    SHARED,
-    STORE,
-    FakeRun,
-    levels,
-    load_tile,
-)
+from tests.check.fake_run import SHARED, STORE, FakeRun, levels, load_tile
 
 
 @pytest.mark.parametrize("ordered", [True, False])

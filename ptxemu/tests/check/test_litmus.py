@@ -1,7 +1,5 @@
 """The litmus table: the verdict is that of the table on every schedule."""
 
-from __future__ import annotations
-
 import pytest
 from tests.check.checked_run import POLICIES, check
 from tests.check.litmus import TABLE, Litmus, program

@@ -5,8 +5,6 @@ free TMEM. In #3653 statistics are stored to TMEM and another warp of the same l
 them. Each report asks for the wait before the arrival.
 """
 
-from __future__ import annotations
-
 import pytest
 from tests.check.checked_run import POLICIES, check
 from tests.kernel_run import TID, store

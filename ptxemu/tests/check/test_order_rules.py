@@ -1,7 +1,5 @@
 """Happens-before of generic accesses: barriers, mbarriers, flags; bytes, words and pages."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -155,17 +153,6 @@ def test_accesses_that_span_pages_are_seen_whole(run: FakeRun) -> None:
     assert finding.code == "race" and "0x8004" in finding.message
 
 
-def test_an_mbarrier_orders_those_who_arrive_before_those_who_wait(run: FakeRun) -> None:
-    a, b = run.warps
-    run.write(a, 0x800)
-    run.arrive(a, phase=0)
-    run.wait(b, phase=0)
-    run.read(b, 0x800)
-    assert run.codes == []
-    run.write(a, 0x800)
-    assert run.codes == ["race"]
-
-
 def test_a_later_phase_of_an_mbarrier_includes_the_earlier_ones() -> None:
     run = FakeRun(warps=3)
     a, b, c = run.warps
@@ -186,36 +173,6 @@ def test_global_memory_of_the_arguments_is_initialised_and_checked(run: FakeRun)
     assert finding.code == "race" and "global memory 0x7f0000000000" in finding.message
 
 
-@pytest.mark.parametrize(
-    "scope, codes", [("gpu", []), ("cluster", []), ("cta", ["scope-race", "race"])]
-)
-def test_release_store_and_acquire_load_order_within_their_scope(
-    scope: str, codes: list[str]
-) -> None:
-    run = FakeRun(ctas=2, warps=1)
-    a, b = run.warps
-    run.write(a, 0x1000, space=GLOBAL)
-    run.access(a, "st.release", "write", 0x2000, space=GLOBAL, order="release", scope=scope)
-    run.access(b, "ld.acquire", "read", 0x2000, space=GLOBAL, order="acquire", scope="gpu")
-    run.read(b, 0x1000, space=GLOBAL)
-    assert run.codes == codes
-
-
-@pytest.mark.parametrize("fences", ["both", "release", "acquire", "none"])
-def test_relaxed_accesses_order_only_with_fences_on_both_sides(fences: str) -> None:
-    run = FakeRun(clusters=2, warps=1)
-    a, b = run.warps
-    run.write(a, 0x1000, space=GLOBAL)
-    if fences in ("both", "release"):
-        run.fence(a, "acq_rel.gpu")
-    run.access(a, "red.relaxed", "atomic", 0x2000, space=GLOBAL, order="relaxed", scope="gpu")
-    run.access(b, "ld.relaxed", "read", 0x2000, space=GLOBAL, order="relaxed", scope="gpu")
-    if fences in ("both", "acquire"):
-        run.fence(b, "acq_rel.gpu")
-    run.read(b, 0x1000, space=GLOBAL)
-    assert run.codes == ([] if fences == "both" else ["race"])
-
-
 def test_what_follows_the_fence_is_not_released_by_it(run: FakeRun) -> None:
     a, b = run.warps
     run.fence(a, "acq_rel.gpu")
@@ -224,19 +181,6 @@ def test_what_follows_the_fence_is_not_released_by_it(run: FakeRun) -> None:
     run.access(b, "ld.acquire", "read", 0x2000, space=GLOBAL, order="acquire", scope="gpu")
     run.read(b, 0x1000, space=GLOBAL)
     assert run.codes == ["race"]
-
-
-def test_atomics_do_not_race_with_each_other_but_with_weak_accesses() -> None:
-    run = FakeRun(warps=3)
-    a, b, c = run.warps
-    for warp in (a, b):
-        run.access(warp, "red.add", "atomic", 0x2000, space=GLOBAL, order="relaxed", scope="gpu")
-    assert run.codes == []
-    run.barrier(a, c)
-    run.read(c, 0x2000, space=GLOBAL)
-    (finding,) = run.findings
-    assert (finding.code, finding.level, finding.kind) == ("mixed-race", "error", "isa")
-    assert finding.first is not None and finding.first.warp == b.index
 
 
 def test_what_an_atomic_has_observed_comes_before_what_follows_it() -> None:
@@ -257,18 +201,6 @@ def test_weak_and_atomic_accesses_of_shared_memory_are_an_error(run: FakeRun) ->
     run.write(a, 0x400)
     run.access(b, "atom.add", "atomic", 0x400, order="relaxed", scope="cta")
     assert [(f.code, f.level) for f in run.findings] == [("lost-update", "error")]
-
-
-def test_clusters_know_each_other_only_through_global_memory() -> None:
-    run = FakeRun(clusters=2, warps=2)
-    a, b, c, d = run.warps
-    run.write(a, 0x1000, space=GLOBAL)
-    run.barrier(a, b)
-    run.access(b, "red", "atomic", 0x2000, space=GLOBAL, order="acq_rel", scope="gpu")
-    run.access(c, "atom", "atomic", 0x2000, space=GLOBAL, order="acq_rel", scope="gpu")
-    run.barrier(c, d)
-    run.read(d, 0x1000, space=GLOBAL)
-    assert run.codes == []
 
 
 def test_findings_stay_the_same_when_unused_states_are_dropped(

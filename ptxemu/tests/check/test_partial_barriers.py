@@ -1,7 +1,5 @@
 """A barrier that some warps skip is named in the finding."""
 
-from __future__ import annotations
-
 import pytest
 from tests.check.checked_run import POLICIES, check
 from tests.kernel_run import TID

@@ -1,7 +1,5 @@
 """Phases of mbarriers that may be overrun are found on every schedule."""
 
-from __future__ import annotations
-
 import pytest
 from tests.check.checked_run import POLICIES, check, errors, on_all_schedules
 from tests.check.fake_run import FakeRun

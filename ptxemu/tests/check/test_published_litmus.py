@@ -1,7 +1,5 @@
 """Published litmus programs: the check's verdict is the model's, on every schedule."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Machine code judges accesses as Python does: the same findings, the same states everywhere."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

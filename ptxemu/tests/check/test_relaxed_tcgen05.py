@@ -1,7 +1,5 @@
 """The canonical patterns of tcgen05: relaxed arrivals and waits with tcgen05 fences around them."""
 
-from __future__ import annotations
-
 import pytest
 from tests.check.fake_run import LOAD, TMEM, FakeOperation, FakeRun, FakeWarp, levels
 from tests.check.test_tcgen05_rules import MMA, commit, mma, tmem_load

@@ -1,9 +1,8 @@
 """Relaxed waits order nothing until a fence; arrivals on a CTA that may have exited."""
 
 import pytest
-from tests.kernel_run import TID, source
-
-from ptxemu import api
+from tests.check.checked_run import check
+from tests.kernel_run import TID
 
 HANDOVER = """
     mov.u32 %r1, smem;
@@ -27,18 +26,13 @@ HANDOVER = """
 
 
 def codes(body, *, grid=1, block=64):
-    text = source(TID + body, {}, shared=128)
-    result = api.load(text).launch("k", grid, block, cluster=grid, check=True)
-    return {f.code for f in result.findings if f.level != "note"}
+    found = check(TID + body, grid=grid, cluster=grid, block=block, how={"shared": 128})
+    return {f.code for f in found if f.level != "note"}
 
 
 @pytest.mark.parametrize(
     ("order", "fence", "found"),
-    [
-        ("acquire", "", set()),
-        ("relaxed", "", {"race"}),
-        ("relaxed", "fence.acq_rel.cta;", set()),
-    ],
+    [("acquire", "", set()), ("relaxed", "", {"race"}), ("relaxed", "fence.acq_rel.cta;", set())],
 )
 def test_a_relaxed_wait_acquires_with_the_next_fence(order, fence, found):
     assert codes(HANDOVER.format(order=order, fence=fence)) == found

@@ -1,7 +1,5 @@
 """Arrivals at another CTA's mbarrier: their scope, and CTAs that have exited."""
 
-from __future__ import annotations
-
 import pytest
 from tests.check.checked_run import POLICIES, check
 from tests.kernel_run import TID
@@ -64,8 +62,7 @@ def test_an_arrival_at_a_peer_that_may_have_exited(policy) -> None:
 
 
 HANDED_OVER = REMOTE.replace(
-    "mbarrier.arrive{scope}",
-    "mov.u32 %r3, 5;\n{data}\nmbarrier.arrive{scope}",
+    "mbarrier.arrive{scope}", "mov.u32 %r3, 5;\n{data}\nmbarrier.arrive{scope}"
 )
 BY_STORE = "st.shared::cluster.b32 [%r2+64], %r3;"
 BY_COPY = (

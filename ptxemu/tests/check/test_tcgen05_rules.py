@@ -1,16 +1,7 @@
 """TMEM: what orders MMAs, loads, stores and deallocation."""
 
-from __future__ import annotations
-
 import pytest
-from tests.check.fake_run import (
-    STORE,
-    TMEM,
-    FakeOperation,
-    FakeRun,
-    FakeWarp,
-    levels,
-)
+from tests.check.fake_run import STORE, TMEM, FakeOperation, FakeRun, FakeWarp, levels
 
 from ptxemu.machine.state import Ordering
 
@@ -42,20 +33,7 @@ def tmem_load(run: FakeRun, warp: FakeWarp) -> FakeOperation:
     return operation
 
 
-def test_the_accumulator_is_read_behind_commit_and_wait(run: FakeRun) -> None:
-    issuer, reader = run.warps
-    product = mma(run, issuer)
-    run.checker.async_completed(product)
-    commit(run, issuer, [product])
-    run.wait(reader)
-    run.fence(reader, "tcgen05.after_thread_sync")
-    tmem_load(run, reader)
-    assert run.codes == []
-
-
-def test_reading_the_accumulator_before_the_commit_was_waited_for_is_an_error(
-    run: FakeRun,
-) -> None:
+def test_reading_the_accumulator_before_the_commit_was_waited_for_is_an_error(run: FakeRun) -> None:
     issuer, reader = run.warps
     product = mma(run, issuer)
     commit(run, issuer, [product])
@@ -109,16 +87,6 @@ def test_a_commit_includes_what_earlier_commits_of_its_thread_tracked(run: FakeR
     assert run.codes == []
 
 
-def test_mmas_that_the_isa_pipelines_are_in_order_and_others_are_not(run: FakeRun) -> None:
-    issuer = run.warps[0]
-    first = mma(run, issuer)
-    mma(run, issuer, after=[first])
-    assert run.codes == []
-    mma(run, issuer, text=MMA.replace("f16", "tf32"))
-    assert levels(run) == [("unordered-mma", "error")]
-    assert "one accumulator" in run.findings[0].message
-
-
 @pytest.mark.parametrize("synchronised", [True, False])
 def test_mmas_of_two_threads_are_in_order_only_if_the_threads_synchronise(
     run: FakeRun, synchronised: bool
@@ -133,22 +101,6 @@ def test_mmas_of_two_threads_are_in_order_only_if_the_threads_synchronise(
     run.checker.async_issued(second, other)
     run.write(second, ROWS, 256, space=TMEM)
     assert run.codes == ([] if synchronised else ["unordered-mma"])
-
-
-@pytest.mark.parametrize("waited", [True, False])
-def test_an_mma_may_read_what_st_wrote_behind_wait_st(run: FakeRun, waited: bool) -> None:
-    writer, issuer = run.warps
-    store = run.issue(writer, "tcgen05.st.sync.aligned [a], {r}", kind="tcgen05.st")
-    run.write(store, ROWS[:32], 256, space=TMEM)
-    if waited:
-        run.join(writer, store)
-    run.fence(writer, "tcgen05.before_thread_sync")
-    run.barrier(writer, issuer)
-    run.fence(issuer, "tcgen05.after_thread_sync")
-    product = run.issue(issuer, MMA, kind="tcgen05.mma")
-    run.read(product, ROWS[:32], 256, space=TMEM)
-    assert run.codes == ([] if waited else ["missing-tcgen05-wait"])
-    assert waited or "needs tcgen05.wait::st" in run.findings[0].message
 
 
 @pytest.mark.parametrize("waited", [True, False])

@@ -1,7 +1,5 @@
 """Registers of tcgen05.ld that are needed before tcgen05.wait::ld."""
 
-from __future__ import annotations
-
 import pytest
 from tests.check.checked_run import POLICIES, check, codes
 from tests.kernel_run import TID, store

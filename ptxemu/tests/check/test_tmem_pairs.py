@@ -1,7 +1,5 @@
 """Tensor memory of a pair of CTAs: neither frees it while the other one still uses its own."""
 
-from __future__ import annotations
-
 import pytest
 from tests.check.checked_run import POLICIES, check, codes
 from tests.kernel_run import TID, store

@@ -1,7 +1,5 @@
 """What the order of relaxed accesses decides: old values read as data, sums of floats."""
 
-from __future__ import annotations
-
 import pytest
 from tests.check.checked_run import POLICIES, check
 from tests.kernel_run import TID, store
@@ -49,10 +47,7 @@ READS = {
         LOAD + "shfl.sync.idx.b32 %r6, %r6, 0, 31, 0xffffffff;\n" + KEEP,
         STALE,
     ),
-    "a flag, asked once": (
-        LOAD + "setp.eq.u32 %p1, %r6, 0;\n@%p1 bra END;\n" + SEVEN,
-        CLEAN,
-    ),
+    "a flag, asked once": (LOAD + "setp.eq.u32 %p1, %r6, 0;\n@%p1 bra END;\n" + SEVEN, CLEAN),
     "a bit of a flag": (
         LOAD + "and.b32 %r6, %r6, 1;\nsetp.eq.u32 %p1, %r6, 0;\n@%p1 bra END;\n" + SEVEN,
         CLEAN,

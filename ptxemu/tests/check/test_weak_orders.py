@@ -1,7 +1,5 @@
 """Weak outcomes of strong accesses: noted on some schedule, and not where they are forbidden."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tests.check.checked_run import check
@@ -89,10 +87,7 @@ def test_what_waits_or_is_ordered_is_not_noted(ctas: str, threads: str) -> None:
 
 def test_exclusion_by_flags_needs_sequential_consistency() -> None:
     """It races in no interleaving: each looks at the other's flag once, behind setting its own."""
-    threads = (
-        "W.relaxed.gpu f 1; {0}; R.relaxed.gpu g",
-        "W.relaxed.gpu g 1; {0}; R.relaxed.gpu f",
-    )
+    threads = ("W.relaxed.gpu f 1; {0}; R.relaxed.gpu g", "W.relaxed.gpu g 1; {0}; R.relaxed.gpu f")
     found = {
         fence: any(noted(Published("", "01", tuple(one.format(fence) for one in threads), WEAK)))
         for fence in ("F.acq_rel.gpu", "F.sc.gpu")

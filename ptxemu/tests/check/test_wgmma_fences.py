@@ -1,7 +1,5 @@
 """wgmma.fence: needed before the first product, and after others used a product's registers."""
 
-from __future__ import annotations
-
 import pytest
 
 from ptxemu import api

@@ -1,7 +1,5 @@
 """Names of kernels as people read them."""
 
-from __future__ import annotations
-
 import pytest
 
 from ptxemu.cli import kernel_names

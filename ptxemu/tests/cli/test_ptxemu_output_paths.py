@@ -1,7 +1,5 @@
 """Where a command is to write is tried before it begins, and nothing is left behind."""
 
-from __future__ import annotations
-
 import os
 import resource
 import sys

@@ -1,7 +1,5 @@
 """`--seeds N`: one report on several schedules, which says which of them shows what."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

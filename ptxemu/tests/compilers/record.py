@@ -6,8 +6,6 @@ NVCC is the compiler of the wheel nvidia-cuda-nvcc (with nvidia-cuda-crt, nvidia
 nvidia-nvvm beside it); Triton is the installed one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

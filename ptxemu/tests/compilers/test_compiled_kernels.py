@@ -3,8 +3,6 @@
 record.py makes the recordings from cuda_kernels.cu and triton_kernels.py.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The compilers that tests of CUDA programs need, and a cache of their own for the stand-in."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

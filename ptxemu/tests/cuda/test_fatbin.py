@@ -1,7 +1,5 @@
 """PTX out of fat binaries, and the choice among several."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

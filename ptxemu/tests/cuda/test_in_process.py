@@ -1,7 +1,5 @@
 """Python packages that load CUDA by name find the stand-in in their own process."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Ctrl-C, and a program that dies, end the launch that is under way."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

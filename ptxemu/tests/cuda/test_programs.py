@@ -1,7 +1,5 @@
 """Programs with their own host code, run unchanged with the stand-in in the place of CUDA."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from xml.etree import ElementTree

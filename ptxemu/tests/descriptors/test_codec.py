@@ -1,7 +1,5 @@
 """`decode` and `encode`: the same bits both ways, strangers' values, and errors that say why."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`gather_operand`: matrices written by hand into canonical layouts come back in logical order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -19,25 +17,6 @@ FAMILIES = (WgmmaDescriptor, Tcgen05Descriptor)
 def swizzled(address: int, span: int) -> int:
     """PTX ISA, "Shared Memory Layout and Swizzling": address bits 4 to 6 by bits 7 to 9."""
     return address ^ (address >> 3 & span - 16)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("swizzle", "span"), [(Swizzle.B32, 32), (Swizzle.B64, 64), (Swizzle.B128, 128)]
-)
-def test_k_major_rows_are_found_behind_every_swizzle(
-    family: type, swizzle: Swizzle, span: int
-) -> None:
-    rows, start = 24, 0x800
-    image = np.zeros(0x2000, dtype=np.uint8)
-    tile = np.random.default_rng(0).integers(0, 256, (rows, 16, 2), dtype=np.uint8)
-    for row in range(rows):
-        for byte in range(32):
-            place = start + row // 8 * (8 * span) + row % 8 * span + byte
-            image[swizzled(place, span)] = tile[row].reshape(-1)[byte]
-    descriptor = family(start, 16, 8 * span, swizzle)
-    seen = gather_operand(image, descriptor, major="K", shape=(rows, 16), element_bytes=2)
-    assert np.array_equal(seen, tile)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

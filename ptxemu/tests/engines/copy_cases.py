@@ -3,8 +3,6 @@
 `tests.silicon` has the families bulk, tma and im2col besides; what is here they lack.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -196,12 +194,7 @@ NO_MAP = TensorMap(0, 0, (16,), (), (16,))
 
 
 def _cluster_case(
-    name: str,
-    body: str,
-    *,
-    tx: tuple[int, int],
-    size: int,
-    spec: TensorMap = NO_MAP,
+    name: str, body: str, *, tx: tuple[int, int], size: int, spec: TensorMap = NO_MAP
 ) -> Case:
     arrays = (_ramp(2048), _ramp(2 * size) ^ 0x80, np.zeros(2 * size, np.uint8))
     args = (spec, "array 0", "array 1", "array 2", size, *tx)

@@ -1,7 +1,5 @@
 """PTX programs that copy, as templates for `str.format`."""
 
-from __future__ import annotations
-
 HEADER = ".version 8.6\n.target sm_90a\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
 COORDINATES = ", ".join(f".param .s32 c{i}" for i in range(5))
 

@@ -1,7 +1,5 @@
 """Runs the cases of `copy_cases` and small copy kernels on the emulator."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

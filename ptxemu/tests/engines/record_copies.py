@@ -5,8 +5,6 @@ Writes OUT/h200_tensor_maps.json.gz (cuTensorMapEncodeTiled's results) and OUT/h
 arrays that each case of `copy_cases` changed, or its error). The tests compare ptxemu with them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gzip
@@ -124,10 +122,6 @@ class Driver:
         if code:
             raise RuntimeError(f"cuTensorMapEncodeTiled: {code}")
         return struct.pack("<16Q", *words)
-
-
-def _host(array: Any) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 def _say(text: str) -> None:

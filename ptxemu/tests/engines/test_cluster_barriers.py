@@ -11,36 +11,6 @@ RANK = "mov.u32 %r1, %cluster_ctarank; mov.u32 %r2, smem;\n"
 SYNC = "barrier.cluster.arrive; barrier.cluster.wait;\n"
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(
-    "exchange",
-    [
-        "mapa.shared::cluster.u32 %r4, %r2, %r3; ld.shared::cluster.u32 %r5, [%r4];",
-        "cvt.u64.u32 %rd1, %r2; cvta.shared::cluster.u64 %rd1, %rd1; mapa.u64 %rd2, %rd1, %r3;"
-        "ld.u32 %r5, [%rd2];",
-        "mapa.shared::cluster.u32 %r4, smem, %r3; ld.shared::cluster.u32 %r5, [%r4];",
-    ],
-)
-def test_a_cta_reads_its_neighbours_shared_memory(size, exchange):
-    body = f"""{TID}{RANK} add.u32 %r3, %r1, 7; st.shared.u32 [%r2], %r3; {SYNC}
-add.u32 %r3, %r1, 1; rem.u32 %r3, %r3, {size}; {exchange} {SYNC}
-mov.u32 %r6, %ctaid.x; {store("y", "%r5", "%r6")}"""
-    for seed in range(3):
-        ran = run(body, block=32, grid=8, cluster=size, shared=16, y=8, policy=Policy(seed=seed))
-        ranks = np.arange(8) % size
-        np.testing.assert_array_equal(ran.y, (ranks + 1) % size + 7)
-
-
-def test_a_cta_writes_its_neighbours_shared_memory():
-    body = f"""{TID}{RANK} {SYNC} xor.b32 %r3, %r1, 1; mapa.shared::cluster.u32 %r4, %r2, %r3;
-mad.lo.u32 %r4, %r0, 4, %r4; mad.lo.u32 %r5, %r1, 100, %r0; st.shared::cluster.u32 [%r4], %r5;
-{SYNC} mad.lo.u32 %r6, %r0, 4, %r2; ld.shared.u32 %r7, [%r6];
-mad.lo.u32 %r8, %r1, 64, %r0; {store("y", "%r7", "%r8")}"""
-    ran = run(body, block=64, grid=2, cluster=2, shared=256, y=128)
-    np.testing.assert_array_equal(ran.y[:64], 100 + np.arange(64))
-    np.testing.assert_array_equal(ran.y[64:], np.arange(64))
-
-
 def test_lanes_may_reach_several_ctas_at_once():
     body = f"""{TID}{RANK} st.shared.u32 [%r2], %r1; {SYNC} and.b32 %r3, %r0, 3;
 mapa.shared::cluster.u32 %r4, %r2, %r3; ld.shared::cluster.u32 %r5, [%r4]; {SYNC}

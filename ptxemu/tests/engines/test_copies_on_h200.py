@@ -1,7 +1,5 @@
 """Copies do what an H200 did with the same programs (see `record_copies.py`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

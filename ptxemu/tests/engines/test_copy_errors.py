@@ -1,7 +1,5 @@
 """Copies that hardware traps on or that nobody defines: each is an error that names the cause."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tests.engines.copy_runner import Accesses, address, run
@@ -39,10 +37,7 @@ FLAT = matrix(dims=(64,), strides=(), box=(16,))
         (f"{LOAD} [%smem+1024], [%map, {{0, 0}}], [%bar];", "ILLEGAL_ADDRESS"),
         (f"{STORE} [%map, {{-16, 0}}], [%smem];", r"negative coordinates \(-16, 0\)"),
         (f"{STORE} [%map, {{0, 0}}], [%smem+16];", "not aligned to 128 bytes"),
-        (
-            f"{LOAD} [%smem], [%flat, {{0, 0}}], [%bar];",
-            "2 coordinates; .* rank is 1",
-        ),
+        (f"{LOAD} [%smem], [%flat, {{0, 0}}], [%bar];", "2 coordinates; .* rank is 1"),
         (f"{LOAD} [%smem], [%map+32, {{0, 0}}], [%bar];", "not aligned to 64 bytes"),
         (f"{COPY} [%smem], [%in], 24, [%bar];", "size 24 is not a multiple of 16"),
         (f"{COPY} [%smem], [%in+8], 32, [%bar];", "global address 0x.*8 is not aligned to 16"),
@@ -67,11 +62,7 @@ def test_illegal_copy_is_an_error(body: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        f"{COPY} [%smem], [%in+1024], 16, [%bar];",
-        f"{OUT} [%in+1024], [%smem], 16;",
-    ],
+    "body", [f"{COPY} [%smem], [%in+1024], 16, [%bar];", f"{OUT} [%in+1024], [%smem], 16;"]
 )
 def test_copy_beyond_an_allocation_is_an_error_of_the_operation(body: str) -> None:
     with pytest.raises(ExecutionError, match=r"cp.async.bulk #\d+ issued by .*illegal global"):

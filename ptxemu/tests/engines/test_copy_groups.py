@@ -1,7 +1,5 @@
 """Groups: what a wait guarantees, and what happens to those who do not wait."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tests.engines.copy_runner import EAGER, LATE, Accesses, run

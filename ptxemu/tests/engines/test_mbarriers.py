@@ -49,63 +49,10 @@ add.u32 %r3, %r3, 1; setp.lt.u32 %p3, %r3, 8; @%p3 bra consume;"""
     assert ran.seen.codes == []
 
 
-def test_a_fresh_barrier_answers_the_parity_before_its_first_phase():
-    body = f"""{init(1)} mbarrier.test_wait.parity.shared.b64 %p1, [%r1], 1;
-mbarrier.test_wait.parity.shared.b64 %p2, [%r1], 0;
-selp.u32 %r2, 1, 0, %p1; selp.u32 %r3, 2, 0, %p2; or.b32 %r2, %r2, %r3; {store("y", "%r2")}"""
-    assert set(run(body, shared=8, y=32).y.tolist()) == {1}
-
-
-def test_an_arrives_state_names_its_phase_and_the_pending_count():
-    body = f"""{init(3)} setp.ne.u32 %p1, %r0, 0; @%p1 ret;
-mbarrier.arrive.shared.b64 %rd1, [%r1]; mbarrier.arrive.noComplete.shared.b64 %rd2, [%r1], 1;
-mbarrier.pending_count.b64 %r2, %rd1; mbarrier.pending_count.b64 %r3, %rd2;
-mbarrier.test_wait.shared.b64 %p2, [%r1], %rd1; mbarrier.arrive.shared.b64 %rd3, [%r1];
-mbarrier.test_wait.shared.b64 %p3, [%r1], %rd1; mbarrier.try_wait.shared.b64 %p4, [%r1], %rd3, 9;
-mbarrier.arrive.shared.b64 %rd4, [%r1], 2; mbarrier.test_wait.shared.b64 %p5, [%r1], %rd4;
-selp.u32 %r4, 1, 0, %p2; selp.u32 %r5, 1, 0, %p3; selp.u32 %r6, 1, 0, %p4;
-selp.u32 %r7, 1, 0, %p5; st.global.v2.u32 [%rd_y], {{%r2, %r3}};
-st.global.v4.u32 [%rd_y+16], {{%r4, %r5, %r6, %r7}};"""
-    ran = run(body, shared=8, y=8)
-    assert ran.y.tolist() == [3, 2, 0, 0, 0, 1, 1, 0]
-
-
 def test_an_arrive_without_completion_must_not_complete():
     body = f"{init(1)} @%p0 mbarrier.arrive.noComplete.shared.b64 %rd1, [%r1], 1;"
     with pytest.raises(ExecutionError, match="would complete the phase"):
         run(body, shared=8)
-
-
-def test_a_phase_waits_for_arrivals_and_bytes():
-    body = f"""{init(1)} @!%p0 ret;
-mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 48;
-mbarrier.test_wait.parity.shared.b64 %p1, [%r1], 0;
-mbarrier.complete_tx.shared::cluster.relaxed.cluster.b64 [%r1], 32;
-mbarrier.test_wait.parity.shared.b64 %p2, [%r1], 0;
-mbarrier.expect_tx.relaxed.cta.shared.b64 [%r1], 16;
-mbarrier.complete_tx.shared::cta.b64 [%r1], 16;
-mbarrier.test_wait.parity.shared.b64 %p3, [%r1], 0;
-mbarrier.complete_tx.shared::cta.b64 [%r1], 16;
-mbarrier.test_wait.parity.shared.b64 %p4, [%r1], 0;
-selp.u32 %r4, 1, 0, %p1; selp.u32 %r5, 1, 0, %p2; selp.u32 %r6, 1, 0, %p3;
-selp.u32 %r7, 1, 0, %p4; st.global.v4.u32 [%rd_y], {{%r4, %r5, %r6, %r7}};"""
-    assert run(body, shared=8, y=4).y.tolist() == [0, 0, 0, 1]
-
-
-def test_bytes_may_come_before_they_are_expected():
-    body = f"""{init(1)} @!%p0 ret; mbarrier.complete_tx.shared::cta.b64 [%r1], 16;
-mbarrier.arrive.shared.b64 _, [%r1]; mbarrier.test_wait.parity.shared.b64 %p1, [%r1], 0;
-mbarrier.expect_tx.shared::cta.b64 [%r1], 16;
-mbarrier.test_wait.parity.shared.b64 %p2, [%r1], 0;
-selp.u32 %r4, 1, 0, %p1; selp.u32 %r5, 1, 0, %p2; st.global.v2.u32 [%rd_y], {{%r4, %r5}};"""
-    assert run(body, shared=8, y=2).y.tolist() == [0, 1]
-
-
-def test_arrive_drop_lowers_what_later_phases_expect():
-    body = f"""{init(2)} @!%p0 ret; mbarrier.arrive_drop.shared.b64 _, [%r1];
-mbarrier.arrive.shared.b64 _, [%r1]; {wait(0, 0)} mbarrier.arrive.shared.b64 _, [%r1];
-{wait(1, 1)} st.global.u32 [%rd_y], 7;"""
-    assert run(body, shared=8, y=1).y[0] == 7
 
 
 @pytest.mark.parametrize("space", ["shared::cluster", "generic"])

@@ -1,7 +1,5 @@
 """Tensor copies that an H200 cannot show: Blackwell's modes, pairs, and what observers hear."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tests.engines.copy_runner import EAGER, LATE, Accesses, address, aligned, run

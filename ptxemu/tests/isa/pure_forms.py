@@ -211,6 +211,49 @@ cvt.rzi.s32.f32 %d1, %f1;
 cvt.rzi.s16.f32 %r1, %f1;""".strip().splitlines()
 
 
+def others() -> Iterator[str]:
+    """What has no family: stochastic rounding, video, and forms that only look like one."""
+    yield from """
+lop3.b32 %r0, %r1, %r2, %r3, %r4;
+lop3.b32 %r0, %r1, %r2, %r3, 256;
+lop3.or.b32 %r0, %r1, %r2, %r3, 1, %p0;
+prmt.b32.f5e %r0, %r1, %r2, %r3;
+and.pred %p0, %p1, %r1;
+not.b32 %p0, %r1;
+popc.u32 %r0, %r1;
+cvt.rs.e4m3x4.f32 %r0, {%f0, %f1, %f2, %f3}, %r1;
+cvt.rs.satfinite.e4m3x4.f32 %r0, {%f0, %f1, %f2, %f3}, %r1;
+cvt.rs.satfinite.e4m3x2.f32 %h0, %f0, %f1, %r1;
+cvt.rs.bf16x2.f32 %r0, %f0, %f1, %r1;
+add.s32 %r0, %r1;
+add.s64 %d0, %r1, %d1;
+add.s32 %p0, %r1, %r2;
+add.f32 %f0, %f1, %e1;
+mul.s32 %r0, %r1, %r2;
+mul.wide.s64 %d0, %d1, %d2;
+mul.wide.f32 %e0, %f1, %f2;
+madc.u32 %r0, %r1, %r2, %r3;
+addc.sat.s32 %r0, %r1, %r2;
+dp4a.u32.u64 %r0, %r1, %r2, %r3;
+add.ftz.f32.f16 %f0, %h1, %f2;
+mul.rn.f32.f16 %f0, %h1, %f2;
+add.rna.f32 %f0, %f1, %f2;
+max.xorsign.f32 %f0, %f1, %f2;
+mov.b64 %d0, {%r1, %r2, %r3};
+mov.f32 %r0, 1;
+mov.b32 %r0, %p0;
+setp.ftz.lt.f64 %p0, %e1, %e2;
+selp.b32 %r0, %r1, %r2, %r3;
+slct.b32.u32 %r0, %r1, %r2, %r3;
+set.lt.f64.s32 %e0, %r1, %r2;
+vadd.s32.u32.u64 %r0, %r1, %r2;
+vadd.s32.u32.u32.max %r0, %r1, %r2;
+vadd.s32.u32.s32.sat %r0, %r1, %r2;
+vadd4.u32.u32.u32.sat.add %r0, %r1, %r2, %r3;
+vshl.u32.u32.u32 %r0, %r1, %r2;
+vavrg.u32.u32.u32 %r0, %r1, %r2;""".strip().splitlines()
+
+
 FAMILIES = {
     "arithmetic": arithmetic,
     "integers": integers,
@@ -218,4 +261,5 @@ FAMILIES = {
     "comparisons": comparisons,
     "moves": moves,
     "conversions": conversions,
+    "others": others,
 }

@@ -1,10 +1,7 @@
 """Operands, masks and guards of integer arithmetic; values are in `tests.silicon`."""
 
 import numpy as np
-import pytest
-from tests.isa.pure_run import apply, decode, run
-
-from ptxemu.errors import UnsupportedInstructionError
+from tests.isa.pure_run import apply, run
 
 
 def test_constants_and_negative_constants_are_operands():
@@ -16,27 +13,6 @@ def test_constants_and_negative_constants_are_operands():
     assert apply("max.u32", np.uint32, a, constants=(20,)).tolist() == [
         max(x, 20) for x in range(32)
     ]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "add.sat.u32 %d, %a, %b;",
-        "mul.s32 %d, %a, %b;",
-        "mul.wide.s64 %q, %q, %q;",
-        "min.relu.u32 %d, %a, %b;",
-        "mad.lo.sat.s32 %d, %a, %b, %b;",
-        "add.s32 %d, %a;",
-        "add.s64 %q, %a, %q;",
-        "add.s32 %p, %a, %b;",
-        "dp4a.u32.u64 %d, %a, %b, %b;",
-        "neg.u32 %d, %a;",
-    ],
-)
-def test_forms_that_ptx_does_not_have_are_refused_at_load(text):
-    registers = ".reg .b32 %d, %a, %b; .reg .b64 %q; .reg .pred %p;"
-    with pytest.raises(UnsupportedInstructionError, match="PTX line 7"):
-        decode(text, registers)
 
 
 def test_only_lanes_of_the_mask_are_written_and_guards_hold_within_it():

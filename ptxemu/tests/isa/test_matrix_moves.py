@@ -28,24 +28,6 @@ def dump(count):
     return f"mul.wide.u32 %rd3, %r0, {4 * count}; add.s64 %rd4, %rd_y, %rd3; {stores}"
 
 
-@pytest.mark.parametrize("spelling", ["m8n8.x{}{}.shared.b16", "x{}.m8n8{}.shared::cta.b16"])
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("trans", [False, True])
-def test_ldmatrix_of_16_bit_elements(count, trans, spelling):
-    x = RNG.integers(0, 2**16, (32, 8), dtype=np.uint16)
-    opcode = spelling.format(count, ".trans" if trans else "")
-    body = fill_shared() + f"ldmatrix.sync.aligned.{opcode} {registers(count)}, [%r3];"
-    ran = run(body + dump(count), shared=512, x=x, y=np.zeros((32, 2 * count), np.uint16))
-    for lane in range(32):
-        for register in range(count):
-            for half in range(2):
-                row, column = lane // 4, 2 * (lane % 4) + half
-                if trans:
-                    row, column = column, row
-                expected = x[8 * register + row, column]
-                assert ran.y[lane, 2 * register + half] == expected
-
-
 @pytest.mark.parametrize("count", [1, 2])
 def test_ldmatrix_of_16x16_bytes_transposes(count):
     x = RNG.integers(0, 256, (32, 16), dtype=np.uint8)
@@ -99,23 +81,6 @@ mul.wide.u32 %rd1, %r0, {4 * count}; add.s64 %rd2, %rd_x, %rd1; {loads}
 stmatrix.sync.aligned.{opcode} [%r3], {registers(count)}; bar.warp.sync -1;
 ld.shared.v4.u32 {{%r4, %r5, %r6, %r7}}, [%r3]; mul.wide.u32 %rd3, %r0, 16;
 add.s64 %rd4, %rd_y, %rd3; st.global.v4.u32 [%rd4], {{%r4, %r5, %r6, %r7}};"""
-
-
-@pytest.mark.parametrize("count", [1, 2, 4])
-@pytest.mark.parametrize("trans", [False, True])
-def test_stmatrix_of_16_bit_elements(count, trans):
-    x = RNG.integers(1, 2**16, (32, 2 * count), dtype=np.uint16)
-    opcode = f"m8n8.x{count}{'.trans' if trans else ''}.shared.b16"
-    ran = run(store_body(opcode, count), shared=512, x=x, y=np.zeros((32, 8), np.uint16))
-    expected = np.zeros((32, 8), np.uint16)
-    for lane in range(32):
-        for register in range(count):
-            for half in range(2):
-                row, column = lane // 4, 2 * (lane % 4) + half
-                if trans:
-                    row, column = column, row
-                expected[8 * register + row, column] = x[lane, 2 * register + half]
-    np.testing.assert_array_equal(ran.y, expected)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])

@@ -32,6 +32,7 @@ def test_too_few_operands(text):
     [
         ("suld.b.1d.b32.trap %r1, [%rd1, {%r2}];", "textures and surfaces"),
         ("alloca.u64 %rd1, %rd2;", "run-time size"),
+        ("red.global.add.f16x2 [%rd1], %r1;", "noftz"),
         (
             "cp.async.bulk.prefetch.tensor.3d.L2.global.im2col::w [%rd1, {%r1, %r1, %r1}];",
             "im2col::w is not",

@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.isa.pure_run import apply, decode
-
-from ptxemu.errors import UnsupportedInstructionError
+from tests.isa.pure_run import apply
 
 
 def one(opcode, *operands):
@@ -52,18 +50,3 @@ def one(opcode, *operands):
 )
 def test_results(opcode, operands, expected):
     assert one(opcode, *operands) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "vadd.s32.u32.u64 %r, %r, %r;",
-        "vadd.s32.u32.u32.max %r, %r, %r;",
-        "vadd4.u32.u32.u32.sat.add %r, %r, %r, %r;",
-        "vshl.u32.u32.u32 %r, %r, %r;",
-        "vavrg.u32.u32.u32 %r, %r, %r;",
-    ],
-)
-def test_forms_that_ptx_does_not_have_are_refused_at_load(text):
-    with pytest.raises(UnsupportedInstructionError):
-        decode(text, ".reg .b32 %r;")

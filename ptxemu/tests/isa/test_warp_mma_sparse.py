@@ -1,4 +1,4 @@
-"""mma.sp: metadata that means nothing, selectors, and kinds of other architectures."""
+"""mma: sparsity metadata that means nothing, and combinations that are not there."""
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from ptxemu.numerics import sparsity
 FOUR = "{%r1, %r2, %r3, %r4}"
 SPARSE = f"mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {FOUR}, {FOUR}, "
 SPARSE += f"{FOUR}, {FOUR}, %r5, "
+DENSE = "mma.sync.aligned.{} {{%r1}}, {{%r1}}, {{%r1}}, {{%r1}};"
 
 
 @pytest.mark.parametrize(("metadata", "count"), [("0x44444444", 0), ("0x44444054", 1)])
@@ -24,6 +25,9 @@ def test_metadata_without_meaning_is_reported(metadata, count):
         (f"{SPARSE}2;", "selector 2 is not 0 to 1"),
         (f"{SPARSE}%r6;", "must be a constant"),
         (SPARSE.replace("k32", "k64") + "0;", "combination"),
+        (DENSE.format("m16n8k32.row.col.f32.f16.f16.f32"), "combination"),
+        (DENSE.format("m16n8k16.row.col.f16.bf16.bf16.f16"), "combination"),
+        (DENSE.format("m8n8k4.f64"), "mma"),
         (
             "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e2m1.e2m1.f32 "
             f"{FOUR}, {FOUR}, {{%r1, %r2}}, {FOUR};",

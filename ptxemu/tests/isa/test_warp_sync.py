@@ -11,15 +11,6 @@ from ptxemu.sched.policy import Policy
 LANE = np.arange(32)
 
 
-def test_a_vote_counts_only_the_executing_members():
-    body = f"""{TID} setp.ge.u32 %p1, %r0, 8; @%p1 bra out; setp.lt.u32 %p2, %r0, 99;
-vote.sync.ballot.b32 %r1, %p2, 0xff; vote.sync.all.pred %p3, %p2, 0xff; selp.u32 %r2, 1, 0, %p3;
-{store("y", "%r1")}{store("z", "%r2")} out:"""
-    ran = run(body, y=32, z=32)
-    assert ran.y.tolist() == [0xFF] * 8 + [0] * 24
-    assert ran.z.tolist() == [1] * 8 + [0] * 24
-
-
 @pytest.mark.parametrize(
     ("operation", "values", "expected"),
     [
@@ -44,21 +35,8 @@ def test_float_reductions(operation, values, expected):
     assert set(ran.y.view(np.uint32).tolist()) == {int(canonical)}
 
 
-def test_reductions_of_two_parts_of_a_warp_with_their_own_masks():
-    body = f"""{TID} setp.lt.u32 %p1, %r0, 12; selp.u32 %r1, 0xfff, 0xfffff000, %p1;
-redux.sync.add.u32 %r2, %r0, %r1; {store("y", "%r2")}"""
-    expected = np.where(LANE < 12, LANE[:12].sum(), LANE[12:].sum())
-    np.testing.assert_array_equal(run(body, y=32).y, expected)
-
-
 ELECT = f"""{TID} elect.sync %r1|%p1, -1; selp.u32 %r2, 1, 0, %p1;
 {store("y", "%r1")}{store("z", "%r2")}"""
-
-
-def test_elect_chooses_the_lowest_lane():
-    ran = run(ELECT, y=32, z=32)
-    assert set(ran.y.tolist()) == {0}
-    np.testing.assert_array_equal(ran.z, LANE == 0)
 
 
 def test_elects_choice_can_be_replaced(monkeypatch):
@@ -74,28 +52,9 @@ def test_elects_choice_can_be_replaced(monkeypatch):
     np.testing.assert_array_equal(ran.z, LANE == 31)
 
 
-def test_elect_among_the_lanes_that_are_left():
-    body = f"""{TID} setp.lt.u32 %p2, %r0, 6; @%p2 ret; elect.sync %r1|%p1, 0xffffffc0;
-{store("y", "%r1")}"""
-    assert set(run(body, y=32).y[6:].tolist()) == {6}
-
-
 def test_elect_needs_a_predicate():
     with pytest.raises(IllegalInstructionError, match=r"expected d\|p"):
         run("elect.sync %r1, -1;")
-
-
-def test_activemask_gives_the_lanes_of_a_branch():
-    body = f"""{TID} setp.ge.u32 %p1, %r0, 4; @%p1 bra out; activemask.b32 %r1;
-{store("y", "%r1")} out:"""
-    assert run(body, y=32).y.tolist() == [15] * 4 + [0] * 28
-
-
-def test_lanes_of_a_diverged_warp_meet_at_a_shuffle():
-    body = f"""{TID} setp.eq.u32 %p1, %r0, 7; mov.b32 %r1, 5; @!%p1 bra meet;
-mov.b32 %r1, 40; nanosleep.u32 10; mul.lo.u32 %r1, %r1, 2;
-meet: shfl.sync.idx.b32 %r2, %r1, 7, 31, -1; {store("y", "%r2")}"""
-    assert set(run(body, y=32).y.tolist()) == {80}
 
 
 def test_a_shuffle_waits_for_the_lane_that_waits_elsewhere():

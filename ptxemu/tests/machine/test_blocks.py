@@ -149,10 +149,7 @@ def temporaries_of(body):
             [set(), {"%r0"}],
         ),
         ("mov.b32 %r0, 1; bra L; L: mov.b32 %r2, %r0;", [set(), set()]),
-        (
-            "ld.global.v2.b32 {%r0, %r1}, [%d0]; not.b32 %r2, %r1; not.b32 %r0, %r2;",
-            [{"%r2"}],
-        ),
+        ("ld.global.v2.b32 {%r0, %r1}, [%d0]; not.b32 %r2, %r1; not.b32 %r0, %r2;", [{"%r2"}]),
         (
             "setp.eq.s32 %p0|%p1, %r1, 0; selp.b32 %r0, 1, 2, %p1; st.global.b32 [%d0], %r0;",
             [{"%p1"}],

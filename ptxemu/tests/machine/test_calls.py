@@ -19,12 +19,6 @@ def call(function, register, guard=""):
 """
 
 
-def test_a_function_runs_on_its_own_registers():
-    before = TWICE.replace("%a", "%r0")
-    body = TID + call("twice", "%r0") + "add.u32 %r20, %r20, %r0;" + store("y", "%r20")
-    np.testing.assert_array_equal(run(body, before=before, y=32).y, 3 * LANE)
-
-
 def test_calls_nest_and_repeat():
     before = f"""{TWICE}.func (.param .b32 value) four(.param .b32 given)
 {{ .reg .b32 %r<30>; ld.param.b32 %r1, [given]; {call("twice", "%r1")}

@@ -26,13 +26,6 @@ BY_LANE = """and.b32 %r1, %r0, 1; setp.eq.u32 %p0, %r1, 0; mov.u64 %rd1, twice; 
 selp.b64 %rd1, %rd1, %rd2, %p0;"""
 
 
-def test_lanes_call_the_function_that_each_ones_register_names():
-    body = CALL.replace("TARGET", BY_LANE).replace("GUARD", "")
-    ran = run(body, before=FUNCTIONS, y=32)
-    lanes = np.arange(32)
-    np.testing.assert_array_equal(ran.y, np.where(lanes % 2, lanes + 7, 2 * lanes))
-
-
 def test_a_guard_keeps_lanes_from_the_call():
     body = CALL.replace("TARGET", BY_LANE + "st.param.b32 [res], 3;").replace("GUARD", "@%p0")
     ran = run(body.replace("st.param.b32 [res], 3;", ""), before=FUNCTIONS, y=32)

@@ -1,7 +1,5 @@
 """Waits that end by themselves: clocks, locks between lanes; and loops that never end."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -108,17 +106,3 @@ def test_an_older_target_says_how_to_run_it() -> None:
     with pytest.raises(ptxemu.UnknownDeviceError, match="arch='sm_90a'"):
         api.load(text)
     api.load(text, arch="sm_90a").launch("k", 1, 32)
-
-
-def test_recursion_is_named() -> None:
-    function = """.func (.param .b32 r) f(.param .b32 n)
-    { .reg .b32 %r<3>; ld.param.u32 %r1, [n];
-      { .param .b32 a; st.param.b32 [a], %r1; .param .b32 b; call.uni (b), f, (a);
-        ld.param.b32 %r2, [b]; }
-      st.param.b32 [r], %r2; ret; }
-    """
-    body = """{ .param .b32 a; st.param.b32 [a], %r1; .param .b32 b; call.uni (b), f, (a);
-        ld.param.b32 %r2, [b]; }"""
-    module = api.load(source(body, [], before=function))
-    with pytest.raises(ptxemu.UnsupportedInstructionError, match=r"f: calls are inlined"):
-        module.launch("k", 1, 32)

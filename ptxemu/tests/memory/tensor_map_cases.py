@@ -1,7 +1,5 @@
 """Arguments of cuTensorMapEncodeTiled, legal and not, whose result the driver recorded."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

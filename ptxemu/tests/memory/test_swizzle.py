@@ -1,7 +1,5 @@
 """Swizzles: the permutation of bytes that the ISA's tables show."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Tensor maps: the driver's bits, the driver's refusals, and what is read back."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

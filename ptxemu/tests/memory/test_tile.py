@@ -1,7 +1,5 @@
 """Tiles: which elements of a box are inside the tensor, and where rows land in shared memory."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

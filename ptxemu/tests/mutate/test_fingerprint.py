@@ -1,7 +1,5 @@
 """What a kernel's fingerprint depends on."""
 
-from __future__ import annotations
-
 import pytest
 from tests.producer_consumer import TEXT
 

@@ -1,7 +1,5 @@
 """What a mutant computes is not held against sums whose order the schedule decides."""
 
-from __future__ import annotations
-
 import numpy as np
 from tests.kernel_run import TID, source
 

@@ -3,8 +3,6 @@
 Checkouts are named by PTXEMU_CUTLASS and PTXEMU_CUDA_SAMPLES; nothing is fetched here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

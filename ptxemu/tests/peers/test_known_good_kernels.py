@@ -6,8 +6,6 @@ They come from the registry (`make test-peers` installs them) and are not copied
 through `ptxemu exec` as a user would run it, and asserts its own result.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

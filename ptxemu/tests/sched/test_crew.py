@@ -145,10 +145,7 @@ def test_progress_counts_all_processes():
 
 @pytest.mark.parametrize(
     ("why", "addition", "check"),
-    [
-        ("the check listens", "", True),
-        ("atomics", "red.global.add.u32 [%rd_out], 0;", False),
-    ],
+    [("the check listens", "", True), ("atomics", "red.global.add.u32 [%rd_out], 0;", False)],
 )
 def test_one_process_where_clusters_are_not_independent(why, addition, check, forks):
     launch(addition + WORK, processes=4, check=check)

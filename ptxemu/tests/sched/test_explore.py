@@ -1,7 +1,5 @@
 """All orders of synchronisation of small launches: proofs, and faults that few schedules show."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`Orders`: every order of steps that do not commute, once; here of programs without a machine."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import pytest

@@ -1,7 +1,5 @@
 """Assemble every program with ptxas, where there is one: `python3 -m tests.silicon.assemble`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

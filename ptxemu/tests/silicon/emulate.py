@@ -1,7 +1,5 @@
 """Run the suite's programs in ptxemu and compare with recordings; no pytest in here."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

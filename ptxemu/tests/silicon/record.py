@@ -5,8 +5,6 @@ Needs the CUDA driver and NumPy. Writes DIR/h200.npz, which belongs in recording
 fails or hangs ends its worker process; the next one goes on behind it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import datetime

@@ -1,7 +1,5 @@
 """The CUDA driver through ctypes: just enough to run a program of the suite."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import struct

@@ -1,7 +1,5 @@
 """ptxemu does what an H200 did: every program of `programs/` against its recording."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

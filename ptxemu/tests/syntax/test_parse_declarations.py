@@ -168,10 +168,7 @@ def test_initial_values_that_are_addresses(parse_text):
         Relocation(8, 8, "$str", addend=4),
         Relocation(24, 8, "$str", addend=8, is_generic=True),
     )
-    assert q.relocations == (
-        Relocation(0, 1, "$str"),
-        Relocation(1, 1, "$str", shift=8),
-    )
+    assert q.relocations == (Relocation(0, 1, "$str"), Relocation(1, 1, "$str", shift=8))
 
 
 def test_blanks_between_directives_may_be_left_out(parse_text):

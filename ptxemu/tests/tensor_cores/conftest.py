@@ -1,7 +1,5 @@
 """Which code makes the products that tests of the tensor cores look at."""
 
-from __future__ import annotations
-
 import pytest
 
 from ptxemu import machine_code

@@ -3,8 +3,6 @@
 Which cell holds D[m, n] is written down a second time from the ISA's figures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +27,6 @@ MODES = {
     "128B": Swizzle.B128,
     "128B_atom_32B": Swizzle.B128_ATOM_32B,
 }
-STEP_BYTES = 32
-"""Bytes of a row of A or B that one instruction takes."""
 
 
 def program(issue: str, *, group: int = 1, commit: bool = True, release: bool = True) -> str:

@@ -5,8 +5,6 @@ boxes of one swizzle span, rows behind each other, then the swizzle. The emulato
 functions are not used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +15,7 @@ from numpy.typing import NDArray
 from ptxemu import api
 from ptxemu.events import Access, Fence, FenceKind, Observer
 from ptxemu.machine.state import Cta
+from ptxemu.numerics.minifloat import FORMATS
 from ptxemu.sched.policy import Policy
 
 HEADER = (
@@ -178,3 +177,16 @@ def from_bf16(codes: NDArray[np.uint16]) -> NDArray[np.float64]:
 def integers(rng: np.random.Generator, shape: tuple[int, ...], bound: int = 4) -> NDArray[Any]:
     """Small random integers: sums of their products are exact in every accumulator."""
     return rng.integers(-bound, bound + 1, shape)
+
+
+def codes(values: NDArray[Any], type_: str) -> NDArray[Any]:
+    """Small integers as elements of a type."""
+    if type_ == "bf16":
+        return bf16(values)
+    if type_ == "f16":
+        return values.astype(np.float16).view(np.uint16)
+    if type_ == "tf32":
+        return values.astype(np.float32).view(np.uint32)
+    if type_ in FORMATS:
+        return FORMATS[type_].encode(values.astype(np.float64), "rn").astype(np.uint8)
+    return values.astype(np.int8).view(np.uint8)

@@ -1,7 +1,5 @@
 """Descriptors: bit positions as the ISA's tables give them, and errors that name the field."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

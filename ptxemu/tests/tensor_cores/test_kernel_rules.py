@@ -1,7 +1,5 @@
 """Kernels that ptxas refuses as a whole are refused at load, unless told otherwise."""
 
-from __future__ import annotations
-
 import pytest
 from tests.tensor_cores.tensor_core_run import HEADER
 
@@ -47,8 +45,7 @@ def test_ws_with_two_ctas_is_refused_and_has_no_meaning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "target"),
-    [(ALLOC.format(g=1), "sm_90a"), ("wgmma.fence.sync.aligned;", "sm_100a")],
+    ("body", "target"), [(ALLOC.format(g=1), "sm_90a"), ("wgmma.fence.sync.aligned;", "sm_100a")]
 )
 def test_tensor_cores_of_another_architecture_are_refused(body: str, target: str) -> None:
     with pytest.raises(IllegalInstructionError, match=f"the target is {target}"):

@@ -1,7 +1,5 @@
 """Matrix layouts: descriptors find what TMA writes, for every swizzle and major-ness."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from tests.tensor_cores.tensor_core_run import k_step, place, swizzle

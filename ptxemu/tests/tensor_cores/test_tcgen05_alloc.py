@@ -1,7 +1,5 @@
 """tcgen05.alloc, dealloc and relinquish_alloc_permit: blocking, pairs of CTAs, misuse."""
 
-from __future__ import annotations
-
 import pytest
 from tests.tensor_cores import tensor_core_run as run
 

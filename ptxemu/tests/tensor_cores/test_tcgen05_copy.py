@@ -1,7 +1,5 @@
 """tcgen05.cp and tcgen05.shift: every shape, multicast and decompression."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """tcgen05.ld, st and wait: every shape and size, lanes of a warp, and when values arrive."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ from ptxemu.errors import ExecutionError, IllegalInstructionError, UnsupportedIn
 from ptxemu.sched.policy import Policy
 
 PER_REPEAT = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}
-COLUMNS = {"32x32b": 1, "16x64b": 2, "16x128b": 4, "16x256b": 8, "16x32bx2": 1}
 LATE = Policy(asynchronous="late", warps="round_robin")
 
 

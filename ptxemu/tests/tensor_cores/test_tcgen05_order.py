@@ -1,7 +1,5 @@
 """The order of tcgen05 operations: what the ISA pipelines is kept, the rest may go either way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

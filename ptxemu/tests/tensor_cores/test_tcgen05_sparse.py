@@ -1,7 +1,5 @@
 """tcgen05.mma.sp: metadata in TMEM as CUTLASS's tmem_e_frg lays it out, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -13,20 +11,12 @@ from tests.tensor_cores import tensor_core_run as run
 from tests.tensor_cores.mma_run import Case
 
 from ptxemu.errors import ExecutionError
-from ptxemu.numerics.minifloat import E4M3
 
 E_AT = 400
 """Column of the metadata in TMEM."""
 PATTERNS = {0b0100: (0, 1), 0b1000: (0, 2), 0b1100: (0, 3), 0b1001: (1, 2), 0b1101: (1, 3)}
 PATTERNS |= {0b1110: (2, 3)}
 TF32_PATTERNS = {0b0100: (0,), 0b1110: (1,)}
-ENCODE = {
-    "f16": lambda v: v.astype(np.float16).view(np.uint16),
-    "bf16": lambda v: (v.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16),
-    "tf32": lambda v: v.astype(np.float32).view(np.uint32),
-    "s8": lambda v: v.astype(np.int8).view(np.uint8),
-    "e4m3": lambda v: E4M3.encode(v.astype(np.float64), "rn").astype(np.uint8),
-}
 
 
 def sparse_matrix(
@@ -81,7 +71,7 @@ def multiply(
     b = rng.integers(-3, 4, (case.n, k))
     if spoil is not None:
         codes[0, 0] = spoil
-    a_codes, b_codes = ENCODE[case.atype](kept), ENCODE[case.btype](b)
+    a_codes, b_codes = run.codes(kept, case.atype), run.codes(b, case.btype)
     parts = [np.split(x, case.group) for x in (a_codes, b_codes, codes)]
     copies = {64: 2, 32: 4}.get(case.m, 1) if case.ws else 1
 

@@ -85,7 +85,7 @@ INDEXER_UNSCORED = _hopper(
     map(UnscoredPlan, (False, True)))
 INDEXER_LOGITS = _hopper(
     "indexer_logits", "indexer_logits dsa_topk_indexer",
-    "indexer.sm90.logits_kernel:compile_logits", "logits_kernel",
+    "indexer.sm90.kernel:compile_logits", "logits_kernel",
     LOGITS_PLANS,
     load="load_partition PAGES", select="consume_pages page_source pair_source")
 INDEXER_SM100 = _blackwell(
@@ -98,7 +98,7 @@ INDEXER_SM100 = _blackwell(
     load="load loader_of", mma="run_mma", select="consume page_source")
 INDEXER_LOGITS_SM100 = _blackwell(
     "indexer_logits", "indexer_logits",
-    "indexer.sm100.logits_kernel:compile_logits", "logits_kernel",
+    "indexer.sm100.kernel:compile_logits", "logits_kernel",
     (*(sm100.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
      *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
      sm100.LogitsPlan(gathers=True)),
@@ -124,7 +124,7 @@ TWO_LEVELS = _hopper(
     load="load_scheduled DESCRIPTIONS",
     select="select_tiles select_by_cluster list_entries emit_unscored_rows")
 PREFILL = _hopper(
-    "prefill", "dsa_topk_prefill", "indexer.sm90.prefill.build:compile_prefill", "prefill_kernel",
+    "prefill", "dsa_topk_prefill", "indexer.sm90.prefill.kernel:compile_prefill", "prefill_kernel",
     prefill.RANKING,
     load="load_all", score="score_all")
 PREFILL_ORDER = _hopper(
@@ -136,7 +136,7 @@ PREFILL_LISTED = _hopper(
     (ListedPlan(),))
 PREFILL_LOGITS = _hopper(
     "prefill_logits", "prefill_logits",
-    "indexer.sm90.prefill.build:compile_prefill", "prefill_kernel",
+    "indexer.sm90.prefill.kernel:compile_prefill", "prefill_kernel",
     prefill.SCORING,
     load="load_all", score="score_all")
 QUANTIZE_INDEX = _hopper(

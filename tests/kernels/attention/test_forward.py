@@ -21,12 +21,7 @@ FEATURES = next(case for case in SPARSE_MLA_CASES if case.name == "every feature
 
 def forward(inputs, backend):
     return flashdsa.sparse_mla_fwd(
-        inputs.q,
-        inputs.kv,
-        inputs.indices,
-        d_v=inputs.case.d_v,
-        backend=backend,
-        **inputs.options,
+        inputs.q, inputs.kv, inputs.indices, d_v=inputs.case.d_v, backend=backend, **inputs.options
     )
 
 

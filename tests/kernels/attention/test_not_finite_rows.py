@@ -232,11 +232,12 @@ def test_backward_of_hopper(heads: int, deterministic: bool) -> None:
 @pytest.mark.slow
 def test_backward_of_hopper_with_a_spool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of four queries of 64 heads, a launch each: the second group is of the NaN's query."""
-    from flashdsa.backends.sm90 import mla_bwd_choice, mla_bwd_grouped
+    from flashdsa.backends.sm90 import mla_bwd_grouped
+    from flashdsa.heuristics.h200 import Backward
 
-    monkeypatch.setattr(mla_bwd_choice, "RATIO", {64: 8.0})
-    monkeypatch.setattr(mla_bwd_choice, "LEAST_ROUNDS", 1)
-    monkeypatch.setattr(mla_bwd_choice, "MOST_LENGTH", 4.0)
+    monkeypatch.setattr(Backward, "RATIO", {64: 8.0})
+    monkeypatch.setattr(Backward, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(Backward, "MOST_LENGTH", 4.0)
     monkeypatch.setattr(mla_bwd_grouped, "MOST_WORKSPACE_BYTES", 1)
     monkeypatch.setattr(sys.modules[__name__], "BY", 5)
     with emulation("emulate-sm90") as emulator:

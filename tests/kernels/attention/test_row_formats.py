@@ -180,11 +180,7 @@ REFUSED = [
     ((4, 584), {"kv_format": "v41"}, r"cache: expected rows of 528 bytes \(v41\); got .*584"),
     ((4, 584), {"kv_format": "V4"}, "kv_format: expected one of v32, v32_no_rope, v4, v41, "),
     ((4, 584), {"scale": "fp32"}, "scale: v4 has e8m0 scales; got 'fp32'"),
-    (
-        (4, 600),
-        {},
-        r"cache: expected packed rows of .* 288 \(v41_fp4\) bytes; got .* 600\]",
-    ),
+    ((4, 600), {}, r"cache: expected packed rows of .* 288 \(v41_fp4\) bytes; got .* 600\]"),
     ((2, 2, 1168), {}, "cache: expected pages without gaps inside, as v4 has all data"),
 ]
 

@@ -50,13 +50,7 @@ CASES = [
     SparseMlaCase("one key", 1, 1, HEADS, 32, duplicates=True, cancels=True),
 ]
 ALL_AT_ONCE = SparseMlaCase(
-    "every feature",
-    3,
-    60,
-    HEADS,
-    40,
-    attn_sink="infinite",
-    **EVERY_FEATURE,
+    "every feature", 3, 60, HEADS, 40, attn_sink="infinite", **EVERY_FEATURE
 )
 
 

@@ -39,14 +39,7 @@ PAIRS = SparseMlaCase(
     "a pair and a half", 3, 90, 64, 70, invalid=True, attn_sink="finite", max_logits=True
 )
 ALL_AT_ONCE = SparseMlaCase(
-    "every feature",
-    3,
-    60,
-    HEADS,
-    70,
-    attn_sink="infinite",
-    max_logits=True,
-    **EVERY_FEATURE,
+    "every feature", 3, 60, HEADS, 70, attn_sink="infinite", max_logits=True, **EVERY_FEATURE
 )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flashdsa.backends.sm90 import mla_bwd, mla_bwd_choice
 from flashdsa.backends.sm90.mla_bwd_choice import capacity_of
+from flashdsa.heuristics.h200 import Backward
 from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 
@@ -72,7 +73,7 @@ def noted_calls(heads: int, queries: int, deterministic: bool) -> tuple[Noted, l
 def test_each_call_has_its_own_operands_and_memory(
     heads: int, deterministic: bool, kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mla_bwd_choice, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(Backward, "LEAST_ROUNDS", 1)
     runner, results = noted_calls(heads, 8, deterministic)
     assert len(runner.launched) == 2 * kernels
     calls = [runner.launched[:kernels], runner.launched[kernels:]]
@@ -98,7 +99,7 @@ def test_queries_that_have_no_room_for_lists_are_bound_in_parts(
     """Of 19 queries 8, 8 and 3: their rows of Q, and groups of 4 with room for lists."""
     capacity = capacity_of(4, TOPK)
     monkeypatch.setattr(mla_bwd_choice, "MOST_LIST_BYTES", 2 * 2 * 5 * capacity)
-    monkeypatch.setattr(mla_bwd_choice, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(Backward, "LEAST_ROUNDS", 1)
     runner, _ = noted_calls(64, 19, False)
     fused = [arguments for name, arguments in runner.launched if name == "mla_bwd_fused"]
     assert [x[0].shape[0] for x in fused] == [8, 8, 3] * 2

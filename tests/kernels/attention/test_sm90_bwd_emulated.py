@@ -16,6 +16,7 @@ from flashdsa.backends.sm90 import mla_bwd, mla_bwd_choice, mla_bwd_grouped
 from flashdsa.backends.sm90.mla_bwd_choice import large_plans, per_item_plan
 from flashdsa.backends.sm90.mla_bwd_per_item import LaunchPerItem, bind_per_item
 from flashdsa.errors import UnsupportedError
+from flashdsa.heuristics.h200 import Backward
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
@@ -53,7 +54,7 @@ def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
 @pytest.mark.slow
 def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mla_bwd_grouped, "MOST_WORKSPACE_BYTES", 1)
-    monkeypatch.setattr(mla_bwd_choice, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(Backward, "LEAST_ROUNDS", 1)
     monkeypatch.setattr(mla_bwd_choice, "MOST_LIST_BYTES", 2 * 2 * 5 * 192)
     case = SparseMlaCase("parts", 9, 60, 64, 40, invalid=True, attn_sink="finite", poison=True)
     setups = check(case).setups
@@ -66,7 +67,11 @@ def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("named", "sampled", "taken"),
-    [("the same", FIRST, FIRST), ("one other", FIRST, SECOND), ("others", SECOND, SECOND)],
+    [
+        ("the same", FIRST, FIRST),
+        pytest.param("one other", FIRST, SECOND, marks=pytest.mark.slow),
+        ("others", SECOND, SECOND),
+    ],
 )
 def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
     named: str, sampled: int, taken: int, monkeypatch: pytest.MonkeyPatch
@@ -85,7 +90,7 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
         return launch_and_keep
 
     monkeypatch.setattr(mla_bwd, "bind_per_item", spied)
-    monkeypatch.setattr(mla_bwd_choice, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(Backward, "LEAST_ROUNDS", 1)
     invalid = named == "others"
     topk = 40 if invalid else 64
     case = SparseMlaCase(named, 4, 79, 128, topk, invalid=invalid, poison=True, empty_rows=invalid)
@@ -108,7 +113,9 @@ def test_autograd_is_the_forward_and_the_backward() -> None:
         assert failures(check_autograd(inputs, "emulate-sm90")) == []
 
 
-@pytest.mark.parametrize("heads", [pytest.param(3, marks=pytest.mark.slow), 40, 136])
+@pytest.mark.parametrize(
+    "heads", [40, *(pytest.param(x, marks=pytest.mark.slow) for x in (3, 136))]
+)
 def test_any_number_of_heads(heads: int) -> None:
     """The next number that kernels are made for; of more than 128 some after the others: 128, 8."""
     features = {"invalid": True, "poison": True, "empty_rows": True, "attn_sink": "infinite"}
@@ -129,7 +136,7 @@ def test_rows_of_512_columns(heads: int, in_order: bool) -> None:
 @pytest.mark.slow
 def test_groups_of_256_rows_of_512_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two queries of 128 heads name the same two tiles."""
-    monkeypatch.setattr(mla_bwd_choice, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(Backward, "LEAST_ROUNDS", 1)
     inputs = make_sparse_mla_inputs(SparseMlaCase("alike", 4, 150, 128, 70, d_qk=512), 0, "cpu")
     inputs.indices.copy_(inputs.indices[:1].expand_as(inputs.indices).clone())
     with emulation(SMALL) as emulator:

@@ -11,7 +11,7 @@ import cutlass
 from cutlass import Float32, cute
 from cutlass.cute.runtime import from_dlpack
 
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.packed8 import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_sums import (
     NOTHING,
     NUMBERS,
     WORDS,

@@ -196,7 +196,9 @@ def test_dkv_of_lists_of_every_length_without_what_absent_queries_hold(heads: in
     check_dkv(heads)
 
 
-@pytest.mark.parametrize("tile", [Tile(), WITHOUT_ROPE], ids=["576", "512"])
+@pytest.mark.parametrize(
+    "tile", [Tile(), pytest.param(WITHOUT_ROPE, marks=pytest.mark.slow)], ids=["576", "512"]
+)
 @pytest.mark.parametrize("check", [check_dq, check_dkv])
 def test_it_does_not_matter_when_asynchronous_work_happens(check: Any, tile: Tile) -> None:
     check(64, Policy(asynchronous="late", seed=3), tile)

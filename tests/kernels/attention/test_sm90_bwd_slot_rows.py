@@ -12,7 +12,8 @@ from cutlass import Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
 from flashdsa.kernels.attention.lists import UNORDERED_SHIFT, Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, KEY_WORDS, PAIR
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import (
     FEW,
     HANDED_OUT,
     LISTED,
@@ -26,7 +27,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     start_kernel,
     take_kernel,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, KEY_WORDS, PAIR
 from ptxemu import Policy
 from ptxemu.cutedsl import emulate
 
@@ -94,9 +94,7 @@ def test_rows_of_a_key_are_in_the_groups_order(policy: Policy) -> None:
         offsets["cursors"][number, [HANDED_OUT, OUT_OF_ORDER]] = unordered[some].sum().int()
         with emulate(policy=policy) as emulator:
             launch(
-                tuple(map(from_dlpack, lists)),
-                tuple(map(from_dlpack, offsets.values())),
-                number,
+                tuple(map(from_dlpack, lists)), tuple(map(from_dlpack, offsets.values())), number
             )
         assert list(emulator.findings) == []
         check_part(lists, offsets, number, some)

@@ -17,9 +17,10 @@ import flashdsa
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import mla_bwd_choice
+from flashdsa.heuristics.h200 import Backward
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.lists import Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item import slots_choice, slots_time
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan, slots_choice
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import ORDER, WAY
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
@@ -65,8 +66,13 @@ def shares(threshold: float) -> Callable[[Any, Any, Any], Any]:
     return lambda additions, rows, sums: rows - threshold * additions
 
 
-@pytest.mark.parametrize("by_order", [False, True])
-@pytest.mark.parametrize("distinct", [True, False])
+@pytest.mark.parametrize(
+    ("distinct", "by_order"),
+    [
+        (True, False),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in ((True, True), (False, True))),
+    ],
+)
 def test_keys_of_a_wave_are_counted(
     distinct: bool, by_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +118,7 @@ def test_gradients_are_right_by_both_ways(
     """Slots give the bits of `deterministic=True`, whatever the launch before left unwritten."""
     monkeypatch.setattr(slots_choice, "saved_us", lambda *_: 1.0 if slots else -1.0)
     monkeypatch.setattr(mla_bwd_choice, "slots_may_pay", lambda part: True)
-    monkeypatch.setattr(mla_bwd_choice, "PACED_ROWS", {heads: 0})
+    monkeypatch.setattr(Backward, "PACED_ROWS", {heads: 0})
     case = SparseMlaCase("both ways", queries, 90, heads, 24, topk_length=True, invalid=True)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     O, lse = forward_results(inputs)
@@ -135,9 +141,9 @@ def test_gradients_are_right_by_both_ways(
 
 def test_ids_at_random_over_far_rows_may_take_slots() -> None:
     """Each constant counts; lists share more than they must on average, or nothing."""
-    assert slots_time.saved_us(1e6, 9e5, 3e5) > 0
-    assert slots_time.saved_us(3e6, 9e5, 3e5) < 0
-    assert slots_time.saved_us(1e6, 9e5, 9e5) < 0
-    assert slots_time.saved_us(1e5, 9e4, 3e4) < 0
-    assert slots_time.most_rows(132, 132, 10.0, 1 << 30) == pytest.approx(1320, rel=1e-3)
-    assert slots_time.most_rows(1320, 132, 2048.0, 4096) == pytest.approx(10 * 4096, rel=1e-3)
+    assert plan.saved_us(1e6, 9e5, 3e5) > 0
+    assert plan.saved_us(3e6, 9e5, 3e5) < 0
+    assert plan.saved_us(1e6, 9e5, 9e5) < 0
+    assert plan.saved_us(1e5, 9e4, 3e4) < 0
+    assert plan.most_rows(132, 132, 10.0, 1 << 30) == pytest.approx(1320, rel=1e-3)
+    assert plan.most_rows(1320, 132, 2048.0, 4096) == pytest.approx(10 * 4096, rel=1e-3)

@@ -11,18 +11,18 @@ from cutlass import Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
 from flashdsa.kernels.attention.lists import UNORDERED_SHIFT, Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, MOST_PART_GROUPS
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import (
     HANDED_OUT,
     OUT_OF_ORDER,
     Offsets,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.turns import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     ITEM_TILES,
     MOST_UNEVEN,
     THREADS,
     turns_kernel,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, MOST_PART_GROUPS
 from ptxemu.cutedsl import emulate
 
 TILE = 64
@@ -46,10 +46,16 @@ def launch(
 
 
 @pytest.mark.parametrize(
-    ("begin", "groups"), [(0, 1), (5, 90), (3, THREADS + 70), (0, MOST_PART_GROUPS)]
+    ("begin", "groups", "blocks", "num_ctas", "alike"),
+    [
+        (0, 1, 1, 7, True),
+        (5, 90, 2, 7, False),
+        (3, THREADS + 70, 1, 132, True),
+        (3, THREADS + 70, 2, 7, False),
+        (0, MOST_PART_GROUPS, 1, 132, False),
+        (0, MOST_PART_GROUPS, 2, 7, True),
+    ],
 )
-@pytest.mark.parametrize(("blocks", "num_ctas"), [(1, 7), (2, 7), (1, 132)])
-@pytest.mark.parametrize("alike", [True, False])
 def test_ctas_end_together(
     begin: int, groups: int, blocks: int, num_ctas: int, alike: bool
 ) -> None:

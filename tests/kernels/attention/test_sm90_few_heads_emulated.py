@@ -13,10 +13,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import compiled
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    HEADS,
-    FewHeadsPlan,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE_FEW_HEADS
 from flashdsa.ops.attention import SparseMlaOperands

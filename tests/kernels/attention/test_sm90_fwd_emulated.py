@@ -44,14 +44,7 @@ GROUP = SparseMlaCase(
     max_logits=True,
 )
 ALL_AT_ONCE = SparseMlaCase(
-    "every feature",
-    3,
-    60,
-    20,
-    140,
-    attn_sink="infinite",
-    max_logits=True,
-    **EVERY_FEATURE,
+    "every feature", 3, 60, 20, 140, attn_sink="infinite", max_logits=True, **EVERY_FEATURE
 )
 
 
@@ -150,10 +143,7 @@ def test_queries_whose_unions_have_no_room_are_launched_in_parts(
 
 
 def test_nothing_to_do() -> None:
-    for case in (
-        SparseMlaCase("no key", 2, 0, 64, 32),
-        SparseMlaCase("no query", 0, 9, 64, 32),
-    ):
+    for case in (SparseMlaCase("no key", 2, 0, 64, 32), SparseMlaCase("no query", 0, 9, 64, 32)):
         inputs = make_sparse_mla_inputs(case, 0, "cpu")
         assert failures(check_forward(inputs, "emulate-sm90")) == []
 

@@ -12,13 +12,14 @@ import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
-from flashdsa.kernels.attention.choice import FIRST, SECOND
-from flashdsa.kernels.attention.sample import (
+from flashdsa.kernels.attention.choice import (
     BLOCK,
+    FIRST,
     LISTS_US,
     MOST_TIME,
+    SAMPLE_THREADS,
     SAMPLES,
-    THREADS,
+    SECOND,
     WORD_BITS,
     WORDS,
     Asked,
@@ -44,7 +45,7 @@ def sample(
     groups = (indices.shape[0] + group - 1) // group
     asked = Asked(indices, topk_length, Int32(num_keys), Float32(ratio))
     sample_kernel(asked, counts.iterator, choice, group, keeps).launch(
-        grid=[cutlass.min(groups, SAMPLES), 1, 1], block=[THREADS, 1, 1]
+        grid=[cutlass.min(groups, SAMPLES), 1, 1], block=[SAMPLE_THREADS, 1, 1]
     )
 
 
@@ -111,7 +112,7 @@ def sample_by_time(
     times = Times(*map(Float32, (ITEM_US, STEP_US, STEP_SLOTS, UNION_US)), num_sms)
     groups = (indices.shape[0] + group - 1) // group
     sample_kernel(asked, counts.iterator, choice, group, False, times).launch(
-        grid=[cutlass.min(groups, SAMPLES), 1, 1], block=[THREADS, 1, 1]
+        grid=[cutlass.min(groups, SAMPLES), 1, 1], block=[SAMPLE_THREADS, 1, 1]
     )
 
 

@@ -141,7 +141,7 @@ def test_groups_of_few_heads_have_the_union_over_both_sources(
 @pytest.mark.parametrize(
     ("case", "size", "when"),
     [
-        (POOLS, 1, "late"),
+        pytest.param(POOLS, 1, "late", marks=LATER),
         (replace(WINDOW, d_qk=512), 2, "eager"),
         (replace(SMALL, topk=129), 3, "late"),
         pytest.param(WINDOW, 2, "eager", marks=LATER),
@@ -157,7 +157,11 @@ def test_the_decode_joins_both_sources(case: SparseMlaCase, size: int, when: str
     ("case", "when"),
     [
         pytest.param(LONG, "late", marks=LATER),
-        (replace(LONG, packed="ue8m0", kv_format="v4", extra_format="v4", page_size=64), "eager"),
+        pytest.param(
+            replace(LONG, packed="ue8m0", kv_format="v4", extra_format="v4", page_size=64),
+            "eager",
+            marks=LATER,
+        ),
         (
             replace(
                 LONG, num_heads=9, packed="ue8m0", kv_format="v4", extra_format="v4", page_size=64

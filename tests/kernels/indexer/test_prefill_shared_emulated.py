@@ -165,7 +165,8 @@ def test_scores_come_with_their_rows_and_calls_repeat_bit_for_bit(size: int) -> 
         assert torch.equal(own_ids, ids) and torch.equal(own_words, words)
 
 
-@pytest.mark.parametrize("by_score", [False, pytest.param(True, marks=LATER)])
+@LATER
+@pytest.mark.parametrize("by_score", [False, True])
 def test_tiles_beyond_a_wave_are_a_second_launch(by_score: bool) -> None:
     """Two CTAs take two tiles, then a pair of them the third."""
     case = PrefillCase("waves", causal(9, 3900), 40, 64, no_starts=by_score, sorted=by_score)

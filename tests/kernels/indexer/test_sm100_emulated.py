@@ -82,6 +82,7 @@ def test_ids_are_positions() -> None:
     assert_as_the_cpu(plan, make_inputs([5, 700], num_heads=16), 1, 2)
 
 
+@pytest.mark.slow
 def test_sorted_rows() -> None:
     """All rows are scored, also those of at most topk tokens."""
     assert_as_the_cpu(SORTED, make_inputs([65, 1100], num_heads=32, values="two"), 1, 3)

@@ -96,7 +96,7 @@ def test_scores_of_gathered_tokens() -> None:
 
 
 @pytest.mark.usefixtures("small_device")
-@pytest.mark.parametrize("size", [1, 8])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_public_calls_with_short_pages(size: int) -> None:
     """The model's sizes; a table of more than one token an entry is spelt out."""
     inputs = scattered(make_inputs([2300, 1, 70]), size)

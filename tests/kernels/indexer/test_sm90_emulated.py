@@ -17,7 +17,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import emulation
-from flashdsa.backends.indexer.choice import PAGES_ALONE
+from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.indexer.plan import By, Lists, Sharing
 from flashdsa.kernels.indexer.sizes import MAX_OWN_ROWS, ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -79,7 +79,11 @@ def test_lengths_around_a_page_and_topk_sorted() -> None:
     assert_as_the_cpu(SORTED, make_inputs([0, 2049]), 1, 2)
 
 
-@pytest.mark.parametrize("plan", [SMALL, MIDDLE], ids=["16 heads, 512", "32 heads, 1024, sorted"])
+@pytest.mark.parametrize(
+    "plan",
+    [SMALL, pytest.param(MIDDLE, marks=LATER)],
+    ids=["16 heads, 512", "32 heads, 1024, sorted"],
+)
 def test_other_sizes_with_nan_keys(plan: IndexerPlan) -> None:
     inputs = make_inputs([plan.topk + 300], num_heads=plan.num_heads, values="nan")
     assert_as_the_cpu(plan, inputs, 1, 2)
@@ -108,7 +112,11 @@ def test_sorted_rows_of_fewer_pages_than_ctas() -> None:
     assert_as_the_cpu(MIDDLE, make_inputs([65, 700], num_heads=32, values="two"), 1, 3)
 
 
-@pytest.mark.parametrize("plan", [SMALL, SCHEDULED], ids=["in the batch's order", "longest first"])
+@pytest.mark.parametrize(
+    "plan",
+    [SMALL, pytest.param(SCHEDULED, marks=LATER)],
+    ids=["in the batch's order", "longest first"],
+)
 def test_clusters_with_several_rows(plan: IndexerPlan) -> None:
     """Forwards and backwards; boxes are used again while rows follow."""
     lengths = [513, 2000, 3, 900, 700, 1300, 512, 640]
@@ -267,7 +275,7 @@ def test_a_cluster_publishes_more_entries_than_it_has_threads() -> None:
 @pytest.mark.parametrize(
     ("length", "clusters", "published"),
     [
-        (2000, (2, 2), [1024, 976]),
+        pytest.param(2000, (2, 2), [1024, 976], marks=LATER),
         (4224, (4, 2), [1024, 512, 1024, 512]),
         pytest.param(2112, (2, 2), [1024, 512], marks=LATER),
         pytest.param(4096, (4, 2), [1024] * 4, marks=LATER),
@@ -330,7 +338,9 @@ def test_the_public_operation_runs_it_on_cpu_tensors(small_device: None) -> None
 
 
 @pytest.mark.parametrize(
-    ("lengths", "next_n"), [((600, 601, 90, 700), 2), ((520, 2, 530), 3)], ids=["2 x 2", "1 x 3"]
+    ("lengths", "next_n"),
+    [pytest.param((600, 601, 90, 700), 2, marks=LATER), ((520, 2, 530), 3)],
+    ids=["2 x 2", "1 x 3"],
 )
 def test_requests_with_several_queries_share_a_table(
     lengths: tuple[int, ...], next_n: int, small_device: None
@@ -355,7 +365,7 @@ def test_requests_with_several_queries_share_a_table(
 def test_the_public_operation_splits_a_row_that_may_be_long() -> None:
     """As a GPU would: the kernel is chosen by the table's width, and its counters are left at 0."""
     inputs = make_inputs([600], num_heads=16)
-    wide = PAGES_ALONE * 3 - inputs.block_table.shape[1]
+    wide = Indexer.PAGES_ALONE * 3 - inputs.block_table.shape[1]
     inputs = inputs._replace(block_table=torch.nn.functional.pad(inputs.block_table, (0, wide)))
     expected, got = inputs.output(512), inputs.output(512)
     flashdsa.dsa_topk_indexer(*inputs, expected, backend="cpu")

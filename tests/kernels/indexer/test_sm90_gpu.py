@@ -16,7 +16,8 @@ from torch import Tensor
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.gpu.runner import Gpu
-from flashdsa.backends.indexer.choice import SIZES, clusters_for, gpu_of
+from flashdsa.backends.indexer.choice import clusters_for, gpu_of
+from flashdsa.heuristics.h200 import Indexer
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By
@@ -223,7 +224,7 @@ def test_the_driver_says_how_many_clusters_run(caplog: pytest.LogCaptureFixture)
         capacity = gpu.cluster_capacity(plan.threads, plan.smem_bytes)
     assert not caplog.records
     sms = torch.cuda.get_device_properties(0).multi_processor_count
-    assert set(capacity) > set(SIZES)
+    assert set(capacity) > set(Indexer.SIZES)
     assert capacity[1] == sms
     assert all(size * count <= sms for size, count in capacity.items())
     assert capacity[8] > 1

@@ -16,9 +16,10 @@ from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
-from flashdsa.backends.indexer.choice import PAGES_ALONE, Call, Kind, Way
+from flashdsa.backends.indexer.choice import Call, Kind, Way
 from flashdsa.backends.indexer.launch import Kernels, Launches, bind_way
 from flashdsa.backends.sm90 import indexer, topk
+from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -28,7 +29,7 @@ from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
 H200 = devices.H200.clusters
 SMALL = {1: 4, 2: 2, 3: 1, 4: 1}
-WIDE = PAGES_ALONE * 3
+WIDE = Indexer.PAGES_ALONE * 3
 """Pages of a table from which two clusters of two share a row."""
 GPU = torch.device("cuda", 0)
 

@@ -42,11 +42,16 @@ def publishing_clusters(launch: Emulator, size: int) -> list[int]:
     ("lengths", "values", "clusters", "publishing"),
     [
         ([530, 6000, 513, 600], "two", (3, 2), [0, 1]),
-        ([6000, 513, 5000, 300, 700], "ascending", (5, 2), [0, 1, 2, 3]),
-        ([9000], "descending", (7, 2), [0, 1, 2, 3]),
-        pytest.param([700, 9000, 513], "random", (7, 2), [0, 1, 2, 3], marks=pytest.mark.slow),
-        pytest.param([530, 6000, 513, 600], "equal", (3, 3), [0, 1], marks=pytest.mark.slow),
-        pytest.param([9000, *[530] * 7], "random", (3, 4), [0, 1], marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ([6000, 513, 5000, 300, 700], "ascending", (5, 2), [0, 1, 2, 3]),
+                ([9000], "descending", (7, 2), [0, 1, 2, 3]),
+                ([700, 9000, 513], "random", (7, 2), [0, 1, 2, 3]),
+                ([530, 6000, 513, 600], "equal", (3, 3), [0, 1]),
+                ([9000, *[530] * 7], "random", (3, 4), [0, 1]),
+            )
+        ),
     ],
 )
 def test_a_long_row_gets_clusters_by_the_lengths(

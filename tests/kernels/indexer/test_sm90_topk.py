@@ -79,6 +79,7 @@ def test_awkward_scores():
     assert_exact(TopkPlan(topk=512), torch.stack(list(rows.values())), [WIDTH] * len(rows), (1, 2))
 
 
+@pytest.mark.slow
 def test_awkward_scores_sorted():
     rows = awkward_scores()
     scores = torch.stack([rows[name] for name in ("two values", "NaN and infinities", "random")])
@@ -139,6 +140,7 @@ def test_no_order_of_warps_and_copies_matters(seed):
     assert_exact(plan, scores, [2000], (1, 4), seed)
 
 
+@pytest.mark.slow
 def test_public_operation_with_the_models_topk():
     scores = torch.randn(2, 3000, generator=torch.Generator().manual_seed(5))
     lengths = torch.tensor([3000, 2048], dtype=torch.int32)

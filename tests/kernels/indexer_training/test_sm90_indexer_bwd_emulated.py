@@ -12,6 +12,7 @@ from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm90 import indexer_bwd
 from flashdsa.errors import UnsupportedError
+from flashdsa.heuristics.h200 import IndexBackward
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import BLOCKS, RANGE_KEYS, BwdPlan
 from flashdsa.verify.compare import failures
 from flashdsa.verify.indexer_training_cases import (
@@ -31,7 +32,7 @@ ONE_SM, TWO_SMS = Device(1, {1: 1}), Device(2, {1: 2})
 @pytest.fixture(autouse=True)
 def every_call_may_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device chooses between groups, however few slots there are."""
-    monkeypatch.setattr(indexer_bwd, "LEAST_CHOSEN_SLOTS", 0)
+    monkeypatch.setattr(IndexBackward, "LEAST_CHOSEN_SLOTS", 0)
 
 
 def inputs_of(

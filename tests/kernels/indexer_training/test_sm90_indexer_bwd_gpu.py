@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import flashdsa
-from flashdsa.backends.sm90 import indexer_bwd
+from flashdsa.heuristics.h200 import IndexBackward
 from flashdsa.verify.compare import failures
 from flashdsa.verify.indexer_training_cases import (
     IndexerTrainingCase,
@@ -26,7 +26,7 @@ pytestmark = HOPPER_GPU
 @pytest.fixture(autouse=True)
 def every_call_may_choose(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device chooses between groups, however few slots there are."""
-    monkeypatch.setattr(indexer_bwd, "LEAST_CHOSEN_SLOTS", 0)
+    monkeypatch.setattr(IndexBackward, "LEAST_CHOSEN_SLOTS", 0)
 
 
 def fuzzed(seed: int) -> IndexerTrainingCase:

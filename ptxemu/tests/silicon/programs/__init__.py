@@ -1,7 +1,5 @@
 """The programs that run on hardware and in ptxemu: a module a family, one instruction a program."""
 
-from __future__ import annotations
-
 import importlib
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Approximate functions: results as close to the hardware's as measured."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

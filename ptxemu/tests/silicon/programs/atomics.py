@@ -1,7 +1,5 @@
 """atom and red: every operation and type on an address a lane, and contended sums."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """CTA barriers: bar.sync, bar.arrive, bar.red, barrier.sync with counts, and what they order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.silicon.programs.build import kernel, result

@@ -1,7 +1,5 @@
 """Bits: logic, shifts, funnel shifts, fields, permutations, counts, masks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,8 +1,7 @@
 """PTX text of element-wise programs: a thread an element, one instruction in the middle."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from tests.silicon.programs.case import EXACT, Array, Bytes, Check, Program, TensorMap
@@ -77,6 +76,14 @@ def elementwise(
             raise ValueError(f"{name}: {len(values)} bytes of input for {count} of {kind}")
     arrays = [result(count * size_of(k)) for k in outs] + [Array(v) for v in given]
     return Program(name, "\n".join(lines), tuple(arrays), block=count, check=check)
+
+
+def operation(
+    family: str, opcode: str, ins: Sequence[str], outs: Sequence[str], name: str = "", **rest: Any
+) -> Program:
+    """One instruction d, a, b...: `elementwise`, by default under the instruction's name."""
+    operands = ", ".join("dabcghi"[: 1 + len(ins)])
+    return elementwise(f"{family}/{name or opcode}", f"{opcode} {operands};", ins, outs, **rest)
 
 
 def _address(parameter: str, size: int) -> str:

@@ -1,7 +1,5 @@
 """cp.async.bulk and cp.reduce.async.bulk: all directions, sizes, operations, multicast."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

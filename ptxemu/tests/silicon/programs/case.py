@@ -1,7 +1,5 @@
 """What one program of the suite is: PTX, a launch, its arguments, and how results are compared."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from dataclasses import dataclass, field

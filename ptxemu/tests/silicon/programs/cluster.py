@@ -1,7 +1,5 @@
 """Clusters of two and four: mapa, distributed shared memory, remote mbarriers, cluster barriers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.silicon.programs.build import kernel, result

@@ -1,10 +1,8 @@
 """Comparison and selection: setp and set of every operator and type, selp, slct."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
-from tests.silicon.programs.build import elementwise
+from tests.silicon.programs.build import elementwise, operation
 from tests.silicon.programs.case import Program
 
 COUNT = 64
@@ -52,9 +50,7 @@ def _setp() -> Iterator[Program]:
 def _set() -> Iterator[Program]:
     for out in ("u32", "s32", "f32"):
         for kind in ("u32", "s32", "s64", "f32", "f64"):
-            name = f"compare/set.lt.{out}.{kind}"
-            body = f"set.lt.{out}.{kind} d, a, b;"
-            yield elementwise(name, body, [kind] * 2, [out], count=32)
+            yield operation("compare", f"set.lt.{out}.{kind}", [kind] * 2, [out], count=32)
     body = """setp.gt.s32 p, a, 100;
         set.ge.and.u32.f32 d, a, b, p;
         set.ltu.xor.ftz.f32.f32 e, a, b, !p;"""
@@ -63,9 +59,8 @@ def _set() -> Iterator[Program]:
                       ("u32", "f16"), ("s32", "bf16"), ("f16", "s32"), ("bf16", "u32"),
                       ("f16", "f32"), ("f16x2", "f16x2"), ("bf16x2", "bf16x2")):  # fmt: skip
         operator = "lt" if kind[-2:] != "x2" else "gtu"
-        name = f"compare/set.{operator}.{out}.{kind}"
-        body = f"set.{operator}.{out}.{kind} d, a, b;"
-        yield elementwise(name, body, [kind] * 2, [out], count=COUNT)
+        opcode = f"set.{operator}.{out}.{kind}"
+        yield operation("compare", opcode, [kind] * 2, [out], count=COUNT)
 
 
 def _select() -> Iterator[Program]:
@@ -74,9 +69,8 @@ def _select() -> Iterator[Program]:
         yield elementwise(f"compare/selp.{kind}", body, [kind, kind, "s32"], [kind], count=32)
     for kind in ("b16", "u32", "s64", "f32", "f64"):
         for by, ftz in (("s32", ""), ("f32", ""), ("f32", ".ftz")):
-            name = f"compare/slct{ftz}.{kind}.{by}"
-            body = f"slct{ftz}.{kind}.{by} d, a, b, c;"
-            yield elementwise(name, body, [kind, kind, by], [kind], count=32)
+            opcode = f"slct{ftz}.{kind}.{by}"
+            yield operation("compare", opcode, [kind, kind, by], [kind], count=32)
 
 
 def programs() -> Iterator[Program]:

@@ -1,11 +1,10 @@
 """cvt: every pair of types of sm_90, roundings, saturation, packed narrow floats; cvt.pack."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from tests.silicon.programs.build import elementwise
+from tests.silicon.programs.build import operation
 from tests.silicon.programs.case import Program
 from tests.silicon.programs.values import floats
 
@@ -15,18 +14,18 @@ WIDE = {"f16": 36, "bf16": 80, "f32": 80, "f64": 150}
 COUNT = 48
 
 
+def _op(opcode: str, ins: list[str], out: str, name: str = "", **rest: Any) -> Program:
+    return operation("convert", opcode, ins, [out], name, **rest)
+
+
 def _convert(to: str, source: str, modifiers: str = "", count: int = COUNT) -> Program:
-    full = f"cvt{modifiers}.{to}.{source}"
-    name, data = f"convert/{full}", None
+    full, data = f"cvt{modifiers}.{to}.{source}", None
     if source in FLOATS:
-        data = [floats(name, source, count, WIDE[source])]
+        data = [floats(f"convert/{full}", source, count, WIDE[source])]
     if "bf16" in (to, source):  # registers of exactly the type's size
-        return elementwise(
-            name, f"{full} d, a;", [source], [to], count=count, data=data, narrow=True
-        )
+        return _op(full, [source], to, count=count, data=data, narrow=True)
     # elsewhere sub-word results live in 32-bit registers, sign- or zero-extended
-    out = "b32" if to in INTEGERS[:4] else to
-    return elementwise(name, f"{full} d, a;", [source], [out], count=count, data=data)
+    return _op(full, [source], "b32" if to in INTEGERS[:4] else to, count=count, data=data)
 
 
 def _saturates(to: str, source: str) -> bool:
@@ -90,45 +89,35 @@ def _between_floats() -> Iterator[Program]:
             yield _convert(to, source, f".{rounding}" if rounding else "", count=64)
     for rounding in ("rna", "rn", "rz", "rn.relu", "rz.relu"):
         full = f"cvt.{rounding}.tf32.f32"
-        name = f"convert/{full}"
-        data = [floats(name, "f32", 64, 80)]
-        yield elementwise(name, f"{full} d, a;", ["f32"], ["b32"], data=data)
+        yield _op(full, ["f32"], "b32", data=[floats(f"convert/{full}", "f32", 64, 80)])
 
 
 def _pairs() -> Iterator[Program]:
     for to in ("f16x2", "bf16x2"):
         for rounding in ("rn", "rz", "rn.relu", "rz.relu"):
             full = f"cvt.{rounding}.{to}.f32"
-            name = f"convert/{full}"
             near = 36 if to == "f16x2" else 60
-            data = [floats(f"{name}/{i}", "f32", 64, near) for i in "ab"]
-            yield elementwise(name, f"{full} d, a, b;", ["f32"] * 2, [to], data=data)
+            data = [floats(f"convert/{full}/{i}", "f32", 64, near) for i in "ab"]
+            yield _op(full, ["f32"] * 2, to, data=data)
     for narrow in ("e4m3x2", "e5m2x2"):
         for relu in ("", ".relu"):
             near = 24 if narrow[1] == "4" else 44
             full = f"cvt.rn.satfinite{relu}.{narrow}.f32"
             data = [floats(f"{full}/{i}", "f32", 96, near) for i in "ab"]
-            body = f"{full} d, a, b;"
-            yield elementwise(f"convert/{full}", body, ["f32"] * 2, ["b16"], count=96, data=data)
+            yield _op(full, ["f32"] * 2, "b16", count=96, data=data)
             full = f"cvt.rn.satfinite{relu}.{narrow}.f16x2"
             data = [floats(full, "f16", 192, min(near, 28))]
-            yield elementwise(
-                f"convert/{full}", f"{full} d, a;", ["f16x2"], ["b16"], count=96, data=data
-            )
-            full = f"cvt.rn{relu}.f16x2.{narrow}"
+            yield _op(full, ["f16x2"], "b16", count=96, data=data)
             every = np.arange(256, dtype=np.uint8)
-            yield elementwise(
-                f"convert/{full}", f"{full} d, a;", ["b16"], ["f16x2"], count=128, data=[every]
-            )
+            yield _op(f"cvt.rn{relu}.f16x2.{narrow}", ["b16"], "f16x2", count=128, data=[every])
 
 
 def _packs() -> Iterator[Program]:
     for to in ("u16", "s16"):
-        body = f"cvt.pack.sat.{to}.s32 d, a, b;"
-        yield elementwise(f"convert/cvt.pack.{to}", body, ["s32"] * 2, ["b32"], count=32)
+        yield _op(f"cvt.pack.sat.{to}.s32", ["s32"] * 2, "b32", f"cvt.pack.{to}", count=32)
     for to in ("u8", "s8", "u4", "s4", "u2", "s2"):
-        body = f"cvt.pack.sat.{to}.s32.b32 d, a, b, c;"
-        yield elementwise(f"convert/cvt.pack.{to}", body, ["s32", "s32", "b32"], ["b32"], count=32)
+        ins, name = ["s32", "s32", "b32"], f"cvt.pack.{to}"
+        yield _op(f"cvt.pack.sat.{to}.s32.b32", ins, "b32", name, count=32)
 
 
 def programs() -> Iterator[Program]:

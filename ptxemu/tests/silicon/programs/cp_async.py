@@ -1,7 +1,5 @@
 """cp.async: sizes, zero fill, ignored sources, groups, and arrivals on an mbarrier."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.silicon.programs.build import kernel, result

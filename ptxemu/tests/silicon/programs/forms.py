@@ -1,7 +1,5 @@
 """Control flow that compilers seldom emit: jump tables and indirect calls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,42 +1,35 @@
 """f16, bf16 and their pairs: add, sub, mul, fma, min, max, abs, neg; mixed compare in `compare`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
-from tests.silicon.programs.build import elementwise
+from tests.silicon.programs.build import operation
 from tests.silicon.programs.case import Program
 
 COUNT = 64
+
+
+def _op(opcode: str, kind: str, count: int) -> Program:
+    return operation("half", f"{opcode}.{kind}", [kind] * count, [kind], count=COUNT)
 
 
 def _arithmetic(kind: str) -> Iterator[Program]:
     brain = kind.startswith("b")
     for op in ("add", "sub", "mul"):
         for suffix in ("",) if brain else ("", ".ftz", ".sat", ".ftz.sat"):
-            full = f"{op}.rn{suffix}.{kind}"
-            yield elementwise(f"half/{full}", f"{full} d, a, b;", [kind] * 2, [kind], count=COUNT)
-    suffixes = ("", ".relu", ".oob", ".oob.relu")
-    if not brain:
-        suffixes = (*suffixes, ".ftz", ".sat", ".ftz.sat", ".ftz.relu")
-    for suffix in suffixes:
-        full = f"fma.rn{suffix}.{kind}"
-        yield elementwise(f"half/{full}", f"{full} d, a, b, c;", [kind] * 3, [kind], count=COUNT)
+            yield _op(f"{op}.rn{suffix}", kind, 2)
+    more = () if brain else (".ftz", ".sat", ".ftz.sat", ".ftz.relu")
+    for suffix in ("", ".relu", ".oob", ".oob.relu", *more):
+        yield _op(f"fma.rn{suffix}", kind, 3)
 
 
 def _selection(kind: str) -> Iterator[Program]:
-    brain = kind.startswith("b")
-    for ftz in ("",) if brain else ("", ".ftz"):
+    for ftz in ("",) if kind.startswith("b") else ("", ".ftz"):
         for op in ("min", "max"):
             for nan in ("", ".NaN"):
                 for sign in ("", ".xorsign.abs"):
-                    full = f"{op}{ftz}{nan}{sign}.{kind}"
-                    yield elementwise(
-                        f"half/{full}", f"{full} d, a, b;", [kind] * 2, [kind], count=COUNT
-                    )
+                    yield _op(f"{op}{ftz}{nan}{sign}", kind, 2)
         for op in ("abs", "neg"):
-            full = f"{op}{ftz}.{kind}"
-            yield elementwise(f"half/{full}", f"{full} d, a;", [kind], [kind], count=COUNT)
+            yield _op(f"{op}{ftz}", kind, 1)
 
 
 def programs() -> Iterator[Program]:

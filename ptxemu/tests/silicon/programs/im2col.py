@@ -1,7 +1,5 @@
 """Copies in im2col mode: ranks, corners, offsets, borders, strides, swizzles, stores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

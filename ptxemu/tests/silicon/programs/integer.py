@@ -1,45 +1,36 @@
 """Integers: add, sub, mul, mad, sad, div, rem, min, max, abs, neg, carries, dot products."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from tests.silicon.programs.build import elementwise
-from tests.silicon.programs.case import Bytes, Program
+from tests.silicon.programs.build import elementwise, operation
+from tests.silicon.programs.case import Program
 from tests.silicon.programs.values import integers, typed
 
 WIDTHS = (16, 32, 64)
 COUNT = 48
 
 
+def _op(opcode: str, ins: list[str], out: str, name: str = "", **rest: Any) -> Program:
+    return operation("integer", opcode, ins, [out], name, count=COUNT, **rest)
+
+
 def _simple() -> Iterator[Program]:
     for bits in WIDTHS:
         for sign in "us":
-            kind = f"{sign}{bits}"
+            kind, wide = f"{sign}{bits}", f"{sign}{2 * bits}"
             for op in ("add", "sub", "mul.lo", "mul.hi", "min", "max"):
-                if sign == "u" and op in ("add", "sub", "mul.lo"):
-                    continue  # the same bits as signed
-                body = f"{op}.{kind} d, a, b;"
-                yield elementwise(f"integer/{op}.{kind}", body, [kind] * 2, [kind], count=COUNT)
-            for part in ("lo", "hi"):
-                body = f"mad.{part}.{kind} d, a, b, c;"
-                name = f"integer/mad.{part}.{kind}"
-                yield elementwise(name, body, [kind] * 3, [kind], count=COUNT)
-            body = f"sad.{kind} d, a, b, c;"
-            yield elementwise(f"integer/sad.{kind}", body, [kind] * 3, [kind], count=COUNT)
+                if sign == "s" or op not in ("add", "sub", "mul.lo"):  # else the bits of signed
+                    yield _op(f"{op}.{kind}", [kind] * 2, kind)
+            for op in ("mad.lo", "mad.hi", "sad"):
+                yield _op(f"{op}.{kind}", [kind] * 3, kind)
             if bits < 64:
-                wide = f"{sign}{2 * bits}"
-                body = f"mul.wide.{kind} d, a, b;"
-                yield elementwise(f"integer/mul.wide.{kind}", body, [kind] * 2, [wide], count=COUNT)
-                body = f"mad.wide.{kind} d, a, b, c;"
-                name = f"integer/mad.wide.{kind}"
-                yield elementwise(name, body, [kind, kind, wide], [wide], count=COUNT)
+                yield _op(f"mul.wide.{kind}", [kind] * 2, wide)
+                yield _op(f"mad.wide.{kind}", [kind, kind, wide], wide)
             yield from _divisions(kind, bits)
         for op in ("abs", "neg"):
-            body = f"{op}.s{bits} d, a;"
-            kind = f"s{bits}"
-            yield elementwise(f"integer/{op}.{kind}", body, [kind], [kind], count=COUNT)
+            yield _op(f"{op}.s{bits}", [f"s{bits}"], f"s{bits}")
 
 
 def _divisions(kind: str, bits: int) -> Iterator[Program]:
@@ -50,35 +41,22 @@ def _divisions(kind: str, bits: int) -> Iterator[Program]:
         dividend = integers(f"{name}/dividend", bits, COUNT)
         if kind[0] == "s":  # INT_MIN / -1 overflows: left open
             divisor[divisor == (1 << bits) - 1] = (1 << bits) - 3
-        data: list[Bytes] = [dividend, divisor.view(np.uint8)]
-        yield elementwise(name, f"{op}.{kind} d, a, b;", [kind] * 2, [kind], count=COUNT, data=data)
+        yield _op(f"{op}.{kind}", [kind] * 2, kind, data=[dividend, divisor.view(np.uint8)])
 
 
 def _special() -> Iterator[Program]:
-    for op in ("add.sat", "sub.sat"):
-        body = f"{op}.s32 d, a, b;"
-        yield elementwise(f"integer/{op}.s32", body, ["s32"] * 2, ["s32"], count=COUNT)
-    body = "mad.hi.sat.s32 d, a, b, c;"
-    yield elementwise("integer/mad.hi.sat.s32", body, ["s32"] * 3, ["s32"], count=COUNT)
-    for op in ("mul24", "mad24"):
+    for op, count in (("add.sat", 2), ("sub.sat", 2), ("mad.hi.sat", 3), ("mad24.hi.sat", 3)):
+        yield _op(f"{op}.s32", ["s32"] * count, "s32")
+    for op, count in (("mul24", 2), ("mad24", 3)):
         for part in ("lo", "hi"):
             for kind in ("u32", "s32"):
-                operands, ins = ("a, b", 2) if op == "mul24" else ("a, b, c", 3)
-                name = f"integer/{op}.{part}.{kind}"
-                body = f"{op}.{part}.{kind} d, {operands};"
-                yield elementwise(name, body, [kind] * ins, [kind], count=COUNT)
-    body = "mad24.hi.sat.s32 d, a, b, c;"
-    yield elementwise("integer/mad24.hi.sat.s32", body, ["s32"] * 3, ["s32"], count=COUNT)
+                yield _op(f"{op}.{part}.{kind}", [kind] * count, kind)
     for op in ("min", "max"):
-        for kind in ("s32", "s16x2"):
-            body = f"{op}.relu.{kind} d, a, b;"
-            yield elementwise(f"integer/{op}.relu.{kind}", body, [kind] * 2, [kind], count=COUNT)
-        for kind in ("u16x2", "s16x2"):
-            body = f"{op}.{kind} d, a, b;"
-            yield elementwise(f"integer/{op}.{kind}", body, [kind] * 2, [kind], count=COUNT)
+        for kind in ("relu.s32", "relu.s16x2", "u16x2", "s16x2"):
+            plain = kind.removeprefix("relu.")
+            yield _op(f"{op}.{kind}", [plain] * 2, plain)
     for kind in ("u16x2", "s16x2"):
-        body = f"add.{kind} d, a, b;"
-        yield elementwise(f"integer/add.{kind}", body, [kind] * 2, [kind], count=COUNT)
+        yield _op(f"add.{kind}", [kind] * 2, kind)
 
 
 def _carries() -> Iterator[Program]:
@@ -102,10 +80,9 @@ def _dots() -> Iterator[Program]:
     for a in "us":
         for b in "us":
             for op in ("dp4a", "dp2a.lo", "dp2a.hi"):
-                name = f"integer/{op}.{a}32.{b}32"
-                data = [typed(f"{name}/{i}", "b32", COUNT) for i in range(3)]
-                body = f"{op}.{a}32.{b}32 d, a, b, c;"
-                yield elementwise(name, body, ["b32"] * 3, ["b32"], count=COUNT, data=data)
+                full = f"{op}.{a}32.{b}32"
+                data = [typed(f"integer/{full}/{i}", "b32", COUNT) for i in range(3)]
+                yield _op(full, ["b32"] * 3, "b32", data=data)
 
 
 def programs() -> Iterator[Program]:

@@ -1,7 +1,5 @@
 """ldmatrix, stmatrix and movmatrix: every count, with and without .trans."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

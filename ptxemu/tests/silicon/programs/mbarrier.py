@@ -1,7 +1,5 @@
 """mbarrier: what waits answer after every step of a life; states are opaque and not compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.silicon.programs.build import kernel, result

@@ -1,7 +1,5 @@
 """Loads, stores and moves: vectors, sub-words, every state space, generic addresses, registers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,21 +8,8 @@ from tests.silicon.programs.case import Array, Program
 from tests.silicon.programs.values import below, random_bytes
 
 TYPES = (
-    "u8",
-    "s8",
-    "u16",
-    "s16",
-    "u32",
-    "s32",
-    "u64",
-    "s64",
-    "b8",
-    "b16",
-    "b32",
-    "b64",
-    "f32",
-    "f64",
-)
+    "u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64", "b8", "b16", "b32", "b64", "f32", "f64",
+)  # fmt: skip
 CACHES = (
     "ld.global.ca", "ld.global.cg", "ld.global.cs", "ld.global.lu", "ld.global.cv", "ld.global.nc",
     "ld.volatile.global", "ld.relaxed.gpu.global", "ld.acquire.sys.global", "ld.weak.global",

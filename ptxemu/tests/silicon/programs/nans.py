@@ -1,7 +1,5 @@
 """Which NaN comes out where several go in, of infinities, and through conversions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

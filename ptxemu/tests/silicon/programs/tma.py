@@ -1,7 +1,5 @@
 """Tensor copies: every rank, border, swizzle, element stride, type, reduction; multicast."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from math import prod
 

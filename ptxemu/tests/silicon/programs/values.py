@@ -1,7 +1,5 @@
 """Seeded inputs: edge values of every type, then random ones. The stream is PCG64's raw words."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Mapping
 

@@ -4,8 +4,6 @@ Operands are small integers, so that a value from a wrong place gives a wrong su
 exact. `random` programs bound the real rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product

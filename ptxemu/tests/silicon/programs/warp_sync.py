@@ -1,7 +1,5 @@
 """Warp collectives: shfl, vote, match, redux, elect, activemask; divergence, loops, calls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -4,8 +4,6 @@ The shared memory is full of small integers of the operand's type, so a wrong ad
 sum, and sums are exact. Registers of D are stored raw. `random` programs bound the real rounding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

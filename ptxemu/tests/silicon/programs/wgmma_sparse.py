@@ -3,8 +3,6 @@
 As in the family wgmma, shared memory is full of small integers, and sums are exact.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product

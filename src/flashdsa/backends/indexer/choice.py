@@ -13,31 +13,12 @@ from typing import NamedTuple
 
 from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.runner import Runner
+from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.indexer.plan import SelectPlan
 
 # Measured on an H200: 307 draws, each by every way, in
 # workbench/results/indexer/2026-11-29-h200-by-kernel.json.gz, and few pairs in
 # 2026-11-28-h200-pairs-apart.json.gz. Rows are counted for each SM, so that they scale with a GPU.
-PAGES_ALONE = 60
-"""Pages of the table for each CTA of a cluster, and as many more, from which clusters share a row;
-a row of a narrower table is one cluster's."""
-MANY_ROWS = 0.46
-"""Rows for each SM from which rows are *many*: two SMs for each are too many. So many pairs of rows
-are always scored as pairs."""
-WIDE_PAGES = 2000
-"""Pages of the table from which many rows are scored as pairs, too."""
-FEW_ROWS = 0.25
-"""Rows for each SM up to which pairs are scored by one launch and ranked by another."""
-SHARING_FEW, SHARING_MANY = 8, 4
-"""CTAs of each of the clusters that share rows, of fewer rows and of many."""
-RANKING = 8
-"""CTAs of each of the clusters of the second of two launches, at least."""
-NARROW_PAGES, NARROW_CLUSTER = 64, 8
-"""Pages of the table up to which more than so many CTAs of a cluster do not help a row."""
-SIZES = (16, 14, 13, 12, 10, 8, 7, 6, 5, 4, 3, 2)
-"""CTAs of a cluster that has a row, largest first; of two sizes of which equally many run at once
-the larger one is better. 9 is missing: eight rows of 16K tokens take as long with 9 CTAs each as
-with 8, or 0.6 us longer."""
 USUAL_CLUSTER = 13
 """The most CTAs without FLASHDSA_MAX_CLUSTER. A cluster starts when one GPC has as many free SMs.
 132 SMs are in at most 8 GPCs, so that one has 13 free ones whichever 35 SMs other streams hold."""
@@ -92,21 +73,24 @@ def gpu_of(runner: Runner, plan: SelectPlan) -> Gpu:
 
 def choose(call: Call, pages: int, gpu: Gpu) -> Way:
     """Choose the way of a call, at least one row, whose table has so many pages a row."""
-    rows, many = call.rows, MANY_ROWS * gpu.num_sms
+    rows, many = call.rows, Indexer.MANY_ROWS * gpu.num_sms
     number, size = clusters_for(gpu, rows)
     if pages <= call.unscored_pages:
         return Way(Kind.UNSCORED, rows, 1)
     if call.sorted:
         return Way(Kind.SORTED, number, size)
-    if rows <= number and pages < PAGES_ALONE * (size + 1):
-        return Way(Kind.ROW, rows, min(size, NARROW_CLUSTER) if pages <= NARROW_PAGES else size)
+    if rows <= number and pages < Indexer.PAGES_ALONE * (size + 1):
+        most = Indexer.NARROW_CLUSTER if pages <= Indexer.NARROW_PAGES else size
+        return Way(Kind.ROW, rows, min(size, most))
     if call.pairs and rows in (2 * call.requests, 4 * call.requests):
-        if rows >= 2 * many or (rows >= many and pages >= WIDE_PAGES):
+        if rows >= 2 * many or (rows >= many and pages >= Indexer.WIDE_PAGES):
             return Way(Kind.PAIRS, *clusters_up_to(gpu, 2))
-        if rows <= FEW_ROWS * gpu.num_sms:
-            ranking = (number, size) if size >= RANKING else clusters_up_to(gpu, RANKING)
+        if rows <= Indexer.FEW_ROWS * gpu.num_sms:
+            large = size >= Indexer.RANKING
+            ranking = (number, size) if large else clusters_up_to(gpu, Indexer.RANKING)
             return Way(Kind.TWO_LAUNCHES, *ranking)
-    return Way(Kind.SHARED, *clusters_up_to(gpu, SHARING_FEW if rows < many else SHARING_MANY))
+    sharing = Indexer.SHARING_FEW if rows < many else Indexer.SHARING_MANY
+    return Way(Kind.SHARED, *clusters_up_to(gpu, sharing))
 
 
 def ways(call: Call, pages: int, gpu: Gpu) -> dict[Way, float]:
@@ -114,20 +98,21 @@ def ways(call: Call, pages: int, gpu: Gpu) -> dict[Way, float]:
     order in which they would replace it. The judge of ways times them."""
     found = [choose(call, pages, gpu)]
     if not call.sorted:
-        few = call.rows < MANY_ROWS * gpu.num_sms
-        sizes = (SHARING_FEW, SHARING_MANY) if few else (SHARING_MANY, SHARING_FEW)
+        sizes = Indexer.SHARING_FEW, Indexer.SHARING_MANY
+        if call.rows >= Indexer.MANY_ROWS * gpu.num_sms:
+            sizes = sizes[::-1]
         found += [Way(Kind.SHARED, *clusters_up_to(gpu, size)) for size in sizes]
         found.append(Way(Kind.ROW, *clusters_for(gpu, call.rows)))
         if call.pairs and call.rows in (2 * call.requests, 4 * call.requests):
             found.append(Way(Kind.PAIRS, *clusters_up_to(gpu, 2)))
-            found.append(Way(Kind.TWO_LAUNCHES, *clusters_up_to(gpu, RANKING)))
+            found.append(Way(Kind.TWO_LAUNCHES, *clusters_up_to(gpu, Indexer.RANKING)))
     return dict.fromkeys(found, inf) | {found[0]: 0.0}
 
 
 def clusters_for(gpu: Gpu, rows: int) -> tuple[int, int]:
     """(clusters, CTAs of each): the largest clusters of which every row has one, or half of one of
     four; of more rows each cluster of two has several."""
-    for size in SIZES:
+    for size in Indexer.SIZES:
         if size == 2 and rows <= 2 * gpu.clusters.get(4, 0):
             return gpu.clusters[4], 4
         if gpu.clusters.get(size, 0) >= rows:

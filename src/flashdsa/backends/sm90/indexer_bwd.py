@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flashdsa.backends.memory import aligned, lie_densely
 from flashdsa.backends.runner import Runner
+from flashdsa.heuristics.h200 import IndexBackward
 from flashdsa.kernels.catalog import INDEXER_BWD, INDEXER_BWD_SUM
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     BLOCKS,
@@ -28,20 +29,6 @@ MOST_LIST_BYTES = 1 << 28
 """Most bytes of the lists of one launch; queries that need more are launched in parts."""
 MOST_ROW_BYTES = 1 << 30
 """Most bytes of the deterministic backward's rows of dK, one for each entry of the lists."""
-RATIO = 1.7
-"""Longest list of a larger group, as a multiple of a query's list, on average."""
-LEAST_CHOSEN_SLOTS = (1 << 22) + 1
-"""Slots of a call from which on the device chooses between groups. The choice takes 30 us and more,
-and larger groups save an eighth of the time where they pay."""
-SPREAD = 5
-"""Tiles from the first tile of a CTA to the next CTA's, so that they do not add to the same
-rows."""
-NEAR_KEYS = 55_296
-"""Most keys whose dK stays in the second-level cache. With more, CTAs begin together, so that what
-they add to at the same time stays there."""
-MOST_CLEARED = 256
-"""Rows of dK for each group of queries that the kernel of their lists sets to 0; more take longer
-than a launch of their own."""
 
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -102,7 +89,7 @@ Launch = Callable[["IndexerBwdOperands", Outputs], None]
 def plan_for(num_heads: int, num_queries: int, topk: int, num_sms: int) -> BwdPlan:
     """Plan of the larger groups, which the device may choose, or of the smaller ones if heads,
     queries or slots are few."""
-    if num_heads >= LARGE_HEADS and num_queries * topk >= LEAST_CHOSEN_SLOTS:
+    if num_heads >= LARGE_HEADS and num_queries * topk >= IndexBackward.LEAST_CHOSEN_SLOTS:
         chosen = BwdPlan(num_heads)
         if -(-num_queries // chosen.queries) >= num_sms:
             return chosen
@@ -117,10 +104,10 @@ def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
     function = runner.function(INDEXER_BWD, plan)
     at_a_time = max(1, MOST_LIST_BYTES // plan.list_bytes(topk)) * plan.queries
     words = plan.scratch_words(min(num_queries, at_a_time), topk)
-    spread = SPREAD if operands.k_index.shape[0] <= NEAR_KEYS else 0
-    ratio = (RATIO,) if plan.chosen else ()
+    spread = IndexBackward.SPREAD if operands.k_index.shape[0] <= IndexBackward.NEAR_KEYS else 0
+    ratio = (IndexBackward.RATIO,) if plan.chosen else ()
     groups = -(-min(num_queries, at_a_time) // plan.queries)
-    clears = operands.k_index.shape[0] <= MOST_CLEARED * groups
+    clears = operands.k_index.shape[0] <= IndexBackward.MOST_CLEARED * groups
     empty_scratch = runner.allocator(words, dtype=torch.int32)
 
     def launch(operands: IndexerBwdOperands, outputs: Outputs) -> None:

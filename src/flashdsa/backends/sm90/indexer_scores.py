@@ -11,21 +11,12 @@ from torch import Tensor
 
 from flashdsa.backends.memory import aligned, lie_densely
 from flashdsa.backends.runner import Runner
+from flashdsa.heuristics.h200 import IndexScores
 from flashdsa.kernels.catalog import INDEXER_SCORES
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS, TILE_KEYS, ScoresPlan
 
 if TYPE_CHECKING:
     from flashdsa.ops.indexer_training import IndexerScoresOperands
-
-
-OVERHEAD = 1.1
-"""Time of a CTA without a tile, in tiles: those that share an SM take it one after another."""
-ALONE = 2.6
-"""Time of a CTA that has an SM alone, of the time that it adds where four share one."""
-MOST_PARTS = 3
-"""Parts that are tried for queries that are more than run at once."""
-GAIN = 0.95
-"""Share of the time from which on another number of parts is taken."""
 
 
 @cache
@@ -47,11 +38,12 @@ def parts_for(num_queries: int, tiles: int, ctas: int, num_sms: int) -> int:
 
     def duration(parts: int) -> float:
         left = num_queries * parts % at_once
-        last = max(ALONE, -(-left // num_sms)) if left else 0
-        return (-(-tiles // parts) + OVERHEAD) * (num_queries * parts // at_once * ctas + last)
+        last = max(IndexScores.ALONE, -(-left // num_sms)) if left else 0
+        each = -(-tiles // parts) + IndexScores.OVERHEAD
+        return each * (num_queries * parts // at_once * ctas + last)
 
-    best = min(range(1, min(MOST_PARTS, tiles) + 1), key=duration)
-    return best if duration(best) < GAIN * duration(usual) else usual
+    best = min(range(1, min(IndexScores.MOST_PARTS, tiles) + 1), key=duration)
+    return best if duration(best) < IndexScores.GAIN * duration(usual) else usual
 
 
 def bind(

@@ -13,12 +13,17 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
+from flashdsa.heuristics.h200 import Backward
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import group_queries
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS, PerItemPlan
-from flashdsa.kernels.attention.sm90.bwd_per_item.slots_time import most_rows, saved_us
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
+    HEADS,
+    PerItemPlan,
+    most_rows,
+    saved_us,
+)
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 
 WAVE = 132
@@ -30,39 +35,6 @@ gradient in order. Queries that need more are joined in parts."""
 MOST_LIST_BYTES, LIST_SLOT_BYTES = 1 << 28, 10
 """Most bytes of the lists of groups of 64 and of 256 rows; of a slot, which both have with a row
 and its members. Queries that need more are launched in parts."""
-LEAST_SPREAD = 256
-"""Slots of a query from which on few queries are spread over more groups: padding, and the
-copies back, take some 10 us, as much as three tiles of keys."""
-PACED_ROWS = {8: 57_344, 16: 57_344, 32: 28_672, 64: 28_672, 128: 28_672}
-"""Rows of dKV above which CTAs keep pace, by heads."""
-SPREAD = 5
-"""Tiles from the first tile of a CTA to the next CTA's, so that they do not add to the same
-rows."""
-NEAR_ROWS = 12_288
-"""Rows of dKV that the second-level cache holds. CTAs sweep them together if they are more."""
-LEAST_SAVED_US = 100.0
-"""Time that slots may save, from which on the device chooses: its choice and launches without work
-take 20 to 50 us."""
-LENGTHS = (2, 4, 8, 16)
-"""Parts of their slots that lists are taken to have where lengths are given: half, and so on."""
-RATIO = {128: 1.16, 64: 1.16}
-"""Longest list of a group of 256 rows, as a multiple of a query's list, in whole tiles, on average,
-by heads. The backward of 64 rows is faster with longer lists; with fewer heads it always is."""
-FEW_NAMED = 1
-"""Slots of all queries for each row of kv up to which any groups whose lists have room are taken:
-the backward of 64 rows copies kv first, of which few rows are named then. Ten calls with 0.1 to 1.0
-slots a row took 0.67 to 1.01 of its time, five of short lists with 1.1 to 1.8 0.70 to 1.01 (one
-H200), three of full lists with 1.5 to 2.0 1.18 to 1.28 (one H100)."""
-LEAST_ROUNDS = 6
-"""Items of dKV for each streaming multiprocessor from which on large groups pay in other calls: 3.8
-rounds and fewer took 1.26 to 1.51 of the time of 64 rows, 7 the same, 20 and more 0.89 to 0.94 (one
-H200, one H100). Calls that cannot take them need no lists of them either: 1.05 to 1.2."""
-MOST_LENGTH = 1.5
-"""Longest single list of such a group, as a multiple of a query's list. The workspace has room for
-that much; if one list is longer the backward of 64 rows is taken."""
-MOST_RANGE_KEYS = 6144
-"""The same in keys, where ranges give the slots: they may be as many as a source's rows, and are
-hardly ever."""
 
 
 class Call(NamedTuple):
@@ -185,12 +157,12 @@ class Part(NamedTuple):
     @property
     def is_far(self) -> bool:
         """Whether dKV has many more rows than the second-level cache."""
-        return self.call.num_keys > PACED_ROWS[self.kernel_heads]
+        return self.call.num_keys > Backward.PACED_ROWS[self.kernel_heads]
 
     @property
     def spread(self) -> int:
         """Tiles from the first tile of a CTA to the next CTA's."""
-        return SPREAD if self.call.num_keys <= NEAR_ROWS else 0
+        return Backward.SPREAD if self.call.num_keys <= Backward.NEAR_ROWS else 0
 
     @property
     def plans(self) -> tuple[PerItemPlan, ...]:
@@ -221,7 +193,7 @@ def choose(call: Call) -> tuple[Part, ...]:
         return ()
     every = range(call.num_queries)
     for joint in in_parts(every, joint_queries(call.topk) if call.joined else len(every)):
-        spread = len(joint) if call.topk >= LEAST_SPREAD else 1
+        spread = len(joint) if call.topk >= Backward.LEAST_SPREAD else 1
         for heads, kernel_heads in head_parts(call.num_heads, spread):
             large = large_groups(call, len(joint), kernel_heads)
             at_a_time = len(joint) if large is None else large.queries_at_a_time
@@ -282,18 +254,18 @@ def large_groups(call: Call, num_queries: int, num_heads: int) -> LargeGroups | 
     Args:
         num_heads: one of HEADS.
     """
-    if call.deterministic or num_heads not in RATIO:
+    if call.deterministic or num_heads not in Backward.RATIO:
         return None
     queries = group_queries(num_heads)
-    is_few_named = num_queries * call.topk <= FEW_NAMED * call.num_keys
+    is_few_named = num_queries * call.topk <= Backward.FEW_NAMED * call.num_keys
     num_items = -(-num_queries // queries) * DkvPlan.slices
-    if num_items < (1 if is_few_named else LEAST_ROUNDS) * call.num_sms:
+    if num_items < (1 if is_few_named else Backward.LEAST_ROUNDS) * call.num_sms:
         return None
     # No list is longer than those of all its queries together.
-    ratio = float(queries) if is_few_named else RATIO[num_heads]
-    most_length = MOST_LENGTH
+    ratio = float(queries) if is_few_named else Backward.RATIO[num_heads]
+    most_length = Backward.MOST_LENGTH
     if call.ranges:
-        most_length = min(MOST_LENGTH, MOST_RANGE_KEYS / call.topk)
+        most_length = min(Backward.MOST_LENGTH, Backward.MOST_RANGE_KEYS / call.topk)
     return LargeGroups(queries, call.topk, ratio, most_length, call.tile)
 
 
@@ -308,8 +280,8 @@ def slots_may_pay(part: Part) -> bool:
         rows = most_rows(groups, wave, keys, call.num_keys)
         return float(saved_us(groups * blocks * keys, rows, min(rows, call.num_keys)))
 
-    parts = LENGTHS if call.has_lengths else (1,)
-    return any(saved(most / part) >= LEAST_SAVED_US for part in parts)
+    parts = Backward.LENGTHS if call.has_lengths else (1,)
+    return any(saved(most / part) >= Backward.LEAST_SAVED_US for part in parts)
 
 
 @lru_cache

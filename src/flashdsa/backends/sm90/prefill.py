@@ -88,8 +88,8 @@ def bind_plan(
     """Bind the launches of a plan's kernel on operands that differ from these only in their values,
     inside `runner.launching()`; they return `topk_indices`. Neither queries nor keys are empty.
 
-    A plan with `among` takes `Listed`'s tensors (listed.py) too, and at last one with scores their
-    buffer: (S, topk) int32 for the bits of fp32.
+    A plan with `among` takes `Listed`'s tensors (prefill/tiles.py) too, and at last one with scores
+    their buffer: (S, topk) int32 for the bits of fp32.
 
     Args:
         plan: of launches whose CTAs share no tiles. pieces: the launches; none: one of that kind.

@@ -14,14 +14,8 @@ from typing import NamedTuple
 from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.indexer.choice import USUAL_CLUSTER
 from flashdsa.backends.runner import Runner
+from flashdsa.heuristics.h200 import Prefill
 from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS, PrefillPlan
-
-RANKING, SHARING, LAUNCH, UNSCORED = 9.0, 13.0, 11.0, 3.0
-"""Time of a turn besides its keys: to load and rank a tile, more of it if CTAs share the tile. Time
-of a launch, and of a turn whose tile needs no scores."""
-
-WORTHWHILE = 0.97
-"""Share of the time without clusters from which on clusters are taken."""
 
 
 class Piece(NamedTuple):
@@ -94,7 +88,7 @@ def _pieces(
         work = Work(tiles, 0, keys / TILE_KEYS, 0.0)
     alone, *_ = divisions = list(_divisions(clusters, work, 2, ragged))
     time, sizes = min(divisions)
-    if time > WORTHWHILE * alone[0]:
+    if time > Prefill.WORTHWHILE * alone[0]:
         sizes = (1,)
     pieces: list[Piece] = []
     end, left = queries, work
@@ -118,14 +112,14 @@ def _divisions(
     for size, number in clusters.items():
         if ragged and size > 1 and number < work.tiles:
             continue
-        rest = -(-work.unscored // number) * UNSCORED
+        rest = -(-work.unscored // number) * Prefill.UNSCORED
         yield _time(size, number, work) + rest, (size,)
         whole = work.tiles // number * number
         if launches > 1 and 0 < whole < work.tiles:
             rest_of_work = work.behind(whole)
             time, sizes = min(_divisions(clusters, rest_of_work, launches - 1, ragged))
             own = _time(size, number, work._replace(tiles=whole))
-            yield own + LAUNCH + time, (size, *sizes)
+            yield own + Prefill.LAUNCH + time, (size, *sizes)
 
 
 def _time(size: int, number: int, work: Work) -> float:
@@ -133,4 +127,4 @@ def _time(size: int, number: int, work: Work) -> float:
     has most keys, the first."""
     turns = -(-work.tiles // number)
     longest = work.longest - work.shorter * number * (turns - 1) / 2  # of a turn, on average
-    return turns * (longest / size + RANKING + SHARING * (size > 1))
+    return turns * (longest / size + Prefill.RANKING + Prefill.SHARING * (size > 1))

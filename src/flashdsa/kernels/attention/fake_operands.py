@@ -16,12 +16,8 @@ from flashdsa.row_formats import V32, RowFormat
 def fake_operands(
     heads: int | None = None, *, form: RowFormat | None = None, d_qk: int = D_QK, d_v: int = D_V
 ) -> Operands:
-    """Operands of a forward or a decode.
-
-    Args:
-        heads: of a query, where the plan says how many; None: any number.
-        form: of packed rows of kv. d_qk, d_v: columns of a key and of its value.
-    """
+    """Operands of a forward or a decode. `heads`: of a query, where the plan says how many; None:
+    any number. `form`: of packed rows of kv. `d_qk`, `d_v`: columns of a key and of its value."""
     queries, keys, topk, lengths, sinks = (cute.sym_int32() for _ in range(5))
     rows = (queries, heads or cute.sym_int32())
     row = (Uint8, (keys, form.row_bytes)) if form else (BFloat16, (keys, d_qk))
@@ -61,8 +57,7 @@ def fake_max_logits() -> Any:
 
 
 def fake_lists(queries: int) -> list[Any]:
-    """Lists of a launch: rows, members, counts, present and named of groups of `queries`
-    queries."""
+    """Rows, members, counts, present and named of groups of `queries` queries."""
     groups, capacity = cute.sym_int32(), cute.sym_int32()
     member = Uint8 if members_bits(queries) == Uint8.width else Uint16
     return [

@@ -118,8 +118,7 @@ def dot(left: Any, right: Any, count: int) -> Any:
 
 @cute.jit
 def first_own_row(x: Queries, of_dq: Any, first: Int32, end: Int32, lane: Int32) -> Int32:
-    """The first row (query, head) from `first` to `end`, exclusive, whose own result is finite; -1
-    if none is."""
+    """The first row (query, head) of `first` to `end` - 1 whose own result is finite; else -1."""
     found = Int32(-1)
     for start in cutlass.range(first, end, WARP_SIZE, unroll=1):
         # Lanes past the last row have it, too.
@@ -277,11 +276,8 @@ def launch_mend_out(
     extra_kv: Any = None,
     kv_rope: Any = None,
 ):
-    """Launch on `stream`, after the forward of `x`, which took `group` queries together.
-
-    Args:
-        choice: see `launch_mend`. extra_kv, kv_rope: see `Queries`.
-    """
+    """Launch on `stream`, after the forward of `x`, which took `group` queries together. `choice`:
+    see `launch_mend`. `extra_kv`, `kv_rope`: see `Queries`."""
     read = flat(x.q, x.q.shape[2]), x.kv, x.indices, x.topk_length, flat(x.lse)
     queries = Queries(*read, Int32(x.q.shape[1]), x.sm_scale, Int32(group), extra_kv, kv_rope)
     launch_mend(queries, None, x.attn_sink, flat(x.out, x.out.shape[2]), choice, stream)
@@ -291,10 +287,8 @@ def launch_mend_out(
 def launch_mend_dq(
     x: Any, do: cute.Tensor, delta: cute.Tensor, dq: cute.Tensor, choice: Any, stream: Any
 ):
-    """Launch on `stream`, after the kernels that wrote dQ of queries which they took together.
-
-    Args:
-        x: `Queries`. do, delta: see `Backward`. dq: (S * H, d_qk) bf16. choice: see `launch_mend`.
+    """Launch on `stream`, after the kernels that wrote dQ of queries which they took together. `x`:
+    `Queries`. `do`, `delta`: see `Backward`. `dq`: (S * H, d_qk) bf16. `choice`: see `launch_mend`.
     """
     launch_mend(x, Backward(do, delta), None, dq, choice, stream)
 

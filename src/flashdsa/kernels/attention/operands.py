@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Operands(NamedTuple):
-    """Tensors without gaps, and the scale. Each kernel's launch documents the arguments after
-    them."""
+    """Tensors without gaps, and the scale; each kernel's launch documents what follows them."""
 
     q: Any  # (S, H, 576) bf16
     kv: Any  # (S_kv, 576) bf16, or of a decode packed rows, (S_kv, row_bytes)

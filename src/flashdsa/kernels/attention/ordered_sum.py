@@ -37,15 +37,9 @@ def ordered_sum_kernel(
 def launch_ordered_sum(
     stream: Any, slots: cute.Tensor, order: cute.Tensor, starts: cute.Tensor, dkv: cute.Tensor
 ):
-    """Launch on `stream`.
-
-    Args:
-        slots: (slots, dims) fp32. order: (slots,) int32, numbers of slots, those of a key together.
-        starts: (keys + 1,) int32: key k has order[starts[k]:starts[k + 1]].
-        dkv: (keys, dims) fp32, added to.
-    """
+    """Launch on `stream`. `slots`: (slots, dims) fp32. `order`: (slots,) int32, numbers of slots,
+    those of a key together. `starts`: (keys + 1,) int32: key k has order[starts[k]:starts[k + 1]].
+    `dkv`: (keys, dims) fp32, added to."""
     ordered_sum_kernel(slots, order, starts, dkv).launch(
-        grid=[dkv.shape[0], 1, 1],
-        block=[dkv.shape[1] // UNIT, 1, 1],
-        stream=stream,
+        grid=[dkv.shape[0], 1, 1], block=[dkv.shape[1] // UNIT, 1, 1], stream=stream
     )

@@ -66,11 +66,9 @@ def slots_at_once(group: int) -> int:
 
 @cute.jit
 def mark(x: Slots, shared: Shared, base: Int32, thread: Int32) -> None:
-    """Set the bits of the rows from `base` on that the queries name.
-
-    A thread reads several slots before it looks at the first, and sets their bits before it checks
-    whether one was set: neither step waits for the previous slot.
-    """
+    """Set the bits of the rows from `base` on that the queries name. A thread reads several slots
+    before it looks at the first, and sets their bits before it checks whether one was set: neither
+    step waits for the previous slot."""
     for start in cutlass.range(
         thread, Int32(x.indices.shape[1]), slots_at_once(x.group) * THREADS, unroll=1
     ):
@@ -107,9 +105,7 @@ def set_bit(
     x: Slots, shared: Shared, row: Int32, base: Int32, member: cutlass.Constexpr, thread: Int32
 ) -> Int32:
     """Set the member's bit of a row; return it, as bits of queries, if it was set before, else 0.
-
-    No bit of any word is set for a row that is not valid, or of another range.
-    """
+    No bit of any word is set for a row that is not valid, or of another range."""
     place = row - base
     word, bit, query = thread, Int32(0), Int32(0)
     if row >= 0 and row < x.num_keys and place >= 0 and place < RANGE_WORDS * x.word_rows:
@@ -175,13 +171,9 @@ def write_range(
     before: Int32,
     thread: Int32,
 ) -> Int32:
-    """Write the range's rows after the first `before`; return the number of rows then.
-
-    Each warp has an equal part of the words, so that its rows follow those of the warps before.
-
-    Args:
-        num_words: whole steps.
-    """
+    """Write the range's rows after the first `before`; return the number of rows then. Each warp
+    has an equal part of the words, so that its rows follow those of the warps before. `num_words`:
+    whole steps."""
     group, _, _ = cute.arch.block_idx()
     warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
     share = num_words // (WARPS * VECTOR)
@@ -220,11 +212,8 @@ def write_dense(
     x: Slots, shared: Shared, lists: Lists, base: Int32, words: tuple[Int32, Int32], to: Int64
 ) -> None:
     """Write the warp's rows, in ascending order, from index `to` on, if words have several: a lane
-    takes one of 32 neighbouring rows, and neighbours write to neighbouring addresses.
-
-    Args:
-        words: number of the first, and how many.
-    """
+    takes one of 32 neighbouring rows, and neighbours write to neighbouring addresses. `words`:
+    number of the first, and how many."""
     lane = cute.arch.lane_idx()
     first, count = words
     for start in cutlass.range(first, first + count, WARP_SIZE, unroll=1):
@@ -244,11 +233,8 @@ def write_dense(
 def write_sparse(
     x: Slots, shared: Shared, lists: Lists, base: Int32, fours: tuple[Int32, Int32], to: Int64
 ) -> None:
-    """Same as `write_dense`, if most words have no row: a lane takes four words.
-
-    Args:
-        fours: number of the first four words, and how many fours.
-    """
+    """Same as `write_dense`, if most words have no row: a lane takes four words. `fours`: number of
+    the first four words, and how many fours."""
     lane = cute.arch.lane_idx()
     first, count = fours
     for start in cutlass.range(first, first + count, WARP_SIZE, unroll=1):
@@ -280,8 +266,7 @@ def write_word(x: Slots, lists: Lists, to: Int64, first: Int32, word: Int32, row
 
 @cute.jit
 def write_repeats(shared: Shared, lists: Lists, before: Int32, thread: Int32) -> Int32:
-    """Write the repeats after the first `before` rows, by row and query; return the number of rows
-    then."""
+    """Write the repeats after the first `before` rows, by row and query; return the new number."""
     group, _, _ = cute.arch.block_idx()
     line = Int64(group) * lists.rows.shape[1] + before
     count = shared.num_repeats[0]
@@ -457,10 +442,7 @@ def launch_union(
             least_saved,
         )
         made.launch(
-            grid=[lists.counts.shape[0], 1, 1],
-            block=[THREADS, 1, 1],
-            stream=stream,
-            use_pdl=True,
+            grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
         )
 
     launch_by_rows(num_keys, launch, packs and can_pack(group))

@@ -44,12 +44,10 @@ class Slots(NamedTuple):
 
     @property
     def word_rows(self) -> int:
-        """Rows of a word."""
         return WORD_BITS // self.row_bits
 
     @property
     def row_mask(self) -> int:
-        """Mask of a row's bits, for the lowest row of a word."""
         return (1 << self.row_bits) - 1
 
 
@@ -76,8 +74,7 @@ class Shared(NamedTuple):
 
 @cute.jit
 def length_of(x: Any, query: Int32) -> Int32:
-    """Slots of the query that may be valid, of `indices` and `topk_length` as in `Slots`; 0 after
-    the last query."""
+    """Slots of the query that may be valid, see `Slots`; 0 after the last query."""
     count = Int32(0)
     if query < x.indices.shape[0]:
         count = Int32(x.indices.shape[1])

@@ -12,27 +12,34 @@ from flashdsa.dsl.gmem import prefetch
 from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import Selecting
-from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
+from flashdsa.kernels.indexer.emit import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.load_tiles import load_scheduled
 from flashdsa.kernels.indexer.plan import By
-from flashdsa.kernels.indexer.schedule.coord import Coord, find_coord, packed
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
-from flashdsa.kernels.indexer.schedule.work_tile import Rows, pairs_of, rows_of
-from flashdsa.kernels.indexer.score_batch import score_batch
-from flashdsa.kernels.indexer.select.by_cluster import select_by_cluster
-from flashdsa.kernels.indexer.select.by_clusters import select_by_clusters
-from flashdsa.kernels.indexer.select.tiles import select_tiles
+from flashdsa.kernels.indexer.schedule.work_tile import (
+    Coord,
+    Rows,
+    find_coord,
+    packed,
+    pairs_of,
+    rows_of,
+)
+from flashdsa.kernels.indexer.score_batch import score_batch, select_in_teams
+from flashdsa.kernels.indexer.select.tiles import (
+    select_by_cluster,
+    select_by_clusters,
+    select_tiles,
+)
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.smem_views import (
     ClusterBuffers,
     IndexerMemory,
     SelectBuffers,
+    Selecting,
     cluster_buffers_in,
     input_buffers_in,
     select_buffers_in,
 )
-from flashdsa.kernels.indexer.teams import select_in_teams
 
 LINE_WORDS = 32
 """32-bit words of a cache line."""
@@ -202,14 +209,7 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
     coords = packed(coord) if const_expr(plan.splits) else coord
     pages = page_source(memory, caller.thread, plan)
     s = Selecting(
-        inputs,
-        x.select,
-        x.cluster,
-        coords,
-        output,
-        operands.published,
-        caller.thread,
-        Static(plan),
+        inputs, x.select, x.cluster, coords, output, operands.published, caller.thread, Static(plan)
     )
     if const_expr(plan.in_pairs):
         select_in_teams(s, memory, pages, caller.num_ctas)

@@ -141,8 +141,7 @@ def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tup
     else:
         shape, stride, box = (pages, *shape), (apart, *stride), (1, *box)
     cache_rows = cute.make_tensor(
-        cache.iterator,
-        cute.make_layout((*shape, CACHE_ROW_BYTES), stride=(*stride, 1)),
+        cache.iterator, cute.make_layout((*shape, CACHE_ROW_BYTES), stride=(*stride, 1))
     )
     query_rows = cute.make_tensor(
         cute.recast_ptr(queries.iterator, dtype=Uint8),

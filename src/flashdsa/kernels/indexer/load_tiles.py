@@ -3,7 +3,7 @@
 Each row belongs to a group of CTAs, its pages to the group's CTAs. CTA `part` of `num_parts` gets
 the row's pages [part * pages / num_parts, (part + 1) * pages / num_parts), so that a smaller part
 has the smaller positions. A row that is split has several groups, next to each other, and parts are
-numbered on from one to the next: clusters (see select/by_clusters.py), or CTAs of rows in pairs
+numbered on from one to the next: clusters (see select/tiles.py), or CTAs of rows in pairs
 (see select/shared_pairs.py). Rows are given out by their lengths (see
 schedule/row_schedule.py), or one a group and then in the order of the batch, forwards and backwards
 in turns.
@@ -24,16 +24,17 @@ from cutlass import Float32, Int32, Int64, Uint32, Uint64, const_expr, cute
 
 from flashdsa.dsl.pipeline import PipelineState, RingProducer, acquire_reused
 from flashdsa.dsl.tma import EVICT_LAST, load_box, load_bytes
-from flashdsa.kernels.indexer.page_order import page_in_turn
 from flashdsa.kernels.indexer.plan import By
-from flashdsa.kernels.indexer.schedule.coord import Coord, index_of_turn
-from flashdsa.kernels.indexer.schedule.page_partition import divide
 from flashdsa.kernels.indexer.schedule.spans import part_in_span, row_in_span
 from flashdsa.kernels.indexer.schedule.work_tile import (
+    Coord,
     Rows,
     Sharers,
     WorkTile,
     clamped,
+    divide,
+    index_of_turn,
+    page_in_turn,
     pages_to_score,
     request_of,
     row_length,
@@ -273,11 +274,7 @@ def ask_for_id(ctx: Any, tile: WorkTile, turn: Int32, plan: cutlass.Constexpr) -
 
 @cute.jit
 def acquire_stage(
-    ring: RingProducer,
-    number: Int32,
-    state: PipelineState,
-    depth: Any,
-    plan: cutlass.Constexpr,
+    ring: RingProducer, number: Int32, state: PipelineState, depth: Any, plan: cutlass.Constexpr
 ) -> None:
     """Wait until the stage of use `number` is free, and no more than `depth` stages of the calling
     warp are in flight.

@@ -39,11 +39,7 @@ class By(StrEnum):
     PAIRS = "pairs"  # CTAs, each alone, in two rows of a request that are scored together
 
 
-FUSED_KINDS: tuple[dict[str, Any], ...] = (
-    {},
-    {"rows": By.CLUSTERS},
-    {"sorted": True},
-)
+FUSED_KINDS: tuple[dict[str, Any], ...] = ({}, {"rows": By.CLUSTERS}, {"sorted": True})
 """The fused kernels of each size."""
 POSITIONS = tuple(
     {"num_heads": num_heads, "positions": True, **kind}
@@ -169,11 +165,7 @@ class SelectPlan:
     @property
     def sizes_and_kinds(self) -> str:
         """Part of the exported name that tells the plans of one kernel apart."""
-        kinds = {
-            "sorted": self.sorted,
-            self.rows.value: self.splits,
-            "positions": self.positions,
-        }
+        kinds = {"sorted": self.sorted, self.rows.value: self.splits, "positions": self.positions}
         named = (name for name, is_so in kinds.items() if is_so)
         return "_".join((f"h{self.num_heads}", f"k{self.topk}", *named))
 
@@ -297,8 +289,7 @@ class SelectPlan:
 
     @property
     def pages_in_order(self) -> int | None:
-        """Pages of a part up to which they are scored in the order of positions; see page_order.py.
-        None: always."""
+        """Pages of a part up to which they are scored in the order of positions; None: always."""
         return None
 
     @property

@@ -1,4 +1,6 @@
-"""A CTA's shared memory as typed views, made from the plan's regions and barriers."""
+"""A CTA's shared memory as typed views, made from the plan's regions and barriers, and the consumer
+threads that select in it: their context, their syncs and sums.
+"""
 
 from typing import Any, NamedTuple
 
@@ -6,6 +8,8 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.pipeline import Barriers
+from flashdsa.dsl.static import Static
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sizes import (
     BIN_GROUP,
@@ -73,30 +77,33 @@ class SelectBuffers(NamedTuple):
     own_rows: Any  # (MAX_OWN_ROWS,) Int32: the group's rows, in their order; None: never ordered
     lengths: Any  # (ORDERED_ROWS,) Int32: tokens of all rows, if each is weighed alone, or the rows
     # of a stream: see schedule/spans.py; None: never
-    scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32; what lies where: the constants below
+    scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32; what lies where: `Scratch`
 
 
-SCRATCH_WARP_SUMS = 0  # one word a consumer warp, also the result of its deadline
-SCRATCH_FOUND = 16  # result of a round, see `Found`
-SCRATCH_BEFORE = 23  # winning candidates of the CTAs before this one
-SCRATCH_CROWDED = 24  # what a crowd is known by, see select/counts.py
-SCRATCH_SETTLED = 26  # whether CTAs that waited for each other found the floor, likewise
-SCRATCH_SHARERS = 28  # the sharers of a team's row, likewise
-SCRATCH_COUNT = 36  # entries in the list
-SCRATCH_CANDIDATES = 37  # entries among the candidates
-SCRATCH_THRESHOLD = 38  # key and position of the last winner
-SCRATCH_PART = 40  # first position of the part that is merged, and one past its last
-SCRATCH_TALLY = 42  # tally of all rows, see schedule/row_schedule.py
-SCRATCH_COORD = 48  # coordinates of the caller's group, see schedule/deadlines.py
-SCRATCH_FLOOR = 56  # a key below which no entry of a split row wins, see select/counts.py
-SCRATCH_TOP = 57  # the best key that the caller, or the row, publishes, see select/published.py
-SCRATCH_TICKET = 58  # how many CTAs of the row came before, see select/shared_pairs.py
-SCRATCH_CHUNKS = 59  # loads that bring what others published, likewise
-SCRATCH_LIST_FLOOR = 60  # a key below which no entry of the list wins, see select/by_pairs.py
-SCRATCH_FULLEST = 61  # entries of the fuller of both teams' lists, likewise
-SCRATCH_RANGE = 62  # lowest and highest key of a range, see by_clusters.py and counts.py
-SCRATCH_SEGMENTS = 64  # entries in the list's segment of each of the CTA's warps, see by_pairs.py
-SCRATCH_WARP_ROWS = 80  # one word a consumer warp, see schedule/spans.py
+class Scratch:
+    """Words of `SelectBuffers.scratch`, by what lies there."""
+
+    WARP_SUMS = 0  # one word a consumer warp, also the result of its deadline
+    FOUND = 16  # result of a round, see `Found`
+    BEFORE = 23  # winning candidates of the CTAs before this one
+    CROWDED = 24  # what a crowd is known by, see select/published.py
+    SETTLED = 26  # whether CTAs that waited for each other found the floor, likewise
+    SHARERS = 28  # the sharers of a team's row, likewise
+    COUNT = 36  # entries in the list
+    CANDIDATES = 37  # entries among the candidates
+    THRESHOLD = 38  # key and position of the last winner
+    PART = 40  # first position of the part that is merged, and one past its last
+    TALLY = 42  # tally of all rows, see schedule/row_schedule.py
+    COORD = 48  # coordinates of the caller's group, see schedule/deadlines.py
+    FLOOR = 56  # a key below which no entry of a split row wins, see select/published.py
+    TOP = 57  # the best key that the caller, or the row, publishes, see select/published.py
+    TICKET = 58  # how many CTAs of the row came before, see select/shared_pairs.py
+    CHUNKS = 59  # loads that bring what others published, likewise
+    LIST_FLOOR = 60  # a key below which no entry of the list wins, see select/by_pairs.py
+    FULLEST = 61  # entries of the fuller of both teams' lists, likewise
+    RANGE = 62  # lowest and highest key of a range, see tiles.py and published.py
+    SEGMENTS = 64  # entries in the list's segment of each of the CTA's warps, see by_pairs.py
+    WARP_ROWS = 80  # one word a consumer warp, see schedule/spans.py
 
 
 class ClusterBuffers(NamedTuple):
@@ -112,7 +119,7 @@ class ClusterBuffers(NamedTuple):
     fine: cute.Tensor  # (largest_cluster * BIN_GROUP,) Int32
     received: cute.Tensor  # (max_candidates * ENTRY_WORDS,) Int32: entries to compare
     above: cute.Tensor  # (MAX_CLUSTER,) Int32: entries above the last round's bin
-    tickets: Any  # (MAX_CLUSTER,) Int32: see select/by_clusters.py; None: rows are not split
+    tickets: Any  # (MAX_CLUSTER,) Int32: see select/tiles.py; None: rows are not split
     winners: Any  # (topk * ENTRY_WORDS,) Int32 in the group's first CTA; None: not sorted
     coarse_full: Barriers
     fine_full: Barriers
@@ -191,3 +198,83 @@ def tile_buffers_in(memory: IndexerMemory, plan: Any, end: Any) -> InputBuffers:
         page_ring=None,
         tile_ring=end(memory.tile_full, memory.tile_empty),
     )
+
+
+class Selecting(NamedTuple):
+    """A consumer thread and what it selects with. Waits for page_full and tile_full, arrives at
+    page_empty and tile_empty.
+
+    The phases of events are no part of it: who waits returns them, as loops must carry them. Who
+    writes to a buffer takes it out first, as a loop carries all fields of what it writes to.
+    """
+
+    inputs: InputBuffers  # the consumer's end
+    select: SelectBuffers
+    cluster: ClusterBuffers
+    coord: Any  # Coord or PackedCoord
+    output: Any  # Output
+    published: Any  # Published; None: a row is one cluster's
+    thread: Int32
+    static: Static  # the plan; of a team, if the CTA has several
+    team: Any = None  # Int32: the caller's, of which each selects in a row; None: only one
+
+    @property
+    def plan(self) -> Any:
+        """The plan."""
+        return self.static.value
+
+    @property
+    def threads(self) -> int:
+        """Consumers that select in the row."""
+        return int(self.plan.consumer_threads)
+
+    @property
+    def bins(self) -> int:
+        """Bins of the row's histogram."""
+        return NUM_BINS
+
+    @property
+    def most_parts(self) -> int:
+        """CTAs that may share the row."""
+        return int(self.plan.largest_cluster)
+
+    def sync(self) -> None:
+        """Sync them."""
+        consumer_sync(self.plan)
+
+
+def unpacked(s: Selecting) -> Selecting:
+    """The same with all coordinates that selecting needs, of a `PackedCoord`."""
+    return s._replace(coord=s.coord.unpacked())
+
+
+def consumer_sync(plan: Any) -> None:
+    """Sync all consumers of the plan, a team's if the plan is a team's; it orders their shared
+    memory accesses."""
+    thread, _, _ = cute.arch.thread_idx()
+    barrier = plan.sync_barrier(thread)
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=plan.consumer_threads)
+
+
+@cute.jit
+def warp_sums(s: Selecting, of_warp: Int32) -> Int32:
+    """Return the `of_warp` of warp i in lane i, 0 in the other lanes. One consumer sync."""
+    select, thread, plan = s.select, s.thread, s.plan
+    lane = thread % WARP_SIZE
+    if lane == 0:
+        select.scratch[Scratch.WARP_SUMS + thread // WARP_SIZE] = of_warp
+    # All consumers: every warp's word is in scratch. It is written again only after another sync.
+    consumer_sync(plan)
+    sums = Int32(0)
+    if lane < plan.consumer_warps:
+        sums = select.scratch[Scratch.WARP_SUMS + lane]
+    return sums
+
+
+@cute.jit
+def before_warp(sums: Int32, thread: Int32) -> Int32:
+    """Sum of the `warp_sums` of the warps before the caller's."""
+    before = Int32(0)
+    if thread % WARP_SIZE < thread // WARP_SIZE:
+        before = sums
+    return cute.arch.warp_redux_sync(before, "add")

@@ -13,9 +13,9 @@ from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.static import Static
 from flashdsa.hw import SM100, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
+from flashdsa.kernels.attention.sm100.bwd.kernel import Operands, fake_operands
 from flashdsa.kernels.attention.sm100.bwd.load import Loader, first_turn, locate
 from flashdsa.kernels.attention.sm100.bwd.mma import Issuer, QueryLoader
-from flashdsa.kernels.attention.sm100.bwd.operands import Operands, fake_operands
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer
 from flashdsa.kernels.attention.sm100.bwd.softmax import Softmax
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS

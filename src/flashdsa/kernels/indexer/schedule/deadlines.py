@@ -15,9 +15,8 @@ from cutlass import Float32, Int32, const_expr, cute
 
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.plan import By
-from flashdsa.kernels.indexer.schedule.coord import (
+from flashdsa.kernels.indexer.schedule.work_tile import (
     COORD_WORDS,
     Coord,
     index_of_turn,
@@ -32,7 +31,7 @@ from flashdsa.kernels.indexer.sizes import (
     ORDERED_ROWS,
     SPLITS_BY_SIZE,
 )
-from flashdsa.kernels.indexer.smem_views import SCRATCH_COORD, SCRATCH_WARP_SUMS, SelectBuffers
+from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, consumer_sync
 
 LEAST_PART_PAGES = 8
 """Minimum pages per CTA of a split row, approximately."""
@@ -218,12 +217,12 @@ def best_division(
         if tally.scored - other.num_long <= coord.num_groups - other.needed:
             halvings = most + 1  # smaller groups for rows that have a cluster each end later
     if lane == 0:
-        select.scratch[SCRATCH_WARP_SUMS + warp] = best.last
+        select.scratch[Scratch.WARP_SUMS + warp] = best.last
     # All consumers: the result of each deadline is available.
     consumer_sync(plan)
     least = Int32(LAST_POSITION)
     if lane < plan.consumer_warps:
-        least = select.scratch[SCRATCH_WARP_SUMS + lane]
+        least = select.scratch[Scratch.WARP_SUMS + lane]
     return best, cute.arch.warp_redux_sync(least, "min")
 
 
@@ -274,7 +273,7 @@ def give_out(
     coord = coord._replace(depth=depth)
     if lane == 0:
         for i in cutlass.range_constexpr(COORD_WORDS):
-            select.scratch[SCRATCH_COORD + i] = coord[i]
+            select.scratch[Scratch.COORD + i] = coord[i]
 
 
 def lone_cta(coord: Coord, first: Int32, clusters: Int32) -> Coord:

@@ -15,14 +15,6 @@ import cutlass
 from cutlass import Float32, Int32, const_expr, cute
 
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.schedule.coord import (
-    COORD_WORDS,
-    Coord,
-    index_of_turn,
-    most_halvings,
-    split,
-)
 from flashdsa.kernels.indexer.schedule.deadlines import (
     ORDER_BITS,
     WARP_BITS,
@@ -33,17 +25,18 @@ from flashdsa.kernels.indexer.schedule.deadlines import (
     least_time,
     of_group,
 )
-from flashdsa.kernels.indexer.schedule.spans import (
-    cut_spans,
-    spans_end_before,
-    time_of_spans,
-)
+from flashdsa.kernels.indexer.schedule.spans import cut_spans, spans_end_before, time_of_spans
 from flashdsa.kernels.indexer.schedule.work_tile import (
+    COORD_WORDS,
+    Coord,
     Rows,
     clamped,
+    index_of_turn,
+    most_halvings,
     pages_to_score,
     raw_length,
     row_length,
+    split,
 )
 from flashdsa.kernels.indexer.sizes import (
     DEPTH_STEPS,
@@ -52,7 +45,7 @@ from flashdsa.kernels.indexer.sizes import (
     NUM_BINS,
     ORDERED_ROWS,
 )
-from flashdsa.kernels.indexer.smem_views import SCRATCH_COORD, SCRATCH_TALLY, SelectBuffers
+from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, consumer_sync
 
 MOST_ORDERED_PAGES = (1 << 31 - ORDER_BITS) - 1
 """Rows with more pages than this count as equally long."""
@@ -86,7 +79,7 @@ def first_lengths(
         if consumes:
             row = thread * coord.together
         if thread < len(Tally._fields):
-            select.scratch[SCRATCH_TALLY + thread] = Int32(0)
+            select.scratch[Scratch.TALLY + thread] = Int32(0)
     return raw_length(rows, row)
 
 
@@ -113,7 +106,7 @@ def schedule_rows(
                 key = weigh_rows(select, rows, coord.together, length, thread, plan)
             # All threads of the CTA: the tally is in scratch, and all lengths.
             cute.arch.sync_threads()
-            tally = Tally(*(select.scratch[SCRATCH_TALLY + i] for i in range(len(Tally._fields))))
+            tally = Tally(*(select.scratch[Scratch.TALLY + i] for i in range(len(Tally._fields))))
             even = even_choice(rows, tally, coord, plan)
             if even.turns == 0:
                 if consumes:
@@ -155,7 +148,7 @@ def give_out_or_cut(
 
 def read_coord(select: SelectBuffers, coord: Coord) -> Coord:
     """Read the coordinates that were given to the caller's group."""
-    words = [select.scratch[SCRATCH_COORD + i] for i in range(COORD_WORDS)]
+    words = [select.scratch[Scratch.COORD + i] for i in range(COORD_WORDS)]
     known = dict(zip(Coord._fields, words, strict=False))
     return coord._replace(ordered=cutlass.Boolean(True), **known)
 
@@ -183,7 +176,7 @@ def weigh_rows(
         longest = cute.arch.warp_redux_sync(pages, "max")
         scored = Int32(cute.arch.popc(cute.arch.vote_ballot_sync(pages > 0)))
         if lane == 0:
-            tally = select.scratch.iterator + SCRATCH_TALLY
+            tally = select.scratch.iterator + Scratch.TALLY
             cute.arch.atomic_add(tally, total, sem="relaxed", scope="cta")
             cute.arch.atomic_max(tally + 1, longest, sem="relaxed", scope="cta")
             cute.arch.atomic_add(tally + 2, scored * together, sem="relaxed", scope="cta")

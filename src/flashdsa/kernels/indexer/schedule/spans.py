@@ -17,10 +17,10 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.schedule.coord import COORD_WORDS, Coord
 from flashdsa.kernels.indexer.schedule.deadlines import Tally, in_steps, least_time
 from flashdsa.kernels.indexer.schedule.work_tile import (
+    COORD_WORDS,
+    Coord,
     Rows,
     Sharers,
     pages_to_score,
@@ -28,12 +28,7 @@ from flashdsa.kernels.indexer.schedule.work_tile import (
     sharing_word,
 )
 from flashdsa.kernels.indexer.sizes import MOST_WEIGHED, NUM_BINS, ORDERED_ROWS
-from flashdsa.kernels.indexer.smem_views import (
-    SCRATCH_COORD,
-    SCRATCH_WARP_ROWS,
-    SCRATCH_WARP_SUMS,
-    SelectBuffers,
-)
+from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, consumer_sync
 
 CUT_MERGES = 2
 """Merges that cutting the stream costs each CTA: a part at either end of its span."""
@@ -121,14 +116,14 @@ def cut_spans(
     # All consumers: the deadlines' results, which lie there, have been read.
     consumer_sync(plan)
     if lane == WARP_SIZE - 1:
-        select.scratch[SCRATCH_WARP_SUMS + warp] = end
-        select.scratch[SCRATCH_WARP_ROWS + warp] = Int32(cute.arch.popc(scored))
+        select.scratch[Scratch.WARP_SUMS + warp] = end
+        select.scratch[Scratch.WARP_ROWS + warp] = Int32(cute.arch.popc(scored))
     # All consumers: every warp's sums are in scratch.
     consumer_sync(plan)
     ends, counts = Int32(0), Int32(0)
     if lane < plan.consumer_warps:
-        ends = select.scratch[SCRATCH_WARP_SUMS + lane]
-        counts = select.scratch[SCRATCH_WARP_ROWS + lane]
+        ends = select.scratch[Scratch.WARP_SUMS + lane]
+        counts = select.scratch[Scratch.WARP_ROWS + lane]
     total = cute.arch.warp_redux_sync(ends, "add")
     stream = stream._replace(rows=cute.arch.warp_redux_sync(counts, "add"))
     end += cute.arch.warp_redux_sync(ends if lane < warp else Int32(0), "add")
@@ -238,7 +233,7 @@ def write_span(
         for i in cutlass.range_constexpr(len(Span._fields)):
             select.own_rows[i] = span[i]
         for i in cutlass.range_constexpr(COORD_WORDS):
-            select.scratch[SCRATCH_COORD + i] = coord[i]
+            select.scratch[Scratch.COORD + i] = coord[i]
 
 
 def votes(condition: cutlass.Boolean) -> Int32:

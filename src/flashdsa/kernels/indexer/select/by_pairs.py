@@ -1,7 +1,7 @@
 """Rows of a request, two at a time: each half of the consumers, a *team*, selects in one of them.
 CTAs that share a pair meet as shared_pairs.py says.
 
-All consumers score pages, and put each score into the list of its row (score_together.py). A team
+All consumers score pages, and put each score into the list of its row (score_batch.py). A team
 is alone with its row between two batches of pages: its list, histogram and candidates, and a named
 barrier. Lists are compacted at the same time in both teams, whichever is full, so that both list
 the same pages.
@@ -21,20 +21,8 @@ from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync, unpacked
-from flashdsa.kernels.indexer.emit.by_position import (
-    WarpSpan,
-    emit_by_position,
-    emit_in_order,
-    own_span,
-)
+from flashdsa.kernels.indexer.emit import WarpSpan, emit_by_position, emit_in_order, own_span
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, row_length, sharers_in
-from flashdsa.kernels.indexer.select.counts import (
-    contribute,
-    keep_contributed,
-    waits_for_counts,
-    write_sharers,
-)
 from flashdsa.kernels.indexer.select.keys import Part, accepts, bin_of
 from flashdsa.kernels.indexer.select.lists import (
     Listed,
@@ -43,6 +31,12 @@ from flashdsa.kernels.indexer.select.lists import (
     count_in_bin,
     key_at,
     position_at,
+)
+from flashdsa.kernels.indexer.select.published import (
+    contribute,
+    keep_contributed,
+    waits_for_counts,
+    write_sharers,
 )
 from flashdsa.kernels.indexer.select.shared_pairs import list_slots, publish_alone, raise_threshold
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
@@ -55,10 +49,7 @@ from flashdsa.kernels.indexer.select.tiles import (
     tile_stage,
 )
 from flashdsa.kernels.indexer.sizes import NUM_BINS
-from flashdsa.kernels.indexer.smem_views import (
-    SCRATCH_FULLEST,
-    SCRATCH_SEGMENTS,
-)
+from flashdsa.kernels.indexer.smem_views import Scratch, Selecting, consumer_sync, unpacked
 
 READ_TOGETHER = 4
 """Entries of a lane in registers while a segment is rewritten."""
@@ -94,7 +85,7 @@ def select_by_team(
         scored = listed.pages == last
         if scored and not merges:
             release_tile(s, phases)
-        full = merges or is_full(s, s.select.scratch[SCRATCH_FULLEST])
+        full = merges or is_full(s, s.select.scratch[Scratch.FULLEST])
         in_order = listed.floor == 0  # a compaction ends that
         if scored or full or in_order:
             here = unpacked(s)
@@ -155,7 +146,7 @@ def compact_segments(s: Selecting, threshold: Threshold) -> None:
     segments = plan.lists.capacity // plan.segment_entries
     for segment in cutlass.range(thread // WARP_SIZE, segments, plan.consumer_warps, unroll=1):
         begin = segment * plan.segment_entries
-        end = begin + select.scratch[SCRATCH_SEGMENTS + segment]
+        end = begin + select.scratch[Scratch.SEGMENTS + segment]
         kept = begin
         for first in cutlass.range(begin, end, READ_TOGETHER * WARP_SIZE, unroll=1):
             keys = cute.make_rmem_tensor(READ_TOGETHER, Uint32)
@@ -182,7 +173,7 @@ def compact_segments(s: Selecting, threshold: Threshold) -> None:
         # All lanes have read the number of entries, also of an empty segment.
         cute.arch.sync_warp()
         if lane == 0:
-            select.scratch[SCRATCH_SEGMENTS + segment] = kept - begin
+            select.scratch[Scratch.SEGMENTS + segment] = kept - begin
     # All consumers: the list is as it is to be.
     consumer_sync(plan)
     spread_segments(s)
@@ -201,7 +192,7 @@ def spread_segments(s: Selecting) -> None:
     segments = plan.lists.capacity // plan.segment_entries
     count = Int32(0)
     if lane < segments:
-        count = select.scratch[SCRATCH_SEGMENTS + lane]
+        count = select.scratch[Scratch.SEGMENTS + lane]
     fullest = cute.arch.warp_redux_sync(count, "max")
     if (plan.segment_entries - fullest) * segments < plan.refill_entries:
         ends = prefix_sum(count, lane)
@@ -237,7 +228,7 @@ def spread_segments(s: Selecting) -> None:
                 at = segment * plan.segment_entries + index
                 select.keys[at], select.positions[at] = Int32(keys[i]), Int32(positions[i])
             if index == 0:
-                select.scratch[SCRATCH_SEGMENTS + segment] = size
+                select.scratch[Scratch.SEGMENTS + segment] = size
         # All consumers: the segments are as they are to be.
         consumer_sync(plan)
 

@@ -1,6 +1,6 @@
 """One round of the search for the k-th best: counts of all CTAs that share a row, bin by bin.
 
-Rows of the paged indexer (by_cluster.py and the like) and queries of shared keys
+Rows of the paged indexer (tiles.py and by_pairs.py) and queries of shared keys
 (sm90/prefill/together.py) are searched by the same verbs. Each CTA sends its counts of groups of 32
 bins to all (`coarse`), finds the group of the k-th best, sends its counts of that group's bins
 (`fine`), and finds the bin. All find the same bin.
@@ -26,7 +26,7 @@ from flashdsa.dsl.warp import first_lane_where, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.select.keys import reach
 from flashdsa.kernels.indexer.sizes import BIN_GROUP
-from flashdsa.kernels.indexer.smem_views import SCRATCH_FOUND
+from flashdsa.kernels.indexer.smem_views import Scratch
 
 WORD = 4
 LOADED_TOGETHER = 4
@@ -201,7 +201,7 @@ def search(s: Searcher, shared: cutlass.Boolean, k: Int32, phase: Int32, lane: I
     if lane == first_lane_where(inclusive - count < k and inclusive >= k):
         found = Found(first + bin_, inclusive - count, count, total)
         for i in cutlass.range_constexpr(len(Found._fields)):
-            select.scratch[SCRATCH_FOUND + i] = found[i]
+            select.scratch[Scratch.FOUND + i] = found[i]
 
 
 @cute.jit
@@ -226,7 +226,7 @@ def find_kth(s: Searcher, shared: cutlass.Boolean, k: Int32, phase: Int32) -> Fo
         search(s, shared, k, phase, thread)
     # All that search: the first warp has stored the result.
     s.sync()
-    return Found(*(select.scratch[SCRATCH_FOUND + i] for i in range(len(Found._fields))))
+    return Found(*(select.scratch[Scratch.FOUND + i] for i in range(len(Found._fields))))
 
 
 @cute.jit

@@ -11,11 +11,10 @@ from cutlass import Float32, Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl.smem import store4
 from flashdsa.dsl.warp import alloc_slot, alloc_slots
-from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
 from flashdsa.kernels.indexer.select.keys import NO_POSITION, Part, accepts, bin_of, sortable
 from flashdsa.kernels.indexer.sizes import FILLS, NUM_BINS
-from flashdsa.kernels.indexer.smem_views import SCRATCH_COUNT, SelectBuffers
+from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, Selecting, consumer_sync
 
 
 def key_at(select: SelectBuffers, index: Int32) -> Uint32:
@@ -50,8 +49,7 @@ def count_in_bin(select: SelectBuffers, bin_index: Int32) -> None:
 def count_at(counts: cute.Tensor, index: Int32) -> None:
     """Add one to a count. The constant 1, unsigned, makes it the instruction that counts lanes."""
     cute.arch.inline_ptx(
-        "red.relaxed.cta.shared::cta.add.u32 [{$r0}], 1;",
-        read_only_args=[counts.iterator + index],
+        "red.relaxed.cta.shared::cta.add.u32 [{$r0}], 1;", read_only_args=[counts.iterator + index]
     )
 
 
@@ -68,7 +66,7 @@ def clear_histogram(s: Selecting) -> None:
 @cute.jit
 def append(select: SelectBuffers, key: Uint32, position: Uint32, wanted: cutlass.Boolean) -> None:
     """Put an entry at the list's end and into the histogram; all lanes call."""
-    index = alloc_slot(select.scratch.iterator + SCRATCH_COUNT, wanted)
+    index = alloc_slot(select.scratch.iterator + Scratch.COUNT, wanted)
     if wanted:
         select.keys[index] = Int32(key)
         select.positions[index] = Int32(position)
@@ -86,7 +84,7 @@ def append_all(
     """Same as `append`, several entries a lane: (count,) registers each; an entry is appended where
     `wanted` is not 0."""
     slots = cute.make_rmem_tensor(count, Int32)
-    alloc_slots(select.scratch.iterator + SCRATCH_COUNT, wanted, slots, count)
+    alloc_slots(select.scratch.iterator + Scratch.COUNT, wanted, slots, count)
     for i in cutlass.range_constexpr(count):
         if wanted[i] != 0:
             select.keys[slots[i]] = Int32(keys[i])
@@ -123,7 +121,7 @@ def compact(s: Selecting, count: Int32, at_key: Uint32, at_position: Uint32) -> 
     select, thread, plan = s.select, s.thread, s.plan
     clear_histogram(s)
     if thread == 0:
-        select.scratch[SCRATCH_COUNT] = Int32(0)
+        select.scratch[Scratch.COUNT] = Int32(0)
     block = plan.compacted_together * plan.consumer_threads
     for first in cutlass.range(0, count, block, unroll=1):
         keys = cute.make_rmem_tensor(plan.compacted_together, Uint32)
@@ -143,7 +141,7 @@ def compact(s: Selecting, count: Int32, at_key: Uint32, at_position: Uint32) -> 
         append_all(select, keys, positions, kept, plan.compacted_together)
     # All consumers: every kept entry is in the list, and counted.
     consumer_sync(plan)
-    entries = select.scratch[SCRATCH_COUNT]
+    entries = select.scratch[Scratch.COUNT]
     consumer_sync(plan)  # everyone has read the count, so that it may be written again
     return entries
 
@@ -154,7 +152,7 @@ def reset(s: Selecting) -> None:
     select, thread, plan = s.select, s.thread, s.plan
     clear_histogram(s)
     if thread == 0:
-        select.scratch[SCRATCH_COUNT] = Int32(0)
+        select.scratch[Scratch.COUNT] = Int32(0)
     consumer_sync(plan)
 
 
@@ -167,7 +165,7 @@ class Listed(NamedTuple):
 
 
 class PageRange(NamedTuple):
-    """Pages to score: those of a tile from turn `begin` to before turn `end`; see page_order.py."""
+    """Pages to score: those of a tile from turn `begin` to before turn `end`."""
 
     tile_stage: Int32  # of the tile's queries, weights and description
     first_page: Int32  # of the tile, in the row

@@ -18,16 +18,6 @@ from cutlass import Int32, Uint32, const_expr, cute
 from flashdsa.dsl.gmem import load_relaxed
 from flashdsa.dsl.warp import first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync, unpacked
-from flashdsa.kernels.indexer.select.counts import (
-    FLAG,
-    bins_of,
-    counters_of,
-    floor_group,
-    own_slot,
-    sharers_of,
-    slot_number,
-)
 from flashdsa.kernels.indexer.select.exchange import find_kth
 from flashdsa.kernels.indexer.select.keys import (
     BIN_BITS,
@@ -48,10 +38,17 @@ from flashdsa.kernels.indexer.select.lists import (
 )
 from flashdsa.kernels.indexer.select.published import (
     CHUNKS_TOGETHER,
+    FLAG,
+    bins_of,
     chunks_of,
+    counters_of,
+    floor_group,
     load_entry,
     load_header,
+    own_slot,
     publish,
+    sharers_of,
+    slot_number,
 )
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import (
@@ -64,15 +61,7 @@ from flashdsa.kernels.indexer.sizes import (
     PUBLISHED_GROUPS,
     ROW_COUNTERS,
 )
-from flashdsa.kernels.indexer.smem_views import (
-    SCRATCH_CHUNKS,
-    SCRATCH_COUNT,
-    SCRATCH_FLOOR,
-    SCRATCH_FOUND,
-    SCRATCH_RANGE,
-    SCRATCH_SETTLED,
-    SCRATCH_TICKET,
-)
+from flashdsa.kernels.indexer.smem_views import Scratch, Selecting, consumer_sync, unpacked
 
 SLOTS_A_LANE = LISTED_SLOTS // WARP_SIZE
 """Slots whose headers a lane reads at once."""
@@ -94,14 +83,14 @@ def raise_threshold(s: Selecting, threshold: Threshold, floor: Uint32) -> tuple[
         floor: of the list without these counts.
     """
     select, thread, plan = s.select, s.thread, s.plan
-    if select.scratch[SCRATCH_SETTLED] == 0:
+    if select.scratch[Scratch.SETTLED] == 0:
         if thread < WARP_SIZE:
             _, _, _, least = floor_group(s, counters_of(s), thread)
             if thread == 0:
-                select.scratch[SCRATCH_FLOOR] = Int32(least)
+                select.scratch[Scratch.FLOOR] = Int32(least)
         # All consumers: the row's floor is written.
         consumer_sync(plan)
-    least = Uint32(select.scratch[SCRATCH_FLOOR])
+    least = Uint32(select.scratch[Scratch.FLOOR])
     key, position = threshold.key, threshold.position
     if least > key:
         key, position, floor = least, Uint32(LAST_POSITION), cutlass.max(least, floor)
@@ -123,15 +112,15 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
     publish(s, own_slot(s), part, threshold, threshold.key, first_group)
     if thread == 0:
         arrival = Int32(1)
-        if select.scratch[SCRATCH_SETTLED] == 0:
+        if select.scratch[Scratch.SETTLED] == 0:
             arrival += FLAG
         # A release of what all consumers wrote, by the sync before, and an acquire of what the CTAs
         # with smaller tickets wrote: the consumers may read all of it after the next sync.
-        select.scratch[SCRATCH_TICKET] = cute.arch.atomic_add(
+        select.scratch[Scratch.TICKET] = cute.arch.atomic_add(
             counters_of(s), arrival, sem="acq_rel", scope="gpu"
         )
     consumer_sync(plan)
-    is_last = select.scratch[SCRATCH_TICKET] % FLAG == sharers_of(s).count - 1
+    is_last = select.scratch[Scratch.TICKET] % FLAG == sharers_of(s).count - 1
     if is_last:
         reset(s)
     return is_last
@@ -155,7 +144,7 @@ def list_slots(s: Selecting, listed: Listed) -> Listed:
     fits = cutlass.Boolean(False)  # everything that reaches the floor is listed at once
     if listed.pages == 0:
         find_floor(s)
-        fits = select.scratch[SCRATCH_FOUND] <= plan.lists.capacity
+        fits = select.scratch[Scratch.FOUND] <= plan.lists.capacity
         # All consumers: what was found has been read, so that it may be overwritten.
         consumer_sync(plan)
     lists = cutlass.Boolean(True)
@@ -183,8 +172,8 @@ def list_next_slots(s: Selecting, listed: Listed, fits: cutlass.Boolean) -> List
         # Every CTA of the row has read the counts: the others before their tickets.
         if thread < ROW_COUNTERS:
             (counters_of(s) + thread).store(Int32(0))
-    fitting, chunks = select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS]
-    floor = Uint32(select.scratch[SCRATCH_FLOOR])
+    fitting, chunks = select.scratch[Scratch.FOUND], select.scratch[Scratch.CHUNKS]
+    floor = Uint32(select.scratch[Scratch.FLOOR])
     find_chunks(s, chunks)
     # All consumers: every chunk's offset is known.
     consumer_sync(plan)
@@ -209,7 +198,7 @@ def list_next_slots(s: Selecting, listed: Listed, fits: cutlass.Boolean) -> List
         append_all(select, keys, positions, wanted, CHUNKS_TOGETHER)
     # All consumers: the list is complete.
     consumer_sync(plan)
-    entries = select.scratch[SCRATCH_COUNT]
+    entries = select.scratch[Scratch.COUNT]
     consumer_sync(plan)  # everyone has read the count, so that it may be written again
     return Listed(entries, listed.pages + fitting, floor)
 
@@ -233,14 +222,14 @@ def find_floor(s: Selecting) -> None:
         group, above, within, least = floor_group(s, counters_of(s), thread)
         if thread == 0:
             cluster.own_coarse[NOT_COUNTED] = Int32(0)
-            select.scratch[SCRATCH_FLOOR] = Int32(least)
-            select.scratch[SCRATCH_FOUND] = above + within
-            select.scratch[SCRATCH_RANGE], select.scratch[SCRATCH_RANGE + 1] = group, above
+            select.scratch[Scratch.FLOOR] = Int32(least)
+            select.scratch[Scratch.FOUND] = above + within
+            select.scratch[Scratch.RANGE], select.scratch[Scratch.RANGE + 1] = group, above
     # All consumers: the group is in scratch, and its bins are clear.
     consumer_sync(plan)
-    many = select.scratch[SCRATCH_FOUND] > plan.lists.capacity
-    if many and select.scratch[SCRATCH_SETTLED] == 0:
-        group = select.scratch[SCRATCH_RANGE]
+    many = select.scratch[Scratch.FOUND] > plan.lists.capacity
+    if many and select.scratch[Scratch.SETTLED] == 0:
+        group = select.scratch[Scratch.RANGE]
         first, count, _ = sharers_of(s)
         entries = Int32(0)
         for index in cutlass.range(warp, count, plan.consumer_warps, unroll=4):
@@ -260,14 +249,14 @@ def find_floor(s: Selecting) -> None:
         consumer_sync(plan)
         if thread < WARP_SIZE:
             bin_ = Int32(BIN_GROUP - 1) - lane  # lane 0 has the best one
-            reached = prefix_sum(cluster.own_coarse[bin_], lane) + select.scratch[SCRATCH_RANGE + 1]
+            reached = prefix_sum(cluster.own_coarse[bin_], lane) + select.scratch[Scratch.RANGE + 1]
             if lane == first_lane_where(reached >= plan.topk) and reached >= plan.topk:
-                select.scratch[SCRATCH_FLOOR] = Int32(lowest_key(group * BIN_GROUP + bin_))
+                select.scratch[Scratch.FLOOR] = Int32(lowest_key(group * BIN_GROUP + bin_))
                 if cluster.own_coarse[NOT_COUNTED] == 0:
-                    select.scratch[SCRATCH_FOUND] = reached
+                    select.scratch[Scratch.FOUND] = reached
         # All consumers: the floor is written, and nobody reads what a group's was.
         consumer_sync(plan)
-        if select.scratch[SCRATCH_FOUND] > plan.lists.capacity:
+        if select.scratch[Scratch.FOUND] > plan.lists.capacity:
             count_published(s)
     # All consumers: the floor and what reaches it are written.
     consumer_sync(plan)
@@ -283,7 +272,7 @@ def count_published(s: Selecting) -> None:
     select, thread, plan = s.select, s.thread, s.plan
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     first, count, _ = sharers_of(s)
-    low, high = signed(Uint32(select.scratch[SCRATCH_FLOOR])), Int32(SIGN)
+    low, high = signed(Uint32(select.scratch[Scratch.FLOOR])), Int32(SIGN)
     for index in cutlass.range(lane, count, WARP_SIZE, unroll=1):
         _, top, own, _ = load_header(s, slot_number(first + index, index))
         low, high = cutlass.max(low, own), cutlass.max(high, top)
@@ -312,8 +301,8 @@ def count_published(s: Selecting) -> None:
         # All consumers: what was found has been read, so that it may be overwritten.
         consumer_sync(plan)
         if thread == 0:
-            select.scratch[SCRATCH_FLOOR] = Int32(floor + (Uint32(found.bin) << Uint32(shift)))
-            select.scratch[SCRATCH_FOUND] = found.above + found.within
+            select.scratch[Scratch.FLOOR] = Int32(floor + (Uint32(found.bin) << Uint32(shift)))
+            select.scratch[Scratch.FOUND] = found.above + found.within
 
 
 @cute.jit
@@ -340,7 +329,7 @@ def read_headers(s: Selecting, listed: Listed, fits: cutlass.Boolean, lane: Int3
     if fits:
         most_entries = Int32(LAST_POSITION)
     if done == 0:
-        floor = cutlass.max(floor, signed(Uint32(select.scratch[SCRATCH_FLOOR])))
+        floor = cutlass.max(floor, signed(Uint32(select.scratch[Scratch.FLOOR])))
     floor = cute.arch.warp_redux_sync(floor, "max")
     entries, chunks = Int32(0), Int32(0)
     for i in cutlass.range_constexpr(SLOTS_A_LANE):
@@ -366,8 +355,8 @@ def read_headers(s: Selecting, listed: Listed, fits: cutlass.Boolean, lane: Int3
     used = cute.arch.warp_redux_sync(used, "max")
     cute.arch.sync_warp()  # all lanes have read the floor and what it leaves
     if lane == 0:
-        select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS] = fitting, used
-        select.scratch[SCRATCH_FLOOR] = Int32(unsigned(floor))
+        select.scratch[Scratch.FOUND], select.scratch[Scratch.CHUNKS] = fitting, used
+        select.scratch[Scratch.FLOOR] = Int32(unsigned(floor))
 
 
 def most_chunks(plan: Any) -> int:

@@ -17,7 +17,6 @@ from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.smem import load4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.select.exchange import (
     COUNTED,
@@ -44,13 +43,7 @@ from flashdsa.kernels.indexer.select.keys import (
 )
 from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_of
 from flashdsa.kernels.indexer.sizes import ENTRY_WORDS, LAST_POSITION
-from flashdsa.kernels.indexer.smem_views import (
-    SCRATCH_BEFORE,
-    SCRATCH_CANDIDATES,
-    SCRATCH_RANGE,
-    SCRATCH_THRESHOLD,
-    SelectBuffers,
-)
+from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, Selecting, consumer_sync
 
 ENTRY_BYTES = 4 * ENTRY_WORDS
 
@@ -83,7 +76,7 @@ def set_entry(entries: cute.Tensor, index: Int32, key: Uint32, position: Uint32)
 def add_entry(select: SelectBuffers, entries: cute.Tensor, key: Uint32, position: Uint32) -> None:
     """Append an entry to the candidates, which have room."""
     index = cute.arch.atomic_add(
-        select.scratch.iterator + SCRATCH_CANDIDATES, Int32(1), sem="relaxed", scope="cta"
+        select.scratch.iterator + Scratch.CANDIDATES, Int32(1), sem="relaxed", scope="cta"
     )
     set_entry(entries, index, key, position)
 
@@ -120,7 +113,7 @@ def gather(
 ) -> Candidate:
     """All entries in the range, of every CTA if `shared`, at most one a thread.
 
-    They are in `received`, too, until it is overwritten. SCRATCH_CANDIDATES is 0 before, and again
+    They are in `received`, too, until it is overwritten. Scratch.CANDIDATES is 0 before, and again
     after the next sync.
     """
     select, cluster, coord, thread, plan = s.select, s.cluster, s.coord, s.thread, s.plan
@@ -154,7 +147,7 @@ def gather(
             set_entry(cluster.received, thread, key, position)
         consumer_sync(plan)
     if thread == 0:
-        select.scratch[SCRATCH_CANDIDATES] = Int32(0)
+        select.scratch[Scratch.CANDIDATES] = Int32(0)
     return Candidate(key, position, bin_.within)
 
 
@@ -171,7 +164,7 @@ def compare(
     compared with each. Synced.
 
     All candidates are in `received`, unless a round after `gather` left some out of the range.
-    SCRATCH_BEFORE and SCRATCH_CANDIDATES were 0.
+    Scratch.BEFORE and Scratch.CANDIDATES were 0.
 
     Returns:
         Its key and position, and how many of all candidates are as good and before
@@ -203,22 +196,22 @@ def compare(
     better = neighbours_sum(better, lanes_each)
     wins = index < count and better < k and thread % lanes_each == 0
     if wins and better == k - 1:
-        select.scratch[SCRATCH_THRESHOLD] = Int32(mine)
-        select.scratch[SCRATCH_THRESHOLD + 1] = Int32(mine_at)
+        select.scratch[Scratch.THRESHOLD] = Int32(mine)
+        select.scratch[Scratch.THRESHOLD + 1] = Int32(mine_at)
     counted = wins and mine_at < first_position
     left_out = better_than_range and candidate.position < first_position
     before = Int32(cute.arch.popc(cute.arch.vote_ballot_sync(counted)))
     before += Int32(cute.arch.popc(cute.arch.vote_ballot_sync(left_out)))
     if before != 0 and thread % WARP_SIZE == 0:
         cute.arch.atomic_add(
-            select.scratch.iterator + SCRATCH_BEFORE, before, sem="relaxed", scope="cta"
+            select.scratch.iterator + Scratch.BEFORE, before, sem="relaxed", scope="cta"
         )
     # All consumers: the threshold and the count before the part are in scratch.
     consumer_sync(plan)
     return (
-        Uint32(select.scratch[SCRATCH_THRESHOLD]),
-        Uint32(select.scratch[SCRATCH_THRESHOLD + 1]),
-        select.scratch[SCRATCH_BEFORE],
+        Uint32(select.scratch[Scratch.THRESHOLD]),
+        Uint32(select.scratch[Scratch.THRESHOLD + 1]),
+        select.scratch[Scratch.BEFORE],
     )
 
 
@@ -291,8 +284,8 @@ def shrunk(s: Selecting, range_: Range, part: Part) -> Range:
 
 def published_range(select: SelectBuffers, range_: Range) -> Range:
     """The range of the entries, of all that clusters published, that may win, at least two keys; of
-    all entries until they have; see by_clusters.py."""
-    low, high = Uint32(select.scratch[SCRATCH_RANGE]), Uint32(select.scratch[SCRATCH_RANGE + 1])
+    all entries until they have; see tiles.py."""
+    low, high = Uint32(select.scratch[Scratch.RANGE]), Uint32(select.scratch[Scratch.RANGE + 1])
     return range_._replace(low=low, high=high)
 
 
@@ -340,8 +333,8 @@ def find_threshold(
         range_ = published_range(select, range_)
         at_key = range_.low
     if thread == 0:
-        select.scratch[SCRATCH_BEFORE] = Int32(0)
-        select.scratch[SCRATCH_CANDIDATES] = Int32(0)
+        select.scratch[Scratch.BEFORE] = Int32(0)
+        select.scratch[Scratch.CANDIDATES] = Int32(0)
     while state != FOUND:
         if not counted and not shared and state == LISTED:
             range_ = shrunk(s, range_, part)

@@ -1,7 +1,7 @@
-"""The consumers' loop over the tiles of their CTA, and the verbs that its modes share.
+"""The consumers' loop over the tiles of their CTA, and two of its modes.
 
-Who shares a row makes the mode, which selects in one tile: one cluster (by_cluster.py), several
-(by_clusters.py), or CTAs that select alone, in pairs of rows (by_pairs.py).
+Who shares a row makes the mode, which selects in one tile: one cluster, several clusters, or CTAs
+that select alone, in pairs of rows (by_pairs.py).
 
 A mode's loop has one copy of the search for a threshold: over the caller's part when the list is
 full, and over the whole row, with the other CTAs of the group, when the part is scored. A mode that
@@ -10,24 +10,69 @@ constant where it merges, ptxas would copy the search (12 % more instructions). 
 know the source of the scores: `fill` scores pages, or reads given scores. `fill(s, source, tile,
 stage, listed)` lists scores of the tile while the list has room and returns the `Listed` after it;
 `stage` is the tile's.
+
+Long rows are split: several clusters share a row, as the lengths decide. Each cluster of a split
+row selects in its part as it does in a whole row, but stops at a bin: entries in better bins or in
+the bin of the k-th best are *published*, each CTA into its own slot in device memory. The last
+cluster selects from the published entries, again as in a whole row: each of its CTAs takes
+neighbouring slots, one for each cluster of the row. It knows a range of keys from the slots'
+headers: no entry below the highest of the clusters' bins wins, and none is above the best one. The
+range is cut into steps for its first round, which are narrow, so that few entries are left after
+it, also where scores are in order. No cluster waits for another.
 """
 
 from typing import Any
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Int32, Uint32, const_expr, cute
 
+from flashdsa.dsl.cluster import send
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.static import Static
+from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import Selecting
-from flashdsa.kernels.indexer.page_order import from_both_ends, pages_from_front
-from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, wait_for_tile
+from flashdsa.kernels.indexer.emit import (
+    WarpSpan,
+    emit_by_position,
+    emit_in_order,
+    emit_sorted,
+    own_span,
+)
+from flashdsa.kernels.indexer.schedule.work_tile import (
+    Coord,
+    WorkTile,
+    from_both_ends,
+    pages_from_front,
+    wait_for_tile,
+)
 from flashdsa.kernels.indexer.select.exchange import EVENTS
-from flashdsa.kernels.indexer.select.keys import LOWEST_KEY, Part
-from flashdsa.kernels.indexer.select.lists import Listed, compact, reset
-from flashdsa.kernels.indexer.select.threshold import Threshold
+from flashdsa.kernels.indexer.select.keys import (
+    BIN_BITS,
+    LOWEST_KEY,
+    SIGN,
+    Part,
+    step_bits,
+    unsigned,
+)
+from flashdsa.kernels.indexer.select.lists import (
+    Listed,
+    clear_histogram,
+    compact,
+    count_in_bin,
+    reset,
+)
+from flashdsa.kernels.indexer.select.published import (
+    CHUNKS_TOGETHER,
+    Header,
+    chunks_of,
+    load_entry,
+    load_header,
+    publish,
+)
+from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
+from flashdsa.kernels.indexer.sizes import MAX_CLUSTER
+from flashdsa.kernels.indexer.smem_views import Scratch, Selecting, consumer_sync
 from flashdsa.problem import PAGE_SIZE
 
 
@@ -106,3 +151,250 @@ def compacted(s: Selecting, tile: WorkTile, listed: Listed, threshold: Threshold
     """Keep only the list's accepted entries. Ends synced."""
     entries = compact(s, listed.entries, threshold.key, threshold.position)
     return Listed(entries, listed.pages, next_floor(tile, listed, threshold, s.plan))
+
+
+@cute.jit
+def select_by_cluster(
+    s: Selecting, source: Any, fill: cutlass.Constexpr, tile: WorkTile, phases: PackedPhases
+) -> PackedPhases:
+    """Select in a tile, whose row no other cluster has a part of; see tiles.py."""
+    plan = s.plan
+    listed, scored = nothing_listed(), cutlass.Boolean(False)
+    while not scored:
+        listed = fill(s, source, tile, tile_stage(s, phases), listed)
+        part = part_of(tile, listed.entries)
+        scored = listed.pages == tile.num_pages
+        if scored:
+            release_tile(s, phases)
+        in_order = listed.floor == 0  # a compaction ends that
+        if scored or in_order or is_full(s, listed.entries):
+            span = WarpSpan(Int32(0), Int32(0), Int32(0))
+            if const_expr(plan.lists_in_order):
+                if scored and in_order:
+                    span = own_span(s, tile.row, part)
+            # A list that is compacted keeps at least topk entries; those of the last bin, too.
+            threshold, phases = find_threshold(
+                s, scored and s.coord.num_parts > 1, not scored, part, phases
+            )
+            if not scored:
+                listed = compacted(s, tile, listed, threshold)
+            elif const_expr(plan.sorted):
+                winners = compact(s, part.entries, threshold.key, threshold.position)
+                phases = emit_sorted(s, tile.row, winners, threshold, phases)
+            elif const_expr(not plan.lists_in_order):
+                emit_by_position(s, tile.row, part, threshold)
+            elif in_order:
+                emit_in_order(s, tile.row, part, span, threshold)
+            else:
+                emit_by_position(s, tile.row, part, threshold)
+    return phases
+
+
+@cute.jit
+def select_by_clusters(
+    s: Selecting, source: Any, fill: cutlass.Constexpr, tile: WorkTile, phases: PackedPhases
+) -> PackedPhases:
+    """Select in a tile; the last cluster of a split row also among all that they published. See
+    tiles.py."""
+    listed, selected = nothing_listed(), cutlass.Boolean(False)
+    merges = cutlass.Boolean(False)  # the list has published entries
+    scratch = s.select.scratch
+    if s.thread == 0:
+        # `fill` ends with a sync of all consumers.
+        scratch[Scratch.RANGE], scratch[Scratch.RANGE + 1] = Int32(0), Int32(-1)
+    while not selected:
+        part, last = Part(Int32(0), Int32(0), Int32(0)), tile.num_pages
+        if not merges:
+            listed = fill(s, source, tile, tile_stage(s, phases), listed)
+            part = part_of(tile, listed.entries)
+        else:
+            part, last = merged_part(s, listed.entries), listed.pages
+        scored = listed.pages == last
+        if scored and not merges:
+            release_tile(s, phases)
+        in_order = listed.floor == 0  # a compaction ends that
+        if scored or in_order or is_full(s, listed.entries):
+            here = placed(s, tile)
+            publishes = scored and tile.num_splits > 1 and not merges
+            in_order = scored and in_order and tile.num_splits == 1
+            span = WarpSpan(Int32(0), Int32(0), Int32(0))
+            if in_order:
+                span = own_span(s, tile.row, part)
+            # A list that is compacted keeps at least topk entries; those of the last bin, too.
+            threshold, phases = find_threshold(
+                here,
+                scored and here.coord.num_parts > 1,
+                publishes or not scored,
+                part,
+                phases,
+                merges,
+            )
+            if not scored:
+                listed = compacted(s, tile, listed, threshold)
+            elif publishes:
+                merges, entries = publish_part(here, tile, part, threshold)
+                listed = listed._replace(entries=entries)
+                selected = not merges
+            else:
+                if in_order:
+                    emit_in_order(here, tile.row, part, span, threshold)
+                else:
+                    emit_by_position(here, tile.row, part, threshold)
+                selected = cutlass.Boolean(True)
+    return phases
+
+
+def placed(s: Selecting, tile: WorkTile) -> Selecting:
+    """The same with the coordinates that selecting in the tile needs."""
+    return s._replace(coord=s.coord.unpacked()._replace(num_splits=tile.num_splits))
+
+
+@cute.jit
+def publish_part(
+    s: Selecting, tile: WorkTile, part: Part, threshold: Threshold
+) -> tuple[cutlass.Boolean, Int32]:
+    """Publish the part's best. The list in the row's last cluster becomes what the caller selects
+    from all clusters' best. Return (whether this is the last, entries of the list)."""
+    entries = Int32(0)
+    cta, _, _ = cute.arch.block_idx()
+    # Of CTAs that have the same key as the last winner's, only the first ones accept it.
+    floor = threshold.key if s.coord.part == 0 else Uint32(0)
+    publish(s, cta, part, threshold, floor, part.first)
+    if s.thread == 0:
+        # Its stores to scratch are before those of others, which wait for its message below.
+        s.select.scratch[Scratch.TOP], s.select.scratch[Scratch.FLOOR] = Int32(SIGN), Int32(SIGN)
+    is_last = announce_published(s, tile.row)
+    if is_last:
+        entries = list_published(s, cta, tile.length)
+    return is_last, entries
+
+
+@cute.jit
+def announce_published(s: Selecting, row: Int32) -> cutlass.Boolean:
+    """Whether the caller's cluster is the row's last to publish: the same in all its CTAs.
+
+    Each CTA draws a ticket from the row's counter and shows it to its cluster; the last ticket is
+    in the last cluster. The last cluster sees all that clusters published: it is released and
+    acquired with the tickets, first at the device's scope, then at the cluster's, where messages
+    bring the numbers and arrivals the order. A CTA gets all of both before it can end.
+    """
+    cluster, coord, published, thread = s.cluster, s.coord, s.published, s.thread
+    lane = thread % WARP_SIZE
+    if thread < WARP_SIZE:
+        ticket = Int32(0)
+        if lane == 0:
+            # The consumer sync before has ordered all consumers' stores before this release.
+            ticket = cute.arch.atomic_add(
+                published.arrivals.iterator + row, Int32(1), sem="acq_rel", scope="gpu"
+            )
+            cluster.tickets_full.expect_tx(coord.num_parts * 4)
+        ticket = cute.arch.shuffle_sync(ticket, 0)
+        if lane < coord.num_parts:
+            dst = cluster.tickets.iterator + coord.part
+            send(dst, [ticket], cluster.tickets_full.at(), lane)
+            cluster.tickets_full.arrive_at_peer(lane)
+        elif lane < MAX_CLUSTER:  # for the CTAs that the cluster does not have
+            cluster.tickets_full.arrive()
+    # tickets_full, the first phase, as a cluster has one split row: all its CTAs' tickets have
+    # come. An acquire at cluster scope: what they and their predecessors published may be read.
+    cluster.tickets_full.wait(0)
+    latest = Int32(0)
+    if lane < coord.num_parts:
+        latest = cluster.tickets[lane]
+    latest = cute.arch.warp_redux_sync(latest, "max")
+    is_last = latest == coord.num_splits * coord.num_parts - 1
+    if is_last and coord.part == 0 and thread == 0:
+        (published.arrivals.iterator + row).store(Int32(0))
+    return is_last
+
+
+@cute.jit
+def list_published(s: Selecting, cta: Int32, row_end: Int32) -> Int32:
+    """Fill the list with the entries of the caller's slots, one slot for each cluster of the row,
+    in the order of their parts; return the number of entries. Their part of the row is in scratch,
+    and the range of the entries that may win, whose steps the histogram counts. Synced."""
+    select, coord, thread, plan = s.select, s.coord, s.thread, s.plan
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    split = select.scratch[Scratch.COORD + Coord._fields.index("group")]
+    first_cta = cta - coord.part - split * coord.num_parts
+    first_slot = first_cta + coord.part * coord.num_splits
+    # Those of the caller's slots, and the one after them.
+    mine = Header(Int32(0), Int32(SIGN), Int32(SIGN), row_end)
+    if lane <= coord.num_splits and first_slot + lane < first_cta + ctas_of_row(coord):
+        mine = load_header(s, first_slot + lane)
+    find_best_of_all(s, first_cta)
+    clear_histogram(s)
+    # All consumers: the histogram is clear, the bounds of all CTAs are in scratch, and nobody reads
+    # the old list any more.
+    consumer_sync(plan)
+    floor, top = select.scratch[Scratch.FLOOR], select.scratch[Scratch.TOP]
+    low = unsigned(floor)
+    high = cutlass.max(unsigned(top), low + 1)
+    shift = step_bits(high - low, BIN_BITS)
+    # A slot of which nothing can win is passed over.
+    count = mine.count if lane < coord.num_splits and mine.top >= floor else Int32(0)
+    end = prefix_sum(count, lane)
+    chunks = chunks_of(count)
+    chunk_end = prefix_sum(chunks, lane)
+    # A warp loads a chunk of a slot, an entry a lane, and so some chunks before it uses the first.
+    last_chunk = cute.arch.shuffle_sync(chunk_end, WARP_SIZE - 1)
+    block = CHUNKS_TOGETHER * plan.consumer_warps
+    for first in cutlass.range(warp, last_chunk, block, unroll=1):
+        keys, positions, places = (cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32) for _ in range(3))
+        for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
+            keys[i], positions[i], places[i] = Int32(0), Int32(0), Int32(-1)
+            chunk = first + i * plan.consumer_warps
+            if chunk < last_chunk:
+                ended = cute.arch.vote_ballot_sync(chunk_end <= chunk)
+                slot = Int32(cute.arch.popc(ended))
+                before = cute.arch.shuffle_sync(chunk_end - chunks, slot)
+                entries = cute.arch.shuffle_sync(count, slot)
+                start = cute.arch.shuffle_sync(end - count, slot)
+                at = (chunk - before) * WARP_SIZE + lane
+                if at < entries:
+                    keys[i], positions[i] = load_entry(s, first_slot + slot, at)
+                    places[i] = start + at
+        for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
+            if places[i] >= 0:
+                select.keys[places[i]], select.positions[places[i]] = keys[i], positions[i]
+                if Uint32(keys[i]) >= low:
+                    count_in_bin(select, Int32((Uint32(keys[i]) - low) >> Uint32(shift)))
+    if thread == 0:
+        select.scratch[Scratch.PART] = mine.first
+        select.scratch[Scratch.RANGE], select.scratch[Scratch.RANGE + 1] = Int32(low), Int32(high)
+    if thread == coord.num_splits:
+        select.scratch[Scratch.PART + 1] = mine.first
+    consumer_sync(plan)
+    return cute.arch.shuffle_sync(end, WARP_SIZE - 1)
+
+
+def ctas_of_row(coord: Coord) -> Int32:
+    """The CTAs that share the row."""
+    return coord.num_splits * coord.num_parts
+
+
+@cute.jit
+def find_best_of_all(s: Selecting, first_cta: Int32) -> None:
+    """Write to scratch the highest key that `topk` entries of a cluster have at least, and the best
+    key, of all CTAs that share the row, as signed words; complete after a sync."""
+    scratch, thread, plan = s.select.scratch.iterator, s.thread, s.plan
+    ctas = ctas_of_row(s.coord)
+    for first in cutlass.range(
+        thread // WARP_SIZE * WARP_SIZE, ctas, plan.consumer_threads, unroll=1
+    ):
+        of_cta = Header(Int32(0), Int32(SIGN), Int32(SIGN), Int32(0))
+        lane = thread % WARP_SIZE
+        if first + lane < ctas:
+            of_cta = load_header(s, first_cta + first + lane)
+        top = cute.arch.warp_redux_sync(of_cta.top, "max")
+        floor = cute.arch.warp_redux_sync(of_cta.floor, "max")
+        if lane == 0:
+            cute.arch.atomic_max(scratch + Scratch.TOP, top, sem="relaxed", scope="cta")
+            cute.arch.atomic_max(scratch + Scratch.FLOOR, floor, sem="relaxed", scope="cta")
+
+
+@cute.jit
+def merged_part(s: Selecting, entries: Int32) -> Part:
+    """The part that `list_published` left in scratch, which costs no registers meanwhile."""
+    select = s.select
+    return Part(select.scratch[Scratch.PART], select.scratch[Scratch.PART + 1], entries)

@@ -9,21 +9,9 @@ from typing import Any, ClassVar
 from flashdsa.dsl.umma import E4M3, SharedOperand, SharedTile, TilePart, UmmaProduct
 from flashdsa.hw import REGISTER_STEP, SM100, TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
 from flashdsa.kernels.indexer.plan import SelectPlan
-from flashdsa.kernels.indexer.regions import (
-    select_barrier_regions,
-    select_barriers,
-    select_regions,
-)
+from flashdsa.kernels.indexer.regions import select_barrier_regions, select_barriers, select_regions
 from flashdsa.kernels.indexer.sizes import SCRATCH_WORDS, TILE_WORDS
-from flashdsa.plan import (
-    Arrives,
-    Barrier,
-    Role,
-    SmemRegion,
-    TmemPlan,
-    TmemRegion,
-    plan_tmem,
-)
+from flashdsa.plan import Arrives, Barrier, Role, SmemRegion, TmemPlan, TmemRegion, plan_tmem
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
 PAGES_PER_STAGE = (1, 2, 4)
@@ -32,7 +20,7 @@ SORTED_STAGES = 8
 """Pages in flight if all winners need room, too."""
 MOST_LOAD_WARPS = 3
 """Load warps, at most: the issuing warp is in their warpgroup."""
-SCALE_BYTES = PAGE_SIZE * 4
+PAGE_SCALE_BYTES = PAGE_SIZE * 4
 """fp32 scales of a page."""
 GATHERED = 4
 """Rows of one gather4."""
@@ -158,7 +146,7 @@ class IndexerPlan(SelectPlan):
         return [
             SmemRegion("pages", stages * self.stage_key_bytes, 1024, "keys, e4m3, SW128"),
             SmemRegion("queries", tiles * self.query_bytes, 1024, "e4m3, SW128"),
-            SmemRegion("scales", stages * pages * SCALE_BYTES, 128, "of keys, fp32"),
+            SmemRegion("scales", stages * pages * PAGE_SCALE_BYTES, 128, "of keys, fp32"),
             SmemRegion("weights", tiles * self.weight_bytes, 128, "fp32"),
             *select_regions(self),
             SmemRegion("work_tiles", tiles * TILE_WORDS * 4, 16, "descriptions"),
@@ -252,7 +240,7 @@ class IndexerPlan(SelectPlan):
     def _page_full(self, load: Role, mma: Role, select: Role) -> Barrier:
         """The barrier of loaded stages. Bulk copies bring scales of pages; those of gathered tokens
         come by copies of each lane, for which it arrives."""
-        scales = 0 if self.gathers else self.pages_per_stage * SCALE_BYTES
+        scales = 0 if self.gathers else self.pages_per_stage * PAGE_SCALE_BYTES
         return Barrier(
             "page_full",
             self.ring_stages,
@@ -286,7 +274,7 @@ class LogitsPlan(IndexerPlan):
     @property
     def load_registers(self) -> int:
         """Registers of a load thread, which also cuts the line of pages (see
-        schedule/page_partition.py)."""
+        write_scores.py)."""
         return 40
 
     @property

@@ -1,7 +1,8 @@
-"""The fused indexer for Hopper: scores of every key and the exact best of each row, one launch.
+"""The kernels for Hopper that score pages, and their load warps.
 
-A row belongs to a cluster of 1 to 16 CTAs or to an equal part of one, and a part of the row, a work
-tile, to each of them (see load_tiles.py).
+The fused indexer: scores of every key and the exact best of each row, one launch. A row belongs to
+a cluster of 1 to 16 CTAs or to an equal part of one, and a part of the row, a work tile, to each of
+them (see load_tiles.py).
 
 4 load warps              | 4 consumer warpgroups
 ------------------------- | -----------------------------------------------------------
@@ -10,22 +11,129 @@ a tile's head: q, weights |
 pages, up to 12 in flight | score a page, append (key, position), histogram
 the next tile's head ...  | counts to the other CTAs, theirs back: the row's threshold
 "no more"                 | ids of the part's winners, after those of the parts before
+
+The scores alone: every token's into a (B, max_len) matrix, or every block's best. Two rows of a
+request may be scored together, for the ranking that follows (topk_kernel.py).
+
+partition of pages from seq_lens     | -inf beyond the rows' lengths
+heads of tiles, pages                | score a page, store 64 scores
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import GridConstant, Int32, const_expr, cute
+from cutlass import Float32, GridConstant, Int32, const_expr, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.pipeline import RingProducer
+from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.pipeline import RingConsumer, RingProducer
+from flashdsa.dsl.tma import EVICT_FIRST, load_box
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer import launch
-from flashdsa.kernels.indexer.fused import Operands, consume, load, set_up
-from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.indexer.fused import Operands, consume, find_caller, load, set_up
+from flashdsa.kernels.indexer.load_tiles import (
+    TileLoader,
+    acquire_stage,
+    announce,
+    ask_for_id,
+    describe,
+    finish,
+)
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, pairs_of, rows_of
+from flashdsa.kernels.indexer.score_batch import LANES_APART, best_of_block
+from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
+from flashdsa.kernels.indexer.sm90.plan import BLOCK, IndexerPlan, LogitsPlan
 from flashdsa.kernels.indexer.sm90.score import page_source
 from flashdsa.kernels.indexer.sm90.score_pairs import page_source as pair_source
-from flashdsa.kernels.indexer.smem_views import input_buffers_in
+from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers, input_buffers_in
+from flashdsa.kernels.indexer.write_scores import (
+    OutputSink,
+    WriteContext,
+    consume_pages,
+    load_partition,
+    rows_to_score,
+    store_score,
+    write_of_pair,
+    write_scores,
+)
+
+
+class LoadContext(NamedTuple):
+    """Role load: arrives at page_full and tile_full, waits for page_empty and tile_empty."""
+
+    inputs: InputBuffers  # the producer's end
+    keys_map: Any  # pointer to the pages' tensor map; None: no pages
+    queries_map: Any  # pointer to the tensor map of the rows' queries; None: likewise
+    weights: Any  # (B, H) fp32, device memory
+    block_table: Any  # (B / next_n, max_pages) int32, device memory
+    num_pages: Int32  # pages of the cache
+    rows: Rows
+    warp: Int32  # among the role's; the first one announces tiles
+
+
+@cute.jit
+def load_pages(
+    ctx: LoadContext,
+    tile: WorkTile,
+    first_ids: Int32,
+    depth: Any,
+    lane: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Load this warp's pages of the tile into the ring.
+
+    Args:
+        first_ids: what `announce` returned.
+        depth: pages in flight, in steps of 1 / DEPTH_STEPS; None: one for each stage.
+    """
+    count = tile.num_pages
+    ahead = first_ids  # this lane's page id of the next 32 turns
+    for block in cutlass.range(0, count, WARP_SIZE, unroll=1):
+        ids = ahead
+        if block + WARP_SIZE + lane < count:
+            ahead = ask_for_id(ctx, tile, block + WARP_SIZE + lane, plan)
+        # A warp loads for one warpgroup: pages whose number is its own, modulo the warpgroups.
+        first = (ctx.warp - tile.first_number - block) & (plan.consumer_warpgroups - 1)
+        stop = cutlass.min(count - block, Int32(WARP_SIZE))
+        for i in cutlass.range(first, stop, plan.consumer_warpgroups, unroll=1):
+            page = cute.arch.shuffle_sync(ids, i)
+            load_page(ctx, page, tile.first_number + block + i, depth, lane, plan)
+
+
+@cute.jit
+def load_page(
+    ctx: LoadContext, page: Int32, number: Int32, depth: Any, lane: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Load one page into its stage; a page id outside the cache is passed on as invalid, not
+    read."""
+    ring = ctx.inputs.page_ring
+    state = ring.state(number)
+    stage = state.stage
+    if lane == 0:
+        acquire_stage(ring, number, state, depth, plan)
+        valid = page >= 0 and page < ctx.num_pages
+        ctx.inputs.page_valid[stage] = Int32(1) if valid else Int32(0)
+        # page_full[stage]: this arrival releases page_valid, too; the phase of a valid page ends
+        # with the last byte of the copy.
+        if valid:
+            # Orders the copy after the consumers' reads, which page_empty ordered before.
+            cute.arch.fence_proxy("async.shared", space="cta")
+            full = ring.expect(stage)
+            load_box(
+                ctx.inputs.pages + stage * plan.stage_bytes,
+                ctx.keys_map,
+                [Int32(0), Int32(0), page],
+                full,
+                EVICT_FIRST,
+            )
+        else:
+            ring.commit(stage)
+
+
+PAGES = TileLoader(announce, load_pages, finish)
+"""Tiles with pages to score."""
+DESCRIPTIONS = TileLoader(describe, None, finish)
+"""Tiles of given scores."""
 
 
 @cute.kernel
@@ -70,3 +178,80 @@ def indexer_kernel(
 def compile_indexer(plan: IndexerPlan) -> Any:
     """See `launch.compile_indexer`."""
     return launch.compile_indexer(indexer_kernel, plan)
+
+
+@cute.kernel
+def logits_kernel(
+    keys_map: GridConstant[tensor_map.TensorMap],
+    queries_map: GridConstant[tensor_map.TensorMap],
+    num_pages: Int32,
+    weights: cute.Tensor,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    scores: cute.Tensor,
+    plan: cutlass.Constexpr,
+):
+    """One CTA of the grid; arguments as in `launch_logits`."""
+    caller = find_caller(plan)
+    memory = IndexerMemory.allocate(plan)
+    max_len = scores.shape[1]
+    if const_expr(plan.teams > 1):
+        rows = rows_of(seq_lens, block_table)
+    else:
+        rows = rows_to_score(seq_lens, block_table, max_len * plan.tokens_of_score)
+    initialise_barriers(memory, caller.thread, INITIALISING_WARPS)
+    cute.arch.sync_threads()
+    loads, selects = plan.roles
+    if not caller.consumes:
+        cute.arch.setmaxregister_decrease(loads.registers)
+        load_ctx = LoadContext(
+            input_buffers_in(memory, plan, RingProducer),
+            keys_map.get_ptr(),
+            queries_map.get_ptr(),
+            weights,
+            block_table,
+            num_pages,
+            pairs_of(rows) if const_expr(plan.teams > 1) else rows,
+            caller.warp - plan.consumer_warps,
+        )
+        if const_expr(plan.teams > 1):
+            # The ranking may take each SM that is free, and prepare itself there.
+            cute.arch.griddepcontrol_launch_dependents()
+        load_partition(load_ctx, PAGES, caller.lane, caller.cta, caller.num_ctas, plan)
+    else:
+        cute.arch.setmaxregister_increase(selects.registers)
+        inputs = input_buffers_in(memory, plan, RingConsumer)
+        ctx = WriteContext(inputs, scores, max_len, rows)
+        if const_expr(plan.of_blocks):
+            source = page_source(memory, caller.thread, plan)
+            write_scores(ctx, source, caller.thread, write_block, plan)
+        elif const_expr(plan.teams > 1):
+            source = pair_source(memory, caller.thread, plan)
+            write_scores(ctx, source, caller.thread, write_of_pair, plan)
+        else:
+            consume_pages(ctx, caller, memory, page_source, plan)
+
+
+@cute.jit
+def write_block(
+    sink: OutputSink,
+    score: Float32,
+    position: Int32,
+    valid: cutlass.Boolean,
+    present: cutlass.Boolean,
+) -> None:
+    """Write a block's best score to its number in the row; of a page outside the cache, NaN.
+
+    All lanes call. Nothing is written beyond the row's blocks.
+    """
+    seen = present and position < sink.length
+    if not (valid and seen):
+        score = Float32.nan
+    best = best_of_block(score)
+    if seen and cute.arch.lane_idx() < LANES_APART[0]:
+        store_score(sink.ctx, sink.row, position // BLOCK, best)
+
+
+def compile_logits(plan: LogitsPlan) -> Any:
+    """See `launch.compile_logits`."""
+    return launch.compile_logits(logits_kernel, plan)

@@ -148,12 +148,7 @@ class IndexerPlan(SelectPlan):
             selecting += freed // self.consumer_threads // REGISTER_STEP * REGISTER_STEP
         return (
             Role("load", load_threads, loading, "keeps pages in flight"),
-            Role(
-                "select",
-                self.consumer_threads,
-                selecting,
-                "score, find the best, write ids",
-            ),
+            Role("select", self.consumer_threads, selecting, "score, find the best, write ids"),
         )
 
     @property

@@ -94,11 +94,7 @@ def store_words(words: cute.Tensor, address: Any) -> None:
 
 @cute.kernel
 def quantize_kernel(
-    vectors: cute.Tensor,
-    slots: Any,
-    out: cute.Tensor,
-    scales: Any,
-    plan: cutlass.Constexpr,
+    vectors: cute.Tensor, slots: Any, out: cute.Tensor, scales: Any, plan: cutlass.Constexpr
 ):
     """One CTA of the grid; arguments as in `launch_write` and `launch_quantize`."""
     thread, _, _ = cute.arch.thread_idx()
@@ -128,11 +124,7 @@ def quantize_kernel(
 
 @cute.jit
 def launch_write(
-    plan: cutlass.Constexpr,
-    stream: Any,
-    keys: cute.Tensor,
-    slots: cute.Tensor,
-    cache: cute.Tensor,
+    plan: cutlass.Constexpr, stream: Any, keys: cute.Tensor, slots: cute.Tensor, cache: cute.Tensor
 ):
     """Quantise `keys` (T, 128) and write key t into slot `slots[t]` = page * 64 + offset of
     `cache` (num_pages, 8448) bytes, any distance between pages, on `stream`. Slots outside the
@@ -175,10 +167,4 @@ def compile_quantize(plan: QuantizePlan) -> Any:
             fake_tensor(Uint8, (count, INDEX_HEAD_DIM)),
             fake_tensor(Float32, (count,), WORD_ALIGNMENT),
         )
-    return compile_launch(
-        SM90,
-        launch,
-        plan,
-        vectors,
-        *others,
-    )
+    return compile_launch(SM90, launch, plan, vectors, *others)

@@ -19,7 +19,7 @@ from flashdsa.dsl.pipeline import PipelineState, RingConsumer
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import kept, uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.page_order import course_from
+from flashdsa.kernels.indexer.schedule.work_tile import course_from
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
 from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm90 import mxfp4

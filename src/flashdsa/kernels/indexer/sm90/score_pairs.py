@@ -19,8 +19,7 @@ from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.page_order import course_from
+from flashdsa.kernels.indexer.schedule.work_tile import course_from
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
 from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -32,7 +31,12 @@ from flashdsa.kernels.indexer.sm90.score import (
     scale_of,
     word_of_scale,
 )
-from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers, input_buffers_in
+from flashdsa.kernels.indexer.smem_views import (
+    IndexerMemory,
+    InputBuffers,
+    consumer_sync,
+    input_buffers_in,
+)
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 OPCODE = "wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3"
@@ -128,7 +132,7 @@ def score_pages(
     x: Scoring, prepared: Prepared, pages: PageRange, store: cutlass.Constexpr, sink: Any
 ) -> Int32:
     """Score the calling warpgroup's pages, one at a time; see score_batch.py. A lane's score is of
-    the row of score_together.py's `row_of_lane`.
+    the row of score_batch.py's `row_of_lane`.
 
     Args:
         store: called for each page as store(sink, slot, score, position, valid); returns the next

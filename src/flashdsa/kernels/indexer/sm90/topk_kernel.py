@@ -11,24 +11,83 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
 
+from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.gmem import prefetch
-from flashdsa.hw import SM90
-from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
-from flashdsa.kernels.indexer.emit.output import Output
+from flashdsa.dsl.pipeline import RingConsumer, RingProducer
+from flashdsa.dsl.static import Static
+from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.kernels.indexer.emit import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.launch import launch_shape, rows_apart
-from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, rows_of
+from flashdsa.kernels.indexer.load_tiles import load_scheduled
+from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, find_coord, rows_of
 from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST_KEY, bin_of, sortable
 from flashdsa.kernels.indexer.select.lists import Listed, count_in_bin
-from flashdsa.kernels.indexer.sm90.given_scores import rank_scores
+from flashdsa.kernels.indexer.select.tiles import select_by_cluster, select_tiles
+from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
+from flashdsa.kernels.indexer.sm90.kernel import DESCRIPTIONS, LoadContext
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.kernels.indexer.smem_views import (
-    SCRATCH_COUNT,
     IndexerMemory,
+    Scratch,
     SelectBuffers,
+    Selecting,
+    cluster_buffers_in,
+    consumer_sync,
+    select_buffers_in,
+    tile_buffers_in,
 )
 from flashdsa.problem import PAGE_SIZE
+
+
+@cute.jit
+def rank_scores(
+    memory: IndexerMemory,
+    output: Output,
+    source: Any,
+    fill: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+) -> None:
+    """All threads of a CTA: its tiles of the output's rows, one cluster's each.
+
+    Args:
+        source, fill: see select/tiles.py.
+    """
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    lane, rows = thread % WARP_SIZE, output.rows
+    select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
+    coord = find_coord(rows, plan)
+    consumes = warp < plan.consumer_warps
+    lengths = first_lengths(select, rows, coord, thread, consumes, plan)
+    enter_cluster(memory, thread, INITIALISING_WARPS)
+    coord = schedule_rows(select, rows, coord, lengths, thread, consumes, plan)
+    if consumes:
+        # The last CTA takes the first rows: CTAs without tiles, if any, have the highest numbers.
+        emit_unscored_rows(
+            output,
+            (num_ctas - 1 - cta) * plan.consumer_warps + warp,
+            num_ctas * plan.consumer_warps,
+            lane,
+            plan,
+        )
+        inputs = tile_buffers_in(memory, plan, RingConsumer)
+        if const_expr(plan.of_cache):
+            # The launch that scores, which this one may follow early, has ended.
+            cute.arch.griddepcontrol_wait()
+        s = Selecting(inputs, select, cluster, coord, output, None, thread, Static(plan))
+        select_tiles(s, source, fill, select_by_cluster)
+    else:
+        inputs = tile_buffers_in(memory, plan, RingProducer)
+        load_warp = warp - plan.consumer_warps
+        load_ctx = LoadContext(inputs, None, None, None, None, Int32(0), rows, load_warp)
+        cute.arch.cluster_wait()  # here for the same reason as in the fused kernel
+        load_scheduled(load_ctx, DESCRIPTIONS, select, coord, lengths, lane, plan)
+
 
 PREFETCHED = 1 << 16
 """Scores that are on their way into the second-level cache before they are read."""
@@ -61,13 +120,7 @@ def load_block(
 
 
 @cute.jit
-def read_batch(
-    s: Selecting,
-    scores: Any,
-    tile: WorkTile,
-    stage: Int32,
-    listed: Listed,
-) -> Listed:
+def read_batch(s: Selecting, scores: Any, tile: WorkTile, stage: Int32, listed: Listed) -> Listed:
     """Add scores of the tile while the list has room for another block.
 
     The list has room for a block at the start; see `refill_pages`.
@@ -106,7 +159,7 @@ def read_batch(
         begin += block
         # All consumers: every entry of the block is in the list, and counted.
         consumer_sync(plan)
-        entries = select.scratch[SCRATCH_COUNT]
+        entries = select.scratch[Scratch.COUNT]
         consumer_sync(plan)  # everyone has read the count, so that it may be written again
         reads = begin < last and most - entries >= block
     stop = cutlass.min(begin // PAGE_SIZE - tile.first_page, tile.num_pages)
@@ -145,7 +198,7 @@ def append_keys(
         slot = Int32(0)
         if lane == 0:
             slot = cute.arch.atomic_add(
-                select.scratch.iterator + SCRATCH_COUNT, total, sem="relaxed", scope="cta"
+                select.scratch.iterator + Scratch.COUNT, total, sem="relaxed", scope="cta"
             )
         slot = cute.arch.shuffle_sync(slot, 0)
         below = Int32(cute.arch.lanemask_lt())
@@ -160,10 +213,7 @@ def append_keys(
 
 @cute.kernel
 def topk_kernel(
-    scores: cute.Tensor,
-    lengths: cute.Tensor,
-    positions: cute.Tensor,
-    plan: cutlass.Constexpr,
+    scores: cute.Tensor, lengths: cute.Tensor, positions: cute.Tensor, plan: cutlass.Constexpr
 ):
     """One CTA of the grid; arguments as in `launch_topk`."""
     memory = IndexerMemory.allocate(plan)

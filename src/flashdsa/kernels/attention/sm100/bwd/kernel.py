@@ -16,7 +16,7 @@ next item's     | next Q, dO               | dQ -> global             | last par
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, GridConstant, Int32, Int64, cute
+from cutlass import BFloat16, Float32, GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
@@ -24,21 +24,13 @@ from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.static import Static
-from flashdsa.hw import SM100, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SECTOR_BYTES, SM100, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
-from flashdsa.kernels.attention.sm100.bwd.load import (
-    BwdMemory,
-    Context,
-    Loader,
-    first_turn,
-    load_blocks,
-    locate,
-    next_turn,
-)
+from flashdsa.kernels.attention.sm100.bwd import load
 from flashdsa.kernels.attention.sm100.bwd.mma import (
     Issuer,
     QueryLoader,
@@ -46,13 +38,46 @@ from flashdsa.kernels.attention.sm100.bwd.mma import (
     load_query,
     wait_until_read,
 )
-from flashdsa.kernels.attention.sm100.bwd.operands import Operands, fake_operands
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.bwd.products import products_of
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer, finish, reduce_item, store_do
 from flashdsa.kernels.attention.sm100.bwd.softmax import DqWriter, Softmax, softmax_item, write_dq
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
 from flashdsa.kernels.attention.union import launch_union
+from flashdsa.problem import D_QK, D_V
+
+
+class Operands(NamedTuple):
+    """Arguments of every launch, in order."""
+
+    q: Any  # (S * H, 576) bf16 with H heads of a query
+    kv: Any  # (S_kv, 576) bf16
+    do: Any  # (S * H, 512) bf16
+    lse: Any  # (S, H) fp32
+    out: Any  # (S * H, 512) bf16
+    indices: Any  # (S, topk) int32
+    topk_length: Any  # (S,) int32: slots of each query that may be valid
+    delta: Any  # (S, H) fp32, written
+    dq: Any  # as q, written
+    dkv: Any  # (S_kv, 576) fp32, added to
+
+
+def fake_operands(heads: int) -> Operands:
+    """Operands without memory, of so many heads a query; other sizes are dynamic."""
+    rows, queries, keys, topk = (cute.sym_int32() for _ in range(4))
+    return Operands(
+        fake_tensor(BFloat16, (rows, D_QK)),
+        fake_tensor(BFloat16, (keys, D_QK)),
+        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(Float32, (queries, heads), 4),
+        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(Int32, (queries, topk), 4),
+        fake_tensor(Int32, (queries,), 4),
+        fake_tensor(Float32, (queries, heads), 4),
+        fake_tensor(BFloat16, (rows, D_QK), SECTOR_BYTES),
+        fake_tensor(Float32, (keys, D_QK)),
+    )
+
 
 SOFTMAX, LOAD, REDUCE, MMA = range(4)
 """Warpgroups, in the plan's order of roles."""
@@ -79,7 +104,7 @@ def backward_kernel(
     """One CTA of a pair; arguments as in `Operands`, `Items` and `launch_pairs`."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    memory = BwdMemory.allocate(plan)
+    memory = load.BwdMemory.allocate(plan)
     hold = enter_pair(memory, thread, warp, 1)
 
     # Each role computes its own coordinates: values shared by all would be live in every role, and
@@ -87,22 +112,22 @@ def backward_kernel(
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
         cute.arch.setmaxregister_increase(plan.softmax.registers)
-        turn = first_turn()
+        turn = load.first_turn()
         while turn.item < topk_length.shape[0]:
-            ctx = locate(topk_length, indices, memory, turn)
+            ctx = load.locate(topk_length, indices, memory, turn)
             own_lse, own_delta = of_row(ctx, lse), of_row(ctx, delta)
             if cutlass.const_expr(plan.group > 1):
                 own_delta = delta_beside(own_lse, own_delta)
             softmax_item(Softmax(ctx, scale, own_lse, own_delta))
             write_dq(DqWriter(ctx, dq))
-            turn = next_turn(ctx)
+            turn = load.next_turn(ctx)
     elif group == LOAD:
         cute.arch.setmaxregister_decrease(plan.load.registers)
-        turn = first_turn()
+        turn = load.first_turn()
         while turn.item < topk_length.shape[0]:
-            ctx = locate(topk_length, indices, memory, turn)
-            load_blocks(
-                Loader(
+            ctx = load.locate(topk_length, indices, memory, turn)
+            load.load_blocks(
+                load.Loader(
                     ctx,
                     kv_map.get_ptr(),
                     kv_rope_map.get_ptr(),
@@ -111,42 +136,42 @@ def backward_kernel(
                     Int32(dkv.shape[0]),
                 )
             )
-            turn = next_turn(ctx)
+            turn = load.next_turn(ctx)
     elif group == REDUCE:
         cute.arch.setmaxregister_increase(plan.reduce.registers)
-        turn, ring_slot = first_turn(), Int32(0)
+        turn, ring_slot = load.first_turn(), Int32(0)
         while turn.item < topk_length.shape[0]:
-            ctx = locate(topk_length, indices, memory, turn)
+            ctx = load.locate(topk_length, indices, memory, turn)
             first_row = None
             if cutlass.const_expr(slots is not None):
                 first_row = slots.iterator + Int64(ctx.item) * indices.shape[1] * plan.tile.d_qk
             store_do(ctx)
             ring_slot = reduce_item(Reducer(ctx, dkv, first_row), ring_slot)
-            turn = next_turn(ctx)
+            turn = load.next_turn(ctx)
         finish(plan)
     else:
         cute.arch.setmaxregister_decrease(plan.mma.registers)
-        turn = first_turn()
+        turn = load.first_turn()
         if warp % (WARPGROUP_SIZE // WARP_SIZE) == 0:
             if prims.elect_sync():
                 while turn.item < topk_length.shape[0]:
-                    ctx = locate(topk_length, indices, memory, turn)
+                    ctx = load.locate(topk_length, indices, memory, turn)
                     issue_item(Issuer(ctx, Static(products_of(plan))))
-                    turn = next_turn(ctx)
+                    turn = load.next_turn(ctx)
             cute.arch.sync_warp()
         elif warp % (WARPGROUP_SIZE // WARP_SIZE) == 1:
             if prims.elect_sync():
                 while turn.item < topk_length.shape[0]:
-                    ctx = locate(topk_length, indices, memory, turn)
+                    ctx = load.locate(topk_length, indices, memory, turn)
                     load_query(QueryLoader(ctx, q_map.get_ptr(), do_map.get_ptr(), present))
-                    turn = next_turn(ctx)
+                    turn = load.next_turn(ctx)
                 wait_until_read(memory, turn)
             cute.arch.sync_warp()
     leave_pair(plan, hold, warp, 1)
 
 
 @cute.jit
-def of_row(ctx: Context, values: cute.Tensor) -> Float32:
+def of_row(ctx: load.Context, values: cute.Tensor) -> Float32:
     """lse or delta (S, H) of this thread's row; 0 past the last query, which has no key."""
     row = Int64(ctx.item) * PAIR_ROWS + ctx.thread
     if cutlass.const_expr(ctx.plan.group > 1):
@@ -229,11 +254,8 @@ def launch_pairs(
     stream: Any,
 ):
     """Launch the kernel for delta, then pairs of CTAs that share the items out, on `stream`.
-
-    Args:
-        slots: (S * topk, 576) fp32: row s * topk + i gets what slot i of query s adds to its key's
-            dKV, if the slot is valid, and dkv gets nothing. None: dkv gets all.
-    """
+    `slots`: (S * topk, 576) fp32: row s * topk + i gets what slot i of query s adds to its key's
+    dKV, if the slot is valid, and dkv gets nothing. None: dkv gets all."""
     launch_delta(x.do, x.out, x.delta, stream)
     wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
     make = tensor_map.create_tensor_map_tiled_from_view

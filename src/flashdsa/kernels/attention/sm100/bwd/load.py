@@ -77,7 +77,6 @@ class Context(NamedTuple, Generic[M]):
 
     @property
     def plan(self) -> Any:
-        """The compile-time plan."""
         return self.memory.plan
 
     @property
@@ -155,7 +154,6 @@ class Loader(NamedTuple):
 
     @property
     def keys(self) -> RingProducer:
-        """The key blocks, likewise."""
         return RingProducer(self.ctx.memory.kv_full, self.ctx.memory.kv_free)
 
 

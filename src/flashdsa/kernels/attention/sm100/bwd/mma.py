@@ -19,9 +19,7 @@ from flashdsa.dsl.pipeline import Barriers, RingConsumer
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.tma import load_box
 from flashdsa.dsl.tmem import wait_then_tcgen05
-from flashdsa.dsl.umma import (
-    UmmaProduct,
-)
+from flashdsa.dsl.umma import UmmaProduct
 from flashdsa.dsl.umma_issue import commit, issue
 from flashdsa.kernels.attention.sm100.bwd.load import BwdMemory, Context, Turn
 from flashdsa.kernels.attention.sm100.bwd.plan import QUERY_STEPS
@@ -85,12 +83,10 @@ def load_rows(
     boxes: cutlass.Constexpr[range],
     rope: cutlass.Constexpr[bool],
 ) -> None:
-    """Load a query's rows of Q or dO: boxes of 64 value dims, and the RoPE dims if asked for.
-
-    A query of a group that names no row shares dKV's sums with others, and its Q and dO, NaN too,
+    """Load a query's rows of Q or dO: boxes of 64 value dims, and the RoPE dims if asked for. A
+    query of a group that names no row shares dKV's sums with others, and its Q and dO, NaN too,
     times S = 0 would be added: it is read from coordinates outside of the tensor, which gives
-    zeros. So are queries past the last one.
-    """
+    zeros. So are queries past the last one."""
     ctx, plan = role.ctx, role.ctx.plan
     row = ctx.item * PAIR_ROWS + query * plan.group_heads
     if cutlass.const_expr(plan.group > 1):
@@ -107,21 +103,18 @@ def load_rows(
 
 
 def wait_until_read(memory: BwdMemory, turn: Turn) -> None:
-    """Wait, before the CTA ends, until the last commit of its MMAs has arrived; `turn` is the one
-    after it."""
+    """Wait, before the CTA ends, for the last commit of its MMAs; `turn` is the one after it."""
     memory.query_free.wait_round(turn.items_before - 1, QUERY_STEPS - 1)
 
 
 class Issuer(NamedTuple):
-    """Waits for operands and for accumulators that were read; commits to barriers of the other
-    roles."""
+    """Waits for operands and for accumulators that were read; commits to other roles' barriers."""
 
     ctx: Context
     static: Static
 
     @property
     def products(self) -> Products:
-        """Descriptors and columns, known when the kernel is compiled."""
         return self.static.value
 
     @property

@@ -15,22 +15,8 @@ from functools import cache
 from typing import NamedTuple
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm100.core.tile import (
-    BF16,
-    FP32,
-    GROUPS,
-    PAIR_ROWS,
-    PairTile,
-)
-from flashdsa.plan import (
-    Arrives,
-    Barrier,
-    LiveRange,
-    Role,
-    Sm100Plan,
-    SmemRegion,
-    TmemRegion,
-)
+from flashdsa.kernels.attention.sm100.core.tile import BF16, FP32, GROUPS, PAIR_ROWS, PairTile
+from flashdsa.plan import Arrives, Barrier, LiveRange, Role, Sm100Plan, SmemRegion, TmemRegion
 
 QUERY_STEPS = 2
 """Steps in which Q and dO of an item come, as the parts of dKV of the item before that read them
@@ -38,11 +24,9 @@ end."""
 
 
 class Step(IntEnum):
-    """The steps in whose terms regions live.
-
-    P to DKV2 are a period: the MMAs from P of the next block to dKV of this one, block b, in the
-    order of their issue. A role is in a step from the wait or arrival on that lets the step begin.
-    """
+    """The steps in whose terms regions live. P to DKV2 are a period: the MMAs from P of the next
+    block to dKV of this one, block b, in the order of their issue. A role is in a step from the
+    wait or arrival on that lets the step begin."""
 
     LOAD = 0
     P = 1
@@ -85,11 +69,7 @@ class BwdPlan(Sm100Plan):
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
         if self.deterministic and (self.group > 1 or self.from_registers):
@@ -103,7 +83,6 @@ class BwdPlan(Sm100Plan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         name = "mla_bwd" + (f"_group{self.group}" if self.group > 1 else "")
         name += "_from_registers" if self.from_registers else ""
         return name + ("_deterministic" if self.deterministic else "")
@@ -111,13 +90,11 @@ class BwdPlan(Sm100Plan):
     # -- shapes of one CTA ------------------------------------------------------------------------
     @property
     def group_heads(self) -> int:
-        """Heads of each query of a group."""
         return PAIR_ROWS // self.group
 
     @property
     def mask_words(self) -> int:
-        """Words that give the keys of a block for each query; the row numbers give them for one
-        query."""
+        """Words of the keys of a block for each query; row numbers give them for one query."""
         return self.group if self.group > 1 else 0
 
     @property
@@ -137,18 +114,15 @@ class BwdPlan(Sm100Plan):
 
     @property
     def score_bytes(self) -> int:
-        """S or dS in bf16."""
         return PAIR_ROWS * self.tile.keys * BF16
 
     @property
     def partial_bytes(self) -> int:
-        """A partial sum of P or dP in fp32."""
         return PAIR_ROWS * self.tile.keys * FP32
 
     # -- resources --------------------------------------------------------------------------------
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         row_bytes = self.index_stages * self.tile.keys * 4
         mask_bytes = self.index_stages * self.mask_words * 4
         ring_slots = 0 if self.from_registers else self.ring_slots
@@ -204,7 +178,6 @@ class BwdPlan(Sm100Plan):
 
     @property
     def columns(self) -> list[TmemRegion]:
-        """Tensor memory regions."""
         tile = self.tile
         dkv_live = (
             LiveRange(Step.DKV0_S, Step.DP, "part 0"),
@@ -230,40 +203,34 @@ class BwdPlan(Sm100Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def softmax(self) -> Role:
-        """Warpgroup 0."""
         does = "exchanges P and dP with the peer; S, dS; dQ's way out"
         return Role("softmax", WARPGROUP_SIZE, self.softmax_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def load(self) -> Role:
-        """Warpgroup 1."""
         does = "row numbers (warp 0) and their gather"
         return Role("load", WARPGROUP_SIZE, self.load_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def reduce(self) -> Role:
-        """Warpgroup 2."""
         does = "dO into TMEM; adds dKV to global memory"
         return Role("reduce", WARPGROUP_SIZE, self.reduce_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def mma(self) -> Role:
-        """Warpgroup 3."""
         does = "a thread issues every MMA (warp 0), another Q's and dO's copies (warp 1)"
         return Role("mma", WARPGROUP_SIZE, self.mma_registers, does)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in thread order."""
         return self.softmax, self.load, self.reduce, self.mma
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order."""
         softmax, load, reduce, mma = self.roles
         one, commit, every = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_THREAD
         q_bytes, kv_stages = self.q_bytes + self.q_rope_bytes, self.kv_stages

@@ -7,13 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdsa.dsl.umma import (
-    SharedOperand,
-    SharedTile,
-    TilePart,
-    TmemOperand,
-    UmmaProduct,
-)
+from flashdsa.dsl.umma import SharedOperand, SharedTile, TilePart, TmemOperand, UmmaProduct
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.core.tile import PAIR_ROWS
 

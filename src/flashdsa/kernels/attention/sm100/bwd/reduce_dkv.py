@@ -62,10 +62,8 @@ def store_do(ctx: Context) -> None:
 def send_slice(
     role: Reducer, slot: Int32, block: Int32, first_key: int, keys: int, dims: int, first_dim: Int32
 ) -> None:
-    """Send a slice's rows, a quarter of them a warp, each with one bulk copy or reduce-add.
-
-    Only one lane of a warp issues at a time, so four warps take a quarter of the time.
-    """
+    """Send a slice's rows, a quarter of them a warp, each with one bulk copy or reduce-add. Only
+    one lane of a warp issues at a time, so four warps take a quarter of the time."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     key = ctx.thread // WARP_SIZE * (keys // WARPS) + lane
@@ -104,11 +102,8 @@ def send_slices(
     first_dim: Int32,
     holds: Any,
 ) -> Int32:
-    """Send one part of a block through the ring; return the ring's next slot.
-
-    Args:
-        dims, first_dim: of the part. dim: this thread's, if `holds`; values: its keys'.
-    """
+    """Send one part of a block through the ring; return the ring's next slot. `dims`, `first_dim`:
+    of the part. `dim`: this thread's, if `holds`; `values`: its keys'."""
     ctx, plan = role.ctx, role.ctx.plan
     keys = plan.slot_bytes // (dims * FP32)
     for first_key in cutlass.range_constexpr(0, ctx.plan.tile.keys, keys):
@@ -145,11 +140,8 @@ def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
 def send_part(
     role: Reducer, block: Int32, part: cutlass.Constexpr[int], number: Int32, slot: Int32
 ) -> Int32:
-    """Send one part of a block's dKV; return the ring's next slot.
-
-    Args:
-        number: how many of these parts the CTA has computed before.
-    """
+    """Send one part of a block's dKV; return the ring's next slot. `number`: how many of these
+    parts the CTA has computed before."""
     ctx, plan = role.ctx, role.ctx.plan
     # dkv_ready of the part: its MMAs are done; the columns may be read until dkv_free.
     wait_then_tcgen05(ctx.memory.dkv_ready, number, part)

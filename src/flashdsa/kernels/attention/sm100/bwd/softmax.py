@@ -38,11 +38,8 @@ class Softmax(NamedTuple):
 
 @cute.jit
 def send(ctx: Context, own: Any, number: Int32) -> None:
-    """Send this thread's 32 partial sums to the peer.
-
-    Args:
-        number: of the exchange, over all items: two a block, P's and then dP's.
-    """
+    """Send this thread's 32 partial sums to the peer. `number`: of the exchange, over all items:
+    two a block, P's and then dP's."""
     peer = ctx.cta_rank ^ 1
     # partial_free of the exchange before, by the peer's threads at cluster scope: they have read
     # what came then, so its memory may be written again. The wait passes for the first exchange.
@@ -113,10 +110,8 @@ def packed(values: Any) -> Any:
 
 @cute.jit
 def zero_unless(condition: cutlass.Boolean, words: Any, count: cutlass.Constexpr[int]) -> Any:
-    """Return the first words if the condition holds, else zeros, whatever they are.
-
-    O and dO of a query without valid slots may hold anything, and S = 0 times NaN is NaN.
-    """
+    """Return the first words if the condition holds, else zeros, whatever they are. O and dO of a
+    query without valid slots may hold anything, and S = 0 times NaN is NaN."""
     kept = []
     for i in cutlass.range_constexpr(count):
         word = Int32(words[i])

@@ -46,17 +46,14 @@ class PairTile:
 
     @property
     def dims(self) -> int:
-        """Value dims in one CTA."""
         return self.d_v // CLUSTER
 
     @property
     def rope_dims(self) -> int:
-        """Columns after the value."""
         return self.d_qk - self.d_v
 
     @property
     def own_rope_dims(self) -> int:
-        """RoPE dims in one CTA."""
         return self.rope_dims // CLUSTER
 
     @property
@@ -66,7 +63,6 @@ class PairTile:
 
     @property
     def box_bytes(self) -> int:
-        """Bytes of a box."""
         return self.keys * ROW_BYTES
 
     @property
@@ -81,5 +77,4 @@ class PairTile:
 
     @property
     def mask_words(self) -> int:
-        """Words with a bit a key."""
         return self.keys // 32

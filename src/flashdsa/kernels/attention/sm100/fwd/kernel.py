@@ -10,7 +10,7 @@ K[i+5]                | O += P(i) V               | S(i+1) -> P(i+1)
                       |                           | O -> device memory
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import BFloat16, Float32, GridConstant, Int32, cute
@@ -20,38 +20,85 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.static import Static
+from flashdsa.dsl.tmem import after_sync, wait_for_tmem, wait_then_tcgen05
+from flashdsa.dsl.umma_issue import commit_to_pair, issue
 from flashdsa.hw import SM100, WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.fake_operands import (
-    fake_lists,
-    fake_max_logits,
-    fake_operands,
-)
+from flashdsa.kernels.attention.fake_operands import fake_lists, fake_max_logits, fake_operands
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
-from flashdsa.kernels.attention.sm100.fwd.load import (
-    LEADER,
-    Context,
-    FwdMemory,
-    Loader,
-    load_all,
-    load_query,
-)
-from flashdsa.kernels.attention.sm100.fwd.mma import Issuer, issue_all
-from flashdsa.kernels.attention.sm100.fwd.plan import ROWS, FwdPlan
-from flashdsa.kernels.attention.sm100.fwd.products import products_of
-from flashdsa.kernels.attention.sm100.fwd.softmax import (
-    LOG2_E,
-    Output,
-    Softmax,
-    make_scale,
-    softmax_all,
-    store_query,
-    write_rows,
-)
+from flashdsa.kernels.attention.sm100.fwd import load, softmax
+from flashdsa.kernels.attention.sm100.fwd.plan import BOX_BYTES, P_STAGES, ROWS, FwdPlan
+from flashdsa.kernels.attention.sm100.fwd.products import Products, products_of
 from flashdsa.kernels.attention.union import launch_union
+
+
+class Issuer(NamedTuple):
+    """Waits for operands and for accumulators that were read; commits to barriers of both CTAs."""
+
+    ctx: load.Context
+    static: Static
+
+    @property
+    def products(self) -> Products:
+        return self.static.value
+
+    @property
+    def keys(self) -> RingConsumer:
+        """Tiles of keys, in the states of `Context.keys_at`."""
+        return RingConsumer(self.ctx.memory.kv_full, self.ctx.memory.kv_free)
+
+
+@cute.jit
+def issue_scores(role: Issuer, tile: Int32) -> None:
+    """Issue Q K^T of a tile."""
+    ctx = role.ctx
+    at = ctx.keys_at(tile)
+    # kv_full: both CTAs' gathers have filled the tile's stage; it stays until kv_free, which is
+    # committed after P V.
+    role.keys.wait(at)
+    after_sync()
+    offset = at.stage * ctx.plan.tile.bytes
+    issue(role.products.qk, ctx.memory.base, ctx.tmem, True, 0, offset)
+    issue(role.products.qk_rope, ctx.memory.base, ctx.tmem, False, 0, offset)
+    commit_to_pair(ctx.memory.s_ready)
+
+
+@cute.jit
+def issue_values(role: Issuer, tile: Int32) -> None:
+    """Issue P V of a tile, added to O."""
+    ctx = role.ctx
+    at = ctx.keys_at(tile)
+    p_offset = tile % P_STAGES * BOX_BYTES
+    kv_offset = at.stage * ctx.plan.tile.bytes
+    for product in role.products.pv:
+        issue(product, ctx.memory.base, ctx.tmem, tile == 0, p_offset, kv_offset)
+    if tile + role.keys.stages < ctx.num_tiles:
+        # Only if a tile comes into the stage: an arrival that nobody waits for might come to a CTA
+        # that has ended.
+        commit_to_pair(role.keys.empty, at.stage)
+    commit_to_pair(ctx.memory.p_free, tile % P_STAGES)
+
+
+@cute.jit
+def issue_all(role: Issuer) -> None:
+    """One thread: issue every tile of the item."""
+    ctx = role.ctx
+    # q_stored, its only time: every warp of both CTAs has stored its lanes of Q.
+    wait_for_tmem(ctx.memory.q_stored, 0)
+    issue_scores(role, Int32(0))
+    for tile in cutlass.range(ctx.num_tiles, unroll=1):
+        if tile + 1 < ctx.num_tiles:
+            # s_free, time i: both CTAs have read the scores that the next ones overwrite.
+            wait_for_tmem(ctx.memory.s_free, tile)
+            issue_scores(role, tile + 1)
+        # p_ready, time i: P of both CTAs is in shared memory until p_free; O is against its maxima.
+        wait_then_tcgen05(ctx.memory.p_ready, tile)
+        issue_values(role, tile)
+
 
 SOFTMAX, LOAD, MMA = range(3)
 """Warpgroups, in the plan's order of roles."""
@@ -76,7 +123,7 @@ def forward_kernel(
     """One CTA of a pair; arguments as in `launch_pairs`."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    memory = FwdMemory.allocate(plan)
+    memory = load.FwdMemory.allocate(plan)
     hold = enter_pair(memory, thread, warp, CLUSTER)
 
     # Each role computes its own coordinates: values shared by all would be live in every role.
@@ -84,31 +131,27 @@ def forward_kernel(
     if group == SOFTMAX:
         cute.arch.setmaxregister_increase(plan.softmax.registers)
         ctx = locate(slots, num_slots, memory)
-        scale = make_scale(sm_scale * LOG2_E)
-        store_query(ctx)
-        row = softmax_all(Softmax(ctx, scale))
-        write_rows(Output(ctx, out_map.get_ptr(), lse, max_logits, attn_sink, scale), row)
+        scale = softmax.make_scale(sm_scale * softmax.LOG2_E)
+        softmax.store_query(ctx)
+        row = softmax.softmax_all(softmax.Softmax(ctx, scale))
+        softmax.write_rows(
+            softmax.Output(ctx, out_map.get_ptr(), lse, max_logits, attn_sink, scale), row
+        )
     elif group == LOAD:
         cute.arch.setmaxregister_decrease(plan.load.registers)
         ctx = locate(slots, num_slots, memory)
-        loader = Loader(
-            ctx,
-            q_map.get_ptr(),
-            kv_map.get_ptr(),
-            kv_rope_map.get_ptr(),
-            slots,
-            members,
-            num_rows,
+        loader = load.Loader(
+            ctx, q_map.get_ptr(), kv_map.get_ptr(), kv_rope_map.get_ptr(), slots, members, num_rows
         )
         if ctx.thread // WARP_SIZE == 1:
             if prims.elect_sync():
-                load_query(loader)
+                load.load_query(loader)
             cute.arch.sync_warp()
-        load_all(loader)
+        load.load_all(loader)
     else:
         cute.arch.setmaxregister_decrease(plan.mma.registers)
         ctx = locate(slots, num_slots, memory)
-        if ctx.thread // WARP_SIZE == 0 and ctx.cta_rank == LEADER:
+        if ctx.thread // WARP_SIZE == 0 and ctx.cta_rank == load.LEADER:
             if prims.elect_sync():
                 issue_all(Issuer(ctx, Static(products_of(plan))))
             cute.arch.sync_warp()
@@ -116,7 +159,7 @@ def forward_kernel(
 
 
 @cute.jit
-def locate(slots: cute.Tensor, num_slots: cute.Tensor, memory: FwdMemory) -> Context:
+def locate(slots: cute.Tensor, num_slots: cute.Tensor, memory: load.FwdMemory) -> load.Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
@@ -124,7 +167,7 @@ def locate(slots: cute.Tensor, num_slots: cute.Tensor, memory: FwdMemory) -> Con
     count = Int32(slots.shape[1])
     if num_slots.shape[0] > 0:
         count = cutlass.min(cutlass.max(num_slots[item], Int32(0)), count)
-    return Context(
+    return load.Context(
         memory=memory,
         tmem=memory.tmem_start.pointer(Int32).load(),
         cta_rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),

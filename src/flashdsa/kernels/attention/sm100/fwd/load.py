@@ -53,7 +53,6 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> FwdPlan:
-        """The compile-time plan."""
         return self.memory.plan
 
     def keys_at(self, tile: Any) -> PipelineState:
@@ -145,11 +144,8 @@ def write_masks(role: Loader, tile: Int32) -> None:
 
 @cute.jit
 def gather_tile(role: Loader, tile: Int32, row: Int32) -> None:
-    """Load a warp's keys of a tile: the CTA's half of their dims.
-
-    Args:
-        row: of kv, of the warp's key that has the lane's number.
-    """
+    """Load a warp's keys of a tile: the CTA's half of their dims. `row`: of kv, of the warp's key
+    that has the lane's number."""
     ctx, plan, keys = role.ctx, role.ctx.plan, role.ctx.plan.tile
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     to = ctx.keys_at(tile)

@@ -18,14 +18,7 @@ from flashdsa.kernels.attention.sm100.core.tile import (
     PAIR_ROWS,
     PairTile,
 )
-from flashdsa.plan import (
-    Arrives,
-    Barrier,
-    Role,
-    Sm100Plan,
-    SmemRegion,
-    TmemRegion,
-)
+from flashdsa.plan import Arrives, Barrier, Role, Sm100Plan, SmemRegion, TmemRegion
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 ROWS = PAIR_ROWS // CLUSTER
@@ -58,11 +51,7 @@ class FwdPlan(Sm100Plan):
     kv_apart: bool = False
 
     def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
         if self.kv_stages * self.tile.bytes < self.q_bytes or self.kv_stages < 3:
@@ -72,13 +61,11 @@ class FwdPlan(Sm100Plan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         group = f"_group{self.group}" if self.group > 1 else ""
         return f"sm100_mla_fwd{group}" + "_kv_apart" * self.kv_apart
 
     @property
     def group_heads(self) -> int:
-        """Heads of each query of a group."""
         return PAIR_ROWS // self.group
 
     @property
@@ -93,18 +80,15 @@ class FwdPlan(Sm100Plan):
 
     @property
     def warp_keys(self) -> int:
-        """Keys of a tile that a warp gathers: one lane of a warp issues at a time, so four warps
-        do."""
+        """Keys of a tile that each of four warps gathers: one lane of a warp issues at a time."""
         return self.tile.keys // (WARPGROUP_SIZE // WARP_SIZE)
 
     @property
     def q_boxes(self) -> int:
-        """Boxes of Q of a CTA."""
         return self.tile.d_qk // BOX_DIMS
 
     @property
     def q_bytes(self) -> int:
-        """Q of a CTA."""
         return self.q_boxes * BOX_BYTES
 
     @property
@@ -115,7 +99,6 @@ class FwdPlan(Sm100Plan):
     # -- resources --------------------------------------------------------------------------------
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         masks = self.mask_stages * self.group * self.tile.mask_words * 4
         threads = self.softmax.threads
         return [
@@ -150,38 +133,31 @@ class FwdPlan(Sm100Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def softmax(self) -> Role:
-        """Warpgroup 0."""
         does = "Q into TMEM; adds the halves of the scores; P; O's scale; O and lse out"
         return Role("softmax", WARPGROUP_SIZE, self.softmax_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def load(self) -> Role:
-        """Warpgroup 1."""
         does = "Q (warp 1), masks (warp 0), and the gather of the rows"
         return Role("load", WARPGROUP_SIZE, self.load_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def mma(self) -> Role:
-        """Warpgroup 2."""
         does = "one thread of the pair's first CTA issues every MMA"
         return Role("mma", WARPGROUP_SIZE, self.mma_registers, does)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in thread order."""
         return self.softmax, self.load, self.mma
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order.
-
-        The MMAs wait at the first CTA's barriers, which count for both CTAs; the commits arrive in
-        both. Two of softmax's warps may finish a tile before the others, so p_ready has a stage for
-        each of two tiles.
-        """
+        """The MMAs wait at the first CTA's barriers, which count for both CTAs; the commits arrive
+        in both. Two of softmax's warps may finish a tile before the others, so p_ready has a stage
+        for each of two tiles."""
         softmax, load, mma = self.roles
         one, commit, warps = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_WARP
         return (

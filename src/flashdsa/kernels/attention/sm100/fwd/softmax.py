@@ -44,8 +44,7 @@ def store_units(
     dims: cutlass.Constexpr[int],
     column: cutlass.Constexpr[int],
 ) -> None:
-    """Store `dims` dims of this thread's row of Q, from `first_unit` of a box on, to a column of
-    its lane."""
+    """Store `dims` dims of this thread's row of Q, from a box's `first_unit` on, to its lane."""
     at = ctx.memory.kv.address() + box * BOX_BYTES
     words = []
     for unit in cutlass.range_constexpr(dims // UNIT_DIMS):
@@ -56,8 +55,7 @@ def store_units(
 
 @cute.jit
 def store_query(ctx: Context) -> None:
-    """Store a row of Q (thread = lane), the dims of the first CTA in lanes 0 to 63, else the
-    second's."""
+    """Store a row of Q (thread = lane): lanes 0 to 63 the first CTA's dims, else the second's."""
     half = ctx.thread // ROWS
     # q_full, its only time: TMA has brought Q, whose bytes the keys overwrite after q_read.
     ctx.memory.q_full.wait_round(0)

@@ -24,7 +24,6 @@ class Lists(NamedTuple):
         return Int32(self.ids.shape[1])
 
     def row(self, group: Any) -> Any:
-        """Pointer to the group's first id."""
         return self.ids.iterator + Int64(group) * self.capacity
 
 
@@ -66,11 +65,9 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """The compile-time plan."""
         return self.memory.plan
 
     def item(self, number: Any) -> Item:
-        """Work item `number`."""
         return item_at(self.work, self.lists, number, self.plan)
 
 

@@ -35,13 +35,10 @@ def group_queries(heads: int) -> int:
 
 
 def matrix_offset(tile: Tile, block: Any, number: Any, block_bytes: Any, matrix: int) -> Any:
-    """Bytes from the workspace's first to a matrix's first one.
-
-    Args:
-        block: row block, counted from the first one of group_begin; 64 bits where it is a run-time
-            value, and so is the result. number: tile of the group's list. block_bytes: of a row
-            block. matrix: P_MATRIX or DS_MATRIX.
-    """
+    """Bytes from the workspace's first to a matrix's first one. `block`: row block, counted from
+    the first one of group_begin; 64 bits where it is a run-time value, and so is the result.
+    `number`: tile of the group's list. `block_bytes`: of a row block. `matrix`: P_MATRIX or
+    DS_MATRIX."""
     return block * block_bytes + (number * MATRICES + matrix) * tile.p_bytes
 
 

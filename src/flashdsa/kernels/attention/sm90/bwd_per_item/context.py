@@ -54,11 +54,9 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> PerItemPlan:
-        """The compile-time plan."""
         return self.memory.plan
 
     def group_of(self, item: Int32) -> Int32:
-        """The item's group."""
         return item // self.row_blocks
 
     def line_of(self, of_lists: Any, item: Int32) -> Any:

@@ -24,13 +24,13 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
     tile_after,
     tiles_of,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.packed8 import pack_eight
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_BYTES,
     LINE_DIMS,
     LINE_PACKS,
     ROWS_CHUNK_BYTES,
 )
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_sums import pack_eight
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import item_at, next_item
 from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, STEPS, four_dims
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK
@@ -104,14 +104,10 @@ def issue_line(acc: Any, p: Any, ds: Any, line: Line) -> None:
 
 @cute.jit
 def add_line(role: Dkv, acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None:
-    """Add the accumulators to dKV of this thread's keys; a negative key has no row.
-
-    The row's four lanes have 64 bytes of two pieces, see `core/backward.py`. They exchange with the
-    four lanes of the next row, so that all eight have 128 bytes of one row, and then of the other.
-
-    Args:
-        at: of row 0 of dKV, the dim from which on the lane adds.
-    """
+    """Add the accumulators to dKV of this thread's keys; a negative key has no row. The row's four
+    lanes have 64 bytes of two pieces, see `core/backward.py`. They exchange with the four lanes of
+    the next row, so that all eight have 128 bytes of one row, and then of the other. `at`: of row 0
+    of dKV, the dim from which on the lane adds."""
     d_qk = role.ctx.plan.tile.d_qk
     is_next = lane // 4 % 2 == 1
     for h in cutlass.range_constexpr(KEYS):
@@ -135,9 +131,7 @@ def store_pair(
     words: list[Any], row: list[cute.Pointer], key: Int32, pair: cutlass.Constexpr
 ) -> None:
     """Store this thread's packs of two lines to its row of the slots; a negative key has none.
-
-    Args:
-        words: of both packs. row: addresses of this lane's words 0 and 1, and words 2, of pair 0.
+    `words`: of both packs. `row`: addresses of this lane's words 0 and 1, and words 2, of pair 0.
     """
     firsts = row[0] + pair * PAIR_WORDS
     lasts = row[1] + pair * PAIR_LASTS
@@ -265,12 +259,8 @@ def dkv_all(role: Dkv) -> None:
 
 @cute.jit
 def dkv_item(role: Dkv, accs: Any, matrices: tuple[Any, Any], item: Int32, number: Int32) -> Int32:
-    """Take every tile of an item.
-
-    Args:
-        matrices: registers for P and dS. number: tiles of the CTA before this item; returned after
-            it.
-    """
+    """Take every tile of an item. `matrices`: registers for P and dS. `number`: tiles of the CTA
+    before this item; returned after it."""
     ctx = role.ctx
     p, ds = matrices
     tiles = tiles_of(ctx, item)

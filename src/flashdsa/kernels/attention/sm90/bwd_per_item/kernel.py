@@ -27,14 +27,6 @@ from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, PerItemMemory
 from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
 from flashdsa.kernels.attention.sm90.bwd_per_item.load import Gatherer, Rows, gather_all
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
-    Offsets,
-    launch_offsets,
-    launch_split,
-    part_of,
-)
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.sums import Sums, launch_sums
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.turns import launch_turns
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
     KEY_WORDS,
@@ -45,6 +37,14 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare
 from flashdsa.kernels.attention.sm90.bwd_per_item.score import High, Scorer, high_all, score_all
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import (
+    Offsets,
+    launch_offsets,
+    launch_split,
+    part_of,
+)
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_sums import Sums, launch_sums
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import launch_turns
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 
 
@@ -259,8 +259,7 @@ def launch_part(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch the backward of all groups, or of the part `number`; arguments as for
-    `per_item_kernel`."""
+    """Launch the backward of all groups, or of a part; arguments as for `per_item_kernel`."""
     per_item_kernel(*work, spread, choice, offsets, number, tickets, plan).launch(
         grid=[num_ctas, 1, 1],
         block=[plan.threads, 1, 1],
@@ -282,10 +281,7 @@ def launch_parts(
     stream: Any,
 ):
     """Launch the parts and their order, then each part's rows, its backward and its sums.
-
-    Args:
-        of_parts: unit_groups, and whether all of dkv is 0. on_device: num_ctas and num_sms.
-    """
+    `of_parts`: unit_groups, and whether all of dkv is 0. `on_device`: num_ctas and num_sms."""
     (unit_groups, zero), (num_ctas, num_sms) = of_parts, on_device
     blocks = cutlass.max(work.heads // ROWS, Int32(1))
     room = Int32(work.dkv.shape[0]) // blocks

@@ -23,6 +23,7 @@ from flashdsa.dsl.smem import load_float, store_float
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp import sums_over_lanes
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.bwd_per_item import tickets
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
     Context,
     item_by_turns,
@@ -33,14 +34,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_BYTES,
     HALF_ROWS,
     ROWS_CHUNK_BYTES,
-)
-from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
-    draw_item,
-    is_paced,
-    item_at,
-    keep_pace,
-    next_item,
-    stop_pace,
 )
 from flashdsa.kernels.attention.sm90.core.backward import QUERY_ROWS, WORD_DIMS, place_of_word
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
@@ -95,12 +88,9 @@ def gather_item(
     number: Int32,
     paced: Boolean,
 ) -> Int32:
-    """Copy every tile of an item; return the number of the CTA's tiles then.
-
-    Args:
-        place: this thread's row, of those copied at once, and its unit. to: where it copies to.
-        paced: whether this thread waits for the other CTAs.
-    """
+    """Copy every tile of an item; return the number of the CTA's tiles then. `place`: this thread's
+    row, of those copied at once, and its unit. `to`: where it copies to. `paced`: whether this
+    thread waits for the other CTAs."""
     ctx = role.ctx
     own, unit = place
     tiles = tiles_of(ctx, item)
@@ -113,7 +103,7 @@ def gather_item(
         ahead = read_rows(ctx, line, tile)
         if cutlass.const_expr(ctx.plan.tickets):
             if paced:
-                keep_pace(ctx, number)
+                tickets.keep_pace(ctx, number)
         copy_tile(role, rows, to, unit, number)
         rows = ahead
         number += 1
@@ -128,15 +118,15 @@ def gather_all(role: Gatherer) -> None:
     to = ctx.memory.k.address() + swizzled_128(own, unit)
     number = Int32(0)
     if cutlass.const_expr(ctx.plan.tickets):
-        item, drawn = item_at(ctx, ctx.cta), Int32(0)
-        paced = is_paced(ctx) & (ctx.thread == 0)
+        item, drawn = tickets.item_at(ctx, ctx.cta), Int32(0)
+        paced = tickets.is_paced(ctx) & (ctx.thread == 0)
         while item >= 0:
             number = gather_item(role, item, (own, unit), to, number, paced)
-            draw_item(ctx, drawn)
-            item = next_item(ctx, drawn)
+            tickets.draw_item(ctx, drawn)
+            item = tickets.next_item(ctx, drawn)
             drawn += 1
         if paced:
-            stop_pace(ctx)
+            tickets.stop_pace(ctx)
     else:
         for position in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
             item = item_by_turns(ctx, position)
@@ -169,12 +159,8 @@ class Lane(NamedTuple):
 def copy_rows(role: Rows, item: Int32, items: Int32) -> None:
     """Copy an item's rows, a quarter of each chunk a warp and a word of each row a lane; zeros of a
     query that names no key, or is past the last. The order of columns is that of `prepare.py`.
-
-    delta of the rows follows, a chunk later: each lane reads what it has copied itself.
-
-    Args:
-        items: with keys, of this CTA, before this one.
-    """
+    delta of the rows follows, a chunk later: each lane reads what it has copied itself. `items`:
+    with keys, of this CTA, before this one."""
     ctx, tile = role.ctx, role.ctx.plan.tile
     present = ctx.lists.present[ctx.group_of(item)]
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
@@ -252,13 +238,9 @@ def add_products(totals: cute.Tensor, words: cute.Tensor, x: Lane, chunk: Int32)
 
 @cute.jit
 def write_statistics(role: Rows, first: Int32, own: Int32, lse: Float32, delta: Float32) -> None:
-    """Write lse and delta of the row that this lane, and its neighbours, have.
-
-    Of rows 2 i and 2 i + 1 of an item there are lse / ln 2 of both, then delta * sm_scale of both.
-
-    Args:
-        first: the item's first row. own: the row in the item.
-    """
+    """Write lse and delta of the row that this lane, and its neighbours, have. Of rows 2 i and 2 i
+    + 1 of an item there are lse / ln 2 of both, then delta * sm_scale of both. `first`: the item's
+    first row. `own`: the row in the item."""
     if role.ctx.thread % (WARP_SIZE // WARP_ROWS) == 0:
         to = role.ctx.memory.statistics.address() + (own // 2 * 16 + own % 2 * 4)
         store_float(to, lse * Float32(LOG2_E))
@@ -274,12 +256,8 @@ def two_floats(word: Any) -> Any:
 
 @cute.jit
 def copy_chunk(x: Lane, source: cute.Pointer, to: Int32, dims: cutlass.Constexpr) -> None:
-    """Copy 64 columns of the warp's rows of an item.
-
-    Args:
-        source: this lane's word of the first row. to: its address in the first row's line.
-        dims: of a row.
-    """
+    """Copy 64 columns of the warp's rows of an item. `source`: this lane's word of the first row.
+    `to`: its address in the first row's line. `dims`: of a row."""
     for row in cutlass.range_constexpr(WARP_ROWS):
         # The swizzle of row `row` of eight: its number into bits 4 to 6.
         place = to ^ (row % QUERY_ROWS << 4)

@@ -2,15 +2,127 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import zip_longest
+from typing import Any
 
-from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import SumPlan
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 from flashdsa.plan.row_tiles import ROW_BYTES
+
+FAR_US = 1.25e-3
+"""Microseconds of a row that comes from memory to be added to."""
+SLOT_US = 0.3e-3
+"""The same of a row of the slots, written and read, beyond an addition to a row in the cache."""
+SUM_US = 0.85e-3
+"""The same of a row of dKV that slots are summed to."""
+LAUNCHES_US = 100.0
+"""The slots' launches, and the least that is worth them."""
+
+
+def saved_us(additions: Any, rows: Any, sums: Any) -> Any:
+    """Microseconds that slots save; less than 0 where they take longer.
+
+    The constants are rounded from a fit to 119 drawn calls over 28,685 to 1,018,067 rows, each
+    timed by both ways on an H100, less 8 % of the time by additions. Of these it takes 21, and none
+    that takes longer: 0.64 to 0.99 of the time by additions, 0.81 in the mean. `additions`: rows
+    that are added. `rows`: that come from memory to be added to, each once for items that run at
+    the same time. `sums`: rows of dKV that are named, at most.
+    """
+    return FAR_US * rows - SLOT_US * additions - SUM_US * sums - LAUNCHES_US
+
+
+def most_rows(groups: int, wave: int, keys: float, num_keys: int) -> float:
+    """Rows that come from memory if lists share no more than they must on average. `groups`: of the
+    launch; `wave`: of them that run at the same time. `keys`: of a list."""
+    of_wave = num_keys * -math.expm1(-min(wave, groups) * keys / num_keys)
+    return groups / min(wave, groups) * of_wave
+
+
+WORD_BYTES = 4
+CHUNK_WORDS = 4
+"""Words of a chunk's description: key, rows, FIRST and LAST, and one that is not used."""
+FIRST, LAST, FROM_ZERO = 1, 2, 4
+"""The chunk has the key's first rows; its last ones; no dKV before the first rows, as it is 0."""
+
+
+@dataclass(frozen=True)
+class SumPlan(Sm90Plan):
+    """The kernel that sums. A key's rows come in chunks, each into a stage.
+
+    Attributes:
+        d_qk: columns of dKV. packs: of a row, a thread of role add each. slot_words: of a row.
+        stages: chunks in flight. chunk_rows: most rows of a chunk.
+        sm_ctas: CTAs on each streaming multiprocessor, for which shared memory has just room.
+    """
+
+    d_qk: int
+    packs: int
+    slot_words: int
+    stages: int = 3
+    chunk_rows: int = 16
+    sm_ctas: int = 4
+
+    def __post_init__(self) -> None:
+        """Raises BudgetError, which names the region or role that does not fit."""
+        self.check()
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.slot_words * WORD_BYTES
+
+    @property
+    def dkv_bytes(self) -> int:
+        """Bytes of a row of dKV, with which a stage begins."""
+        return self.d_qk * WORD_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.dkv_bytes + self.chunk_rows * self.slot_bytes
+
+    @property
+    def buffers(self) -> list[SmemRegion]:
+        rows, chunks = self.stages * self.stage_bytes, self.stages * CHUNK_WORDS * WORD_BYTES
+        return [
+            SmemRegion("rows", rows, 128, "dKV and rows of a chunk", stages=self.stages),
+            SmemRegion("chunks", chunks, 16, "their descriptions", stages=self.stages),
+        ]
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def load(self) -> Role:
+        return Role("load", WARP_SIZE, 64, "keys, their dKV and their rows")
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def add(self) -> Role:
+        """The warps behind it."""
+        threads = -(-self.packs // WARP_SIZE) * WARP_SIZE
+        return Role("add", threads, 64, "dKV += one row after another")
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return self.load, self.add
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in order; each completes a phase for each chunk. A chunk's bytes vary."""
+        load, add = self.load, self.add
+        return (
+            Barrier(
+                "rows_full", self.stages, load, Arrives.ONE_THREAD, add, 0,
+                "a chunk has come",
+            ),
+            Barrier(
+                "rows_free", self.stages, add, Arrives.EVERY_THREAD, load, 0,
+                "a chunk has been read",
+            ),
+        )  # fmt: skip
+
 
 HEADS = (8, 16, 32, 64, 128)
 QUERIES = (1, 2, 4, 8)
@@ -35,11 +147,11 @@ LINE_DIMS = 32
 LINE_PACKS = 4
 """Packs of a line: pack j has dims 4 j to 4 j + 3 of the first and of the second half of a line."""
 PACK_WORDS = 3
-"""See `packed8.py`."""
+"""See `slot_sums.py`."""
 CARVEOUT = 100
 """Percent of the first-level cache that may be shared memory, where several CTAs share an SM."""
 CURSORS = 5
-"""Counters of a part, see `offsets.py`."""
+"""Counters of a part, see `slot_offsets.py`."""
 KEY_WORDS = 4
 """Words of a key that has rows."""
 
@@ -70,7 +182,7 @@ class PerItemPlan(Sm90Plan):
         more: 0, or of a group of the grouped backward, which are taken instead where queries
             have much in common.
         slots: dKV goes to rows of its own for each key of each list, which are summed in order:
-            see `ordered_slots/offsets.py`.
+            see `slot_offsets.py`.
         tickets: items are put in order and drawn, see `tickets.py`; else CTAs take turns.
         given: lists, the copy of kv and a choice are given; slots have work if it says SECOND.
         gather_registers, consumer_registers, dkv_registers: of a thread; those of consumers are of
@@ -88,11 +200,7 @@ class PerItemPlan(Sm90Plan):
     dkv_registers: int = 96
 
     def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         if self.queries not in QUERIES:
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
         if self.more not in MORE:
@@ -107,7 +215,6 @@ class PerItemPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         kind = f"_or_{self.more}" * (self.more > 0) + "_slots" * self.slots
         kind += "_tickets" * self.tickets + "_given" * self.given
         return f"mla_bwd_fused{self.tile.suffix}_group{self.queries}{kind}"
@@ -142,22 +249,18 @@ class PerItemPlan(Sm90Plan):
 
     @property
     def lines(self) -> int:
-        """Lines of LINE_DIMS dims."""
         return self.tile.d_qk // LINE_DIMS
 
     @property
     def packs(self) -> int:
-        """Packs of a row of dKV in the slots."""
         return self.lines * LINE_PACKS
 
     @property
     def slot_words(self) -> int:
-        """Words of a row of dKV in the slots.
-
-        A line and the next one are a pair. Words 0 and 1 of every pack come first: of each pair
-        pack j of the one and of the other line, j = 0, 1, ...; words 2 of all packs follow, in the
-        same order. So a lane stores 16 and 8 bytes of a pair, and four lanes whole sectors.
-        """
+        """Words of a row of dKV in the slots. A line and the next one are a pair. Words 0 and 1 of
+        every pack come first: of each pair pack j of the one and of the other line, j = 0, 1, ...;
+        words 2 of all packs follow, in the same order. So a lane stores 16 and 8 bytes of a pair,
+        and four lanes whole sectors."""
         return self.packs * PACK_WORDS
 
     @property
@@ -168,12 +271,10 @@ class PerItemPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def sums(self) -> SumPlan:
-        """Plan of the kernel that sums the slots' rows."""
         return SumPlan(self.tile.d_qk, self.packs, self.slot_words)
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         tile, rows = self.tile, self.rope_at + 2 * HALF_BYTES * self.tile.has_rope
         keys = f"keys of a tile, {tile.chunks} x [64, 64] SW128"
         items = SmemRegion("items", ITEM_STAGES * 4, 16, "drawn items", stages=ITEM_STAGES)
@@ -189,13 +290,11 @@ class PerItemPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def gather(self) -> Role:
-        """Warpgroup 0."""
         return Role("gather", WARPGROUP_SIZE, self.gather_registers, "the keys of each tile")
 
     @property
     @cache  # noqa: B019 - plans are few
     def score(self) -> Role:
-        """Warpgroup 1."""
         does = f"S, dP, P, dS, and dims 0-{self.tile.half_dims - 1} of dQ"
         registers = self.consumer_registers + self.score_more // 2
         return Role("score", WARPGROUP_SIZE, registers, does)
@@ -203,7 +302,6 @@ class PerItemPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def high(self) -> Role:
-        """Warpgroup 2."""
         does = f"Q, dO, delta of an item, dims {self.tile.half_dims}-{self.tile.d_qk - 1} of dQ"
         registers = self.consumer_registers - self.score_more // 2
         return Role("high", WARPGROUP_SIZE, registers, does)
@@ -211,22 +309,17 @@ class PerItemPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def dkv(self) -> Role:
-        """Warpgroup 3."""
         return Role("dkv", WARPGROUP_SIZE, self.dkv_registers, "dKV of a tile, and its addition")
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in thread order."""
         return self.gather, self.score, self.high, self.dkv
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order.
-
-        Barriers of rows complete a phase for each item that has keys, those of items one for each
-        that is drawn, the others one for each tile.
-        """
+        """Barriers of rows complete a phase for each item that has keys, those of items one for
+        each that is drawn, the others one for each tile."""
         gather, score, high, dkv = self.roles
         chunks, low_chunks = self.tile.chunks, self.tile.half_chunks
         drawn = (

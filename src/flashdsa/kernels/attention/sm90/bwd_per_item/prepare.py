@@ -14,16 +14,10 @@ from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.grids import follow_grid
-from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
+from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice, launch_sample
 from flashdsa.kernels.attention.delta import write_deltas
 from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, Lists
-from flashdsa.kernels.attention.sample import launch_sample
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
-    CARVEOUT,
-    NEAR,
-    SLOTS_MAY_PAY,
-    WAY,
-)
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CARVEOUT, NEAR, SLOTS_MAY_PAY, WAY
 from flashdsa.kernels.attention.sm90.bwd_per_item.slots_choice import launch_slots_choice
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import NEAR_RATIO, Items, order_items
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
@@ -38,11 +32,9 @@ WORDS = 4
 
 @cute.kernel
 def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
-    """16 dims a thread; arguments as in `launch_permute`.
-
-    It copies while lists are made: the launch before this one lets it begin only when the launches
-    before have ended, which have written the choice and kv, and read the copy.
-    """
+    """16 dims a thread; arguments as in `launch_permute`. It copies while lists are made: the
+    launch before this one lets it begin only when the launches before have ended, which have
+    written the choice and kv, and read the copy."""
     cute.arch.griddepcontrol_launch_dependents()
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
@@ -79,20 +71,15 @@ def load_four(pointer: Any) -> Any:
 def store_four(pointer: Any, words: list[Any]) -> None:
     """Store 16 bytes."""
     cute.arch.inline_ptx(
-        "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-        read_only_args=[pointer, *words],
+        "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", read_only_args=[pointer, *words]
     )
 
 
 @cute.jit
 def launch_permute(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any, stream: Any):
-    """Launch on `stream`.
-
-    Args:
-        kv: (S_kv, 576) bf16. copy: the same with its columns in order, written.
-        choice: written where it is SECOND, see `choice.py`; None: written.
-        order: tickets, written, and what else `order_items` takes; None: there are no tickets.
-    """
+    """Launch on `stream`. `kv`: (S_kv, 576) bf16. `copy`: the same with its columns in order,
+    written. `choice`: written where it is SECOND, see `choice.py`; None: written. `order`: tickets,
+    written, and what else `order_items` takes; None: there are no tickets."""
     pieces = kv.shape[0] * (kv.shape[1] // PIECE_DIMS)
     permute_kernel(kv, copy, choice, order).launch(
         grid=[(pieces + COPY_THREADS - 1) // COPY_THREADS, 1, 1],

@@ -75,14 +75,10 @@ def add_dq(ctx: Context, accs: Any, groups: cutlass.Constexpr, free: Barriers) -
 def store_dq(
     ctx: Context, dq: cute.Tensor, acc: Any, item: Int32, chunks: cutlass.Constexpr
 ) -> None:
-    """Store chunks of dQ in bf16, 16 bytes a lane. Rows past the last one are not written.
-
-    A lane has four neighbouring dims of each 16, see `core/backward.py`. Two lanes exchange, so
-    that one has eight of the first 16, and the other eight of the next.
-
-    Args:
-        dq: (S * H, 576) bf16. acc: this thread's part of the chunks, fp32.
-    """
+    """Store chunks of dQ in bf16, 16 bytes a lane. Rows past the last one are not written. A lane
+    has four neighbouring dims of each 16, see `core/backward.py`. Two lanes exchange, so that one
+    has eight of the first 16, and the other eight of the next. `dq`: (S * H, 576) bf16. `acc`: this
+    thread's part of the chunks, fp32."""
     thread, lane = ctx.thread, ctx.thread % WARP_SIZE
     odd = lane % 2 == 1
     dim = lane % 2 * PAIR_DIMS + lane % 4 // 2 * 8
@@ -119,12 +115,8 @@ class Scorer(NamedTuple):
 def issue_half(
     role: Scorer, acc: cute.Tensor, numbers: tuple[Int32, Int32], half: cutlass.Constexpr
 ) -> None:
-    """Issue S^T and dP^T of 32 rows as one group: acc has 16 fp32 of the one and then of the
-    other.
-
-    Args:
-        numbers: of the CTA's tile, and of its item with keys.
-    """
+    """Issue S^T and dP^T of 32 rows as one group: acc has 16 fp32 of the one and then of the other.
+    `numbers`: of the CTA's tile, and of its item with keys."""
     ctx = role.ctx
     keys = opaque(along_k(ctx.memory.k.address()))
     rows = opaque(along_k(ctx.memory.rows.address()))
@@ -159,8 +151,7 @@ def issue_half(
 def make_scores(
     role: Scorer, acc: cute.Tensor, members: list[Int32], half: cutlass.Constexpr
 ) -> tuple[list[Any], list[Any]]:
-    """Compute P and dS of 32 rows, two bf16 a word; exact zeros if a query does not name the
-    key."""
+    """P and dS of 32 rows, two bf16 a word; exact zeros if a query does not name the key."""
     ctx = role.ctx
     scale_log2 = role.sm_scale * Float32(LOG2_E)
     statistics = ctx.memory.statistics.address() + ctx.thread % 4 * 16
@@ -258,11 +249,8 @@ def score_item(
     own: Int32,
     numbers: tuple[Int32, Int32],
 ) -> tuple[Int32, Int32]:
-    """Score every tile of an item, and store its dims of dQ.
-
-    Args:
-        own: the first of this thread's keys of a tile.
-        numbers: tiles of the CTA, and items with keys, before this one; returned after it.
+    """Score every tile of an item, and store its dims of dQ. `own`: the first of this thread's keys
+    of a tile. `numbers`: tiles of the CTA, and items with keys, before this one; returned after it.
     """
     ctx = role.ctx
     number, items = numbers

@@ -17,12 +17,17 @@ from cutlass.memory import SmemAllocator
 from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
+from flashdsa.kernels.attention.choice import (
+    COUNT_BITS,
+    FIRST,
+    SECOND,
+    WORD_BITS,
+    add_counts,
+    is_taken,
+)
 from flashdsa.kernels.attention.lists import Lists
-from flashdsa.kernels.attention.sample import COUNT_BITS, WORD_BITS, add_counts
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import sums_up_to
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import ORDER, SAMPLED, WAY
-from flashdsa.kernels.attention.sm90.bwd_per_item.slots_time import saved_us
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import ORDER, SAMPLED, WAY, saved_us
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import sums_up_to
 
 THREADS = 512
 """Two for each list of a wave, at least."""
@@ -62,11 +67,7 @@ def key_at(x: Asked, group: Int32, place: Int32) -> Int32:
 @cute.jit
 def range_of(x: Asked, first: Int32, number: Int32) -> tuple[Int32, Int32]:
     """Rows of kv from the first to one past the last that a sample counts; none if its list is
-    empty.
-
-    Args:
-        first: position of the wave's first group. number: of the sample.
-    """
+    empty. `first`: position of the wave's first group. `number`: of the sample."""
     group = group_at(x, first + number * SPREAD_LISTS % x.wave)
     count = x.lists.counts[group]
     low, high = Int32(0), Int32(0)
@@ -99,11 +100,8 @@ def count_range(
     x: Asked, bits: Any, places: Any, first: Int32, low: Int32, high: Int32
 ) -> tuple[Int32, Int32]:
     """This thread's part of the keys that the wave's lists have between the rows, and of how often
-    they have them.
-
-    Args:
-        places: shared memory, the first place of each list in the range and one past the last.
-    """
+    they have them. `places`: shared memory, the first place of each list in the range and one past
+    the last."""
     thread, _, _ = cute.arch.thread_idx()
     rows, named = Int32(0), Int32(0)
     for member in cutlass.range(thread // WARP_SIZE, x.wave, WARPS, unroll=1):
@@ -172,12 +170,8 @@ def slots_choice_kernel(asked: Asked, choice: Any):
 
 @cute.jit
 def choose(x: Asked, found: tuple[Float32, Float32], keys: Float32) -> None:
-    """Write the choice; one thread calls.
-
-    Args:
-        found: keys that samples of waves have, and how often their lists have them.
-        keys: of all lists.
-    """
+    """Write the choice; one thread calls. `found`: keys that samples of waves have, and how often
+    their lists have them. `keys`: of all lists."""
     share = found[0] / cutlass.max(found[1], Float32(1.0))
     rows = share * keys
     of_sums = cutlass.min(rows, Float32(x.num_keys))
@@ -195,13 +189,10 @@ def launch_slots_choice(
     choice: Any,
     stream: Any,
 ):
-    """Launch on `stream`, behind the lists and their order.
-
-    Args:
-        tickets: of the launch; `WAY` is written: SECOND, slots, if they save time.
-        num_keys: S_kv. wave: groups that run at the same time. blocks: row blocks of a group.
-        choice: nothing is done if it does not say SECOND, see `choice.py`; None: it does.
-    """
+    """Launch on `stream`, behind the lists and their order. `tickets`: of the launch; `WAY` is
+    written: SECOND, slots, if they save time. `num_keys`: S_kv. `wave`: groups that run at the same
+    time. `blocks`: row blocks of a group. `choice`: nothing is done if it does not say SECOND, see
+    `choice.py`; None: it does."""
     asked = Asked(lists, tickets, num_keys, cutlass.min(wave, Int32(THREADS // 2)), blocks)
     slots_choice_kernel(asked, choice).launch(
         grid=[SAMPLES, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True

@@ -11,6 +11,11 @@ Hence
 
 Role gather draws when it has copied its item's last tile, and tells all roles through a ring of
 two. Earlier draws would bind short items to a CTA that has a long one.
+
+In the other way, by slots, items are a part's row blocks. CTA c takes those at positions c, c +
+num_ctas and so on of the order. They stay as they are, so that neighbours, which may share rows of
+kv, run together; but where one CTA would take longer than the others, they come longest first,
+every other turn backwards. A list's rows of the slots do not depend on it, so neither do the bits.
 """
 
 from typing import Any, NamedTuple
@@ -19,11 +24,13 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
 from flashdsa.dsl.gmem import add_relaxed, load_relaxed
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.lists import Lists
+from flashdsa.kernels.attention.sm90.bwd_per_item import slot_offsets
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import sums_up_to
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import DRAWN, MET, ORDER, SAMPLED
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, DRAWN, MET, ORDER, SAMPLED
 
 DRAWER = WARP_SIZE
 """Thread of role gather that draws; thread 0 keeps pace, and needs no order of draws by that."""
@@ -67,11 +74,8 @@ class Items(NamedTuple):
 def order_items(
     tickets: cute.Tensor, items: Items, tile_keys: cutlass.Constexpr, threads: cutlass.Constexpr
 ) -> None:
-    """Write the tickets of a launch; all threads of one CTA call, before it begins.
-
-    Args:
-        tickets: (ORDER + groups,) int32, written.
-    """
+    """Write the tickets of a launch; all threads of one CTA call, before it begins. `tickets`:
+    (ORDER + groups,) int32, written."""
     thread, _, _ = cute.arch.thread_idx()
     allocator = cutlass.memory.SmemAllocator()
     places = allocator.allocate_array(Int32, LENGTHS)
@@ -121,11 +125,8 @@ def order_by_length(
     tile_keys: cutlass.Constexpr,
     threads: cutlass.Constexpr,
 ) -> None:
-    """Order all groups, those with most tiles first: a counting sort.
-
-    Args:
-        places: LENGTHS words of shared memory. sums: a word for each warp.
-    """
+    """Order all groups, those with most tiles first: a counting sort. `places`: LENGTHS words of
+    shared memory. `sums`: a word for each warp."""
     thread, _, _ = cute.arch.thread_idx()
     groups = Int32(0), Int32(counts.shape[0])
     begin_lengths(counts, groups, places, sums, tile_keys, threads)
@@ -143,10 +144,7 @@ def begin_lengths(
     threads: cutlass.Constexpr,
 ) -> None:
     """Write the first place of each length of lists, the longest first, to `places`. All threads of
-    the CTA call.
-
-    Args:
-        groups: the first one, and one past the last. The rest as in `order_by_length`.
+    the CTA call. `groups`: the first one, and one past the last. The rest as in `order_by_length`.
     """
     thread, _, _ = cute.arch.thread_idx()
     own = LENGTHS // threads
@@ -161,7 +159,7 @@ def begin_lengths(
     mine = Int32(0)
     for count in of_class:
         mine += count
-    upto, _ = sums_up_to(mine, sums, thread, threads)
+    upto, _ = slot_offsets.sums_up_to(mine, sums, thread, threads)
     first = upto - mine
     for i, count in enumerate(of_class):
         (places + (own * thread + i)).store(first)
@@ -230,8 +228,7 @@ def draw_item(ctx: Context, number: Int32) -> None:
 
 @cute.jit
 def next_item(ctx: Context, number: Int32) -> Int32:
-    """The CTA's item of that number after its first, -1 if there is none. All warps of all roles
-    call."""
+    """All warps of all roles: the CTA's item of that number after its first; -1: there is none."""
     ring = RingConsumer(ctx.memory.item_full, ctx.memory.item_free)
     slot = ring.state(number)
     # item_full: the item is stored.
@@ -253,14 +250,9 @@ def is_paced(ctx: Context) -> Boolean:
 @cute.jit
 def keep_pace(ctx: Context, number: Int32) -> None:
     """Wait, now and then, until all CTAs have come as far; one thread of role gather calls before
-    each tile, which is not complete without its rows.
-
-    It tells the others at every PACE_TILES-th tile, and waits for them a tile later. Nothing is
-    ordered by that, and no result depends on it: who has waited too long frees all.
-
-    Args:
-        number: of the CTA's tiles.
-    """
+    each tile, which is not complete without its rows. It tells the others at every PACE_TILES-th
+    tile, and waits for them a tile later. Nothing is ordered by that, and no result depends on it:
+    who has waited too long frees all. `number`: of the CTA's tiles."""
     met = ctx.tickets.iterator + MET
     if number % PACE_TILES == 0:
         add_relaxed(met, Int32(1))
@@ -277,3 +269,133 @@ def keep_pace(ctx: Context, number: Int32) -> None:
 def stop_pace(ctx: Context) -> None:
     """Let nobody wait any more; one thread calls."""
     cute.arch.atomic_max(ctx.tickets.iterator + MET, Int32(FREE), sem="relaxed", scope="gpu")
+
+
+THREADS = LENGTHS
+"""A thread for each length that is told apart, and for each CTA."""
+ITEM_TILES = 2
+"""Time of an item beside its tiles, in tiles."""
+MOST_UNEVEN = 1.05
+"""Share of the longest CTA's time, of that of as many items of mean length, with which items stay
+as they are."""
+
+
+@cute.kernel
+def turns_kernel(
+    lists: Lists,
+    offsets: slot_offsets.Offsets,
+    blocks: Int32,
+    num_ctas: Int32,
+    tile_keys: cutlass.Constexpr,
+):
+    """A part; arguments as in `launch_turns`."""
+    follow_grid()
+    thread, _, _ = cute.arch.thread_idx()
+    number, _, _ = cute.arch.block_idx()
+    allocator = cutlass.memory.SmemAllocator()
+    sums = allocator.allocate_array(Int32, THREADS // WARP_SIZE)
+    places, loads = (
+        allocator.allocate_array(Int32, LENGTHS),
+        allocator.allocate_array(Int32, LENGTHS),
+    )
+    part = slot_offsets.part_of(offsets, number)
+    rows = Int32(0)
+    for base in cutlass.range(part.begin, part.end, THREADS, unroll=1):
+        group, unordered = base + thread, Int32(0)
+        if group < part.end:
+            unordered = slot_offsets.unordered_of(lists, group, lists.counts[group])
+        upto, total = slot_offsets.sums_up_to(unordered, sums, thread, THREADS)
+        if group < part.end:
+            offsets.unordered[group] = rows + upto - unordered
+        rows += total
+    if thread == 0:
+        offsets.cursors[number, slot_offsets.HANDED_OUT] = rows
+        offsets.cursors[number, slot_offsets.OUT_OF_ORDER] = rows
+        for cursor in cutlass.range_constexpr(slot_offsets.LISTED, CURSORS):
+            offsets.cursors[number, cursor] = Int32(0)
+    launch = blocks, num_ctas
+    uneven = is_uneven(lists, part, launch, loads, sums, thread, tile_keys)
+    if uneven:
+        groups = part.begin, part.end
+        begin_lengths(lists.counts, groups, places, sums, tile_keys, THREADS)
+    for group in cutlass.range(part.begin + thread, part.end, THREADS, unroll=1):
+        place = group - part.begin
+        if uneven:
+            place = take_place(places, lists.counts[group], tile_keys)
+        write_items(offsets, part, group, place, uneven, launch)
+
+
+@cute.jit
+def is_uneven(
+    lists: Lists,
+    part: slot_offsets.Part,
+    launch: tuple[Int32, Int32],
+    loads: Any,
+    sums: Any,
+    thread: Int32,
+    tile_keys: cutlass.Constexpr,
+) -> Boolean:
+    """Whether one CTA would take longer than the others. All threads call, and get the same.
+    `launch`: row blocks of a group; CTAs. `loads`, `sums`: shared memory, a word for each CTA and
+    one for each warp."""
+    blocks, num_ctas = launch
+    (loads + thread).store(Int32(0))
+    cute.arch.sync_threads()
+    mine = Int32(0)
+    for group in cutlass.range(part.begin + thread, part.end, THREADS, unroll=1):
+        tiles = (lists.counts[group] + (tile_keys - 1)) // tile_keys + ITEM_TILES
+        mine += tiles * blocks
+        for block in cutlass.range(blocks, unroll=1):
+            at = loads + ((group - part.begin) * blocks + block) % num_ctas
+            cute.arch.atomic_add(at, tiles, sem="relaxed", scope="cta")
+    # The barriers inside come after every addition.
+    _, total = slot_offsets.sums_up_to(mine, sums, thread, THREADS)
+    longest = cute.arch.warp_redux_sync((loads + thread).load(), "max")
+    # The words of the warps may be written over when all have read them.
+    cute.arch.sync_threads()
+    if thread % WARP_SIZE == 0:
+        (sums + thread // WARP_SIZE).store(longest)
+    cute.arch.sync_threads()
+    for warp in cutlass.range_constexpr(THREADS // WARP_SIZE):
+        longest = cutlass.max(longest, (sums + warp).load())
+    items = (part.end - part.begin) * blocks
+    turns = (items + num_ctas - 1) // num_ctas
+    mean = Float32(total) / Float32(cutlass.max(items, Int32(1)))
+    return Boolean(Float32(longest) > Float32(MOST_UNEVEN) * Float32(turns) * mean)
+
+
+@cute.jit
+def write_items(
+    offsets: slot_offsets.Offsets,
+    part: slot_offsets.Part,
+    group: Int32,
+    place: Int32,
+    uneven: Boolean,
+    launch: tuple[Int32, Int32],
+) -> None:
+    """Write the items of a group. `place`: of the group in its part. `uneven`: every other turn
+    goes backwards, but one that not all CTAs have."""
+    blocks, num_ctas = launch
+    first, items = part.begin * blocks, (part.end - part.begin) * blocks
+    for block in cutlass.range(blocks, unroll=1):
+        position = place * blocks + block
+        turn, cta = position // num_ctas, position % num_ctas
+        if uneven and turn % 2 == 1 and (turn + 1) * num_ctas <= items:
+            position = turn * num_ctas + (num_ctas - 1 - cta)
+        offsets.order[first + position] = group * blocks + block
+
+
+@cute.jit
+def launch_turns(
+    lists: Lists,
+    offsets: slot_offsets.Offsets,
+    blocks: Int32,
+    num_ctas: Int32,
+    tile_keys: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`: order, unordered and cursors of all parts. `blocks`: row blocks of a
+    group. `num_ctas`: that take its items."""
+    turns_kernel(lists, offsets, blocks, num_ctas, tile_keys).launch(
+        grid=[offsets.cursors.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
+    )

@@ -27,10 +27,8 @@ STEPS = ROWS // MMA_K
 
 
 def place_of_word(word: Any) -> Any:
-    """Offset of one of a row's 32 words of two dims in its line of a chunk, not swizzled.
-
-    Lane j of a row has the four neighbouring dims from 4 j on.
-    """
+    """Offset of one of a row's 32 words of two dims in its line of a chunk, not swizzled. Lane j of
+    a row has the four neighbouring dims from 4 j on."""
     return (word // 8 * 2 + word % 2) * COPY_BYTES + word % 8 // 2 * WORD_BYTES
 
 
@@ -42,13 +40,10 @@ def four_dims(acc: Any, pair: int, h: int) -> list[Any]:
 def multiply(
     acc: Any, columns: int, a: tuple[Any, int], b: tuple[Any, int], *, transposed: bool, clear: bool
 ) -> None:
-    """Issue acc += A B over 64 keys or rows; with `clear` acc = A B.
-
-    Args:
-        acc: this thread's columns / 2 fp32, or more, of which these are the first.
-        a, b: low word of the operand's descriptor, and bytes from one step along K to the next.
-        transposed: A's rows are along its lines; else its K is.
-    """
+    """Issue acc += A B over 64 keys or rows; with `clear` acc = A B. `acc`: this thread's columns /
+    2 fp32, or more, of which these are the first. `a`, `b`: low word of the operand's descriptor,
+    and bytes from one step along K to the next. `transposed`: A's rows are along its lines; else
+    its K is."""
     (a_low, a_step), (b_low, b_step) = a, b
     a_low, b_low = opaque(a_low), opaque(b_low)
     for step in range(STEPS):

@@ -2,6 +2,10 @@
 
 Consumer 0 has tile 0 and the low half of the dims, consumer 1 tile 1 and the high half. Each adds
 both tiles to its half of O: its own P comes from registers, the other one's from shared memory.
+
+The wgmmas are S = Q K^T and O += P V. Every operand is made of chunks [64 rows][64 columns] with
+the 128-byte swizzle. A row's columns are along K of the product where it is a row of Q, K or P. V's
+columns are along N, and the keys along K.
 """
 
 from typing import Any, NamedTuple
@@ -10,16 +14,12 @@ import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.fragments import THREAD_ROWS, exp2, quad_reduce, row_of_thread
+from flashdsa.dsl.fragments import BF16_KIND, MMA_K, THREAD_ROWS, exp2, quad_reduce, row_of_thread
+from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import arrive_warp
-from flashdsa.dsl.wgmma import along_k, along_n, low_word_behind
+from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, low_word_behind, mma_async
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.context import StepContext
-from flashdsa.kernels.attention.sm90.core.products import (
-    multiply_others,
-    multiply_own,
-    multiply_scores,
-)
 from flashdsa.kernels.attention.sm90.core.softmax import (
     Rows,
     Scale,
@@ -30,7 +30,73 @@ from flashdsa.kernels.attention.sm90.core.softmax import (
     rescale_to_own,
     store_p,
 )
-from flashdsa.kernels.attention.sm90.core.tile import Q_CHUNK_BYTES, ROWS, SLICE_CHUNKS, Tile
+from flashdsa.kernels.attention.sm90.core.tile import (
+    BF16,
+    CHUNK,
+    Q_CHUNK_BYTES,
+    ROWS,
+    SLICE_CHUNKS,
+    Tile,
+)
+from flashdsa.plan.row_tiles import ROW_BYTES
+
+
+def multiply_scores(
+    tile: Tile, s: Any, q: Any, k: Any, slice_: int, clear: bool, kind: str = BF16_KIND
+) -> None:
+    """Issue S += Q K^T over the columns of a slice; with `clear` S = Q K^T. `kind`: of Q and K."""
+    warpgroup.fence()
+    q, k = opaque(q), opaque(k)
+    for chunk in tile.chunks_of(slice_):
+        for step in range(CHUNK // MMA_K):
+            column = step * MMA_K * BF16
+            accumulate = not clear or (chunk, step) != (tile.chunks_of(slice_)[0], 0)
+            a = descriptor_behind(q, chunk * Q_CHUNK_BYTES + column)
+            b = descriptor_behind(k, chunk * tile.chunk_bytes + column)
+            _multiply(tile.keys, kind, s, a, b, accumulate, (0, 0))
+
+
+def multiply_own(
+    tile: Tile, out: Any, p: Any, v: Any, kind: str = BF16_KIND, adds: Any = True
+) -> None:
+    """Issue O += P V as one group; P from this thread's registers. `adds`: else O = P V."""
+    warpgroup.fence()
+    v = opaque(v)
+    for step in range(tile.keys // MMA_K):
+        a = [p[4 * step + i] for i in range(4)]
+        b = descriptor_behind(v, step * MMA_K * ROW_BYTES)
+        _multiply(tile.half_dims, kind, out, a, b, True if step else adds, (1,))
+    warpgroup.commit_group()
+
+
+def multiply_others(
+    tile: Tile, out: Any, p: Any, v: Any, kind: str = BF16_KIND, adds: Any = True
+) -> None:
+    """Issue O += P V as one group; P from shared memory. `adds`: else O = P V."""
+    warpgroup.fence()
+    p, v = opaque(p), opaque(v)
+    for step in range(tile.keys // MMA_K):
+        a = descriptor_behind(p, step * MMA_K * BF16)
+        b = descriptor_behind(v, step * MMA_K * ROW_BYTES)
+        _multiply(tile.half_dims, kind, out, a, b, True if step else adds, (0, 1))
+    warpgroup.commit_group()
+
+
+def _multiply(
+    columns: int, kind: str, d: Any, a: Any, b: Any, accumulate: Any, transposes: tuple[int, ...]
+) -> None:
+    count = columns // 2
+    values = mma_async(
+        f"wgmma.mma_async.sync.aligned.m{ROWS}n{columns}k{MMA_K}.f32.{kind}.{kind}",
+        [d[i] for i in range(count)],
+        a,
+        b,
+        accumulate=accumulate,
+        transposes=transposes,
+    )
+    for i in range(count):
+        d[i] = values[i]
+
 
 SCORES_DONE, P_FREE = 1, 2
 """Named barriers; 0 is the CTA's."""
@@ -75,11 +141,8 @@ def p_of(ctx: StepContext, tile: int) -> Any:
 def issue_scores(
     ctx: StepContext, s: cute.Tensor, step: Int32, is_needed: Any, slices: cutlass.Constexpr
 ) -> None:
-    """Consumer 0: issue slices of S of its tile as one group.
-
-    A step that is not needed gives numbers that nobody uses: a branch around wgmmas would make
-    ptxas wait for each of them.
-    """
+    """Consumer 0: issue slices of S of its tile as one group. A step that is not needed gives
+    numbers that nobody uses: a branch around wgmmas would make ptxas wait for each of them."""
     q, k = along_k(ctx.memory.q.address()), along_k(ctx.memory.k.address())
     if is_needed:
         for slice_ in slices:
@@ -93,8 +156,7 @@ def issue_scores(
 
 @cute.jit
 def compute_next_scores(ctx: StepContext, s: cute.Tensor, step: Int32, is_needed: Any) -> None:
-    """Consumer 0, while its product with P of tile 1 runs: free that tile's low half, and compute S
-    of the next step."""
+    """Consumer 0, during its product with P of tile 1: free its low half; S of the next step."""
     tile = ctx.plan.tile
     issue_scores(ctx, s, step, is_needed, tile.low_slices)
     warpgroup.wait_group(1)
@@ -113,8 +175,7 @@ def finish_scores(ctx: StepContext, step: Int32, consumer: cutlass.Constexpr) ->
 
 
 def wait_for_scores() -> None:
-    """Consumer 1: wait for consumer 0's scores, whose softmax then runs while it computes its
-    own."""
+    """Consumer 1: wait for consumer 0's scores, whose softmax runs while it computes its own."""
     cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
 
 
@@ -167,10 +228,7 @@ def compute_scores_in_loop(
 @cute.jit
 def add_tile0(ctx: StepContext, r: Registers, scale: Scale, v: Int32, adds: Any = True) -> None:
     """Consumer 0, after S: compute P, publish it, add its product, and free the tile's low half.
-
-    Args:
-        v: descriptor of the tile's values. adds: 0 if O has no product yet; it is not read then.
-    """
+    `v`: descriptor of the tile's values. `adds`: 0 if O has no product yet; it is not read then."""
     mask_scores(ctx, r.s, scale, 0)
     exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
     if cutlass.const_expr(ctx.plan.tile.has_rope):
@@ -188,11 +246,7 @@ def add_tile0(ctx: StepContext, r: Registers, scale: Scale, v: Int32, adds: Any 
 @cute.jit
 def add_tile1(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
     """Consumer 1, while the product with P of tile 0 runs: compute P, publish it, add its product,
-    and free both tiles' high halves.
-
-    Args:
-        v: descriptor of the tile's values.
-    """
+    and free both tiles' high halves. `v`: descriptor of the tile's values."""
     mask_scores(ctx, r.s, scale, 1)
     exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
     # P of the step before: the other consumer was done with it before p0_full of this one.
@@ -216,12 +270,9 @@ def issue_others(
     v: Int32,
     adds: Any = True,
 ) -> None:
-    """Issue the product with the other consumer's P, which has come, against its maxima.
-
-    Args:
-        tile: the other consumer's. p, v: descriptors of its P and values.
-        adds: 0 if O has no product yet; it is not read then.
-    """
+    """Issue the product with the other consumer's P, which has come, against its maxima. `tile`:
+    the other consumer's. `p`, `v`: descriptors of its P and values. `adds`: 0 if O has no product
+    yet; it is not read then."""
     rescale_to_others(ctx, r.out, r.rows, scale, tile)
     multiply_others(ctx.plan.tile, r.out, p, v, ctx.kind, adds)
 
@@ -230,11 +281,7 @@ def issue_others(
 def merge_sums(
     ctx: StepContext, rows: Rows, scale: Scale, items: Int32, consumer: cutlass.Constexpr
 ) -> list[Float32]:
-    """The rows' sums over both consumers' tiles, against O's maxima.
-
-    Args:
-        items: number that the CTA has ended before.
-    """
+    """The rows' sums over both tiles, against O's maxima. `items`: that the CTA ended before."""
     full = (ctx.memory.sums0_full, ctx.memory.sums1_full)
     shared = ctx.memory.row_sum.array(Float32, 2 * 2 * ROWS)
     row = row_of_thread(ctx.thread)

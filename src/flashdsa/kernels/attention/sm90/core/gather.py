@@ -52,10 +52,7 @@ def turns_of(tile: Tile) -> int:
 
 def row_of_turn(slots: list[Int32], turn: int, number: Any) -> Any:
     """The kv row of which this thread copies 16 bytes: that of number `number` of a turn's keys.
-
-    Args:
-        slots: the lane's: lane, lane + 32, ...
-    """
+    `slots`: the lane's: lane, lane + 32, ..."""
     return cute.arch.shuffle_sync(
         slots[turn * ROWS_AT_ONCE // WARP_SIZE], turn * ROWS_AT_ONCE % WARP_SIZE + number
     )
@@ -77,13 +74,10 @@ def acquire(ctx: StepContext, half: Half, phase: Any) -> None:
 def copy_half(
     ctx: StepContext, first: Any, rows: list[Int32], copies: Copies, half: cutlass.Constexpr
 ) -> None:
-    """Copy this thread's part of a half; each slice is announced when it has come.
-
-    Args:
-        first: pointer to the first row of the tile's source, (rows, d_qk) bf16, or a function that
-            gives it and the row of a source for a joint row. rows: one a turn of both tiles.
-        half: number of the half in `halves_of_step`.
-    """
+    """Copy this thread's part of a half; each slice is announced when it has come. `first`: pointer
+    to the first row of the tile's source, (rows, d_qk) bf16, or a function that gives it and the
+    row of a source for a joint row. `rows`: one a turn of both tiles. `half`: number of the half in
+    `halves_of_step`."""
     geometry = ctx.plan.tile
     tile, _, slices = halves_of_step(geometry)[half]
     turns = turns_of(geometry)
@@ -119,10 +113,7 @@ def map_query(q: cute.Tensor) -> Any:
 
 def load_query(ctx: StepContext, q_map: Any, coordinates: list[Any]) -> None:
     """One thread, after it has announced Q's bytes: load an item's rows; those past the last one
-    become zeros. One instruction: nine take 750 clocks to issue.
-
-    Args:
-        q_map: result of `map_query`. coordinates: of the first row, the row's number first.
-    """
+    become zeros. One instruction: nine take 750 clocks to issue. `q_map`: result of `map_query`.
+    `coordinates`: of the first row, the row's number first."""
     row, *outer = coordinates
     load_box(ctx.memory.q.bytes(), q_map, [0, row, 0, *outer], ctx.memory.q_full.at())

@@ -45,8 +45,7 @@ def select(condition: Boolean, yes: Float32, no: Float32) -> Float32:
 
 
 def ask_sink(attn_sink: cute.Tensor, head: Any, exists: Any) -> Int32:
-    """Load a head's sink, if there are any and the head exists; nobody waits for it before
-    `factor_and_lse`."""
+    """Load a head's sink, if there is one; nobody waits for it before `factor_and_lse`."""
     asked = (attn_sink.shape[0] > 0) & exists
     return load_if(Int32(asked), attn_sink.iterator + head)
 
@@ -55,11 +54,7 @@ def ask_sink(attn_sink: cute.Tensor, head: Any, exists: Any) -> Int32:
 def factor_and_lse(
     attn_sink: cute.Tensor, asked: Int32, top: Float32, total: Float32
 ) -> tuple[Float32, Float32]:
-    """(the factor of a row's O, the row's lse).
-
-    Args:
-        asked: result of `ask_sink`. top: the maximum that the sum is against, log2.
-    """
+    """(factor of a row's O, its lse); asked: by `ask_sink`; top: log2 maximum of the sum."""
     has_sink = attn_sink.shape[0] > 0
     sink = select(has_sink, asked.bitcast(Float32), -Float32(float("inf")))
     factor, lse = Float32(0.0), Float32(float("inf"))
@@ -90,12 +85,9 @@ def factors_of_rows(
     asked: list[Int32],
     consumer: cutlass.Constexpr,
 ) -> list[Float32]:
-    """The factors of O of the thread's rows; consumer 0 writes lse, and the largest logits.
-
-    Args:
-        w: ctx, lse, attn_sink, scale, and max_logits if the plan has them; the forward's `Consumer`
-            or a decode's `Output`. asked: result of `ask_sinks`.
-    """
+    """The factors of O of the thread's rows; consumer 0 writes lse, and the largest logits. `w`:
+    ctx, lse, attn_sink, scale, and max_logits if the plan has them; the forward's `Consumer` or a
+    decode's `Output`. `asked`: result of `ask_sinks`."""
     factors = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
         top = rows.out_max[h] * w.scale.factor
@@ -168,13 +160,9 @@ def store_rows(
 
 
 def staged_after_p(ctx: StepContext, items: Int32, consumer: int) -> Any:
-    """Address for `store_rows` where P of tile 1 was, after `merge_sums`.
-
-    Consumer 1 stores its next P after consumer 0's next one, so that what is staged here is read.
-
-    Args:
-        items: number that the CTA has ended before.
-    """
+    """Address for `store_rows` where P of tile 1 was, after `merge_sums`. Consumer 1 stores its
+    next P after consumer 0's next one, so that what is staged here is read. `items`: number that
+    the CTA has ended before."""
     if consumer == 0:
         # sums0_full: no warp of this consumer, the only reader of that P, reads it any more.
         ctx.memory.sums0_full.wait_for(items)

@@ -118,11 +118,9 @@ def exponentiate(
     kind: cutlass.Constexpr = BF16_KIND,
 ) -> None:
     """Compute P in words of two bf16, or of two of `kind`, against each row's maximum, which may
-    move.
-
-    The sums follow. Differences are scaled, not scores: they are exact near the maximum, however
-    large it is. The code has no branch: one more, never taken, cost 3% of the kernel's time.
-    """
+    move. The sums follow. Differences are scaled, not scores: they are exact near the maximum,
+    however large it is. The code has no branch: one more, never taken, cost 3% of the kernel's
+    time."""
     for h in cutlass.range_constexpr(THREAD_ROWS):
         of_row = [i for i in range(cute.size(s)) if i // 2 % THREAD_ROWS == h]
         top = s[of_row[0]]
@@ -167,11 +165,9 @@ def multiply_rows(out: Any, factors: Any) -> None:
 
 @cute.jit
 def rescale(out: cute.Tensor, rows: Rows, new: Any, scale: Scale) -> None:
-    """Rescale O to the maxima `new` of the next P; they are never below its own.
-
-    O of a row without a key is 0, or is not read: it stays, so that an item's first tile runs no
-    code that later ones do not.
-    """
+    """Rescale O to the maxima `new` of the next P; they are never below its own. O of a row without
+    a key is 0, or is not read: it stays, so that an item's first tile runs no code that later ones
+    do not."""
     factors = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
         factor = exp2((rows.out_max[h] - new[h]) * scale.factor)

@@ -137,11 +137,7 @@ def place_of_id(source: Source, query: Int32, number: Int32, block_log2: Any) ->
 
 @cute.jit
 def row_of(source: Source, found: Int32, number: Int32, block_log2: Any) -> Int32:
-    """The row that a slot of the list names, negative where it is not valid.
-
-    Args:
-        found: what lies at `place_of_id`.
-    """
+    """The row that a slot names, negative where invalid. `found`: what lies at `place_of_id`."""
     count = Int32(num_rows(source.kv))
     row = found
     if source.ends.shape[0] > 0:
@@ -204,8 +200,7 @@ def lists_of_slots(
 
 @cute.jit
 def ask_listed(of: TileList, slot: Int32) -> Int32:
-    """Load what a slot of a tile with that list is found by, if it exists; nobody waits for it
-    before `row_of_listed`."""
+    """Load what a slot of the list is found by; nobody waits for it before `row_of_listed`."""
     number = (slot - of.origin) >> of.block_log2
     if of.is_range != 0:
         number = Int32(0)
@@ -214,11 +209,7 @@ def ask_listed(of: TileList, slot: Int32) -> Int32:
 
 @cute.jit
 def row_of_listed(of: TileList, slot: Int32, found: Int32) -> Int32:
-    """The row of the list's source that a slot names, negative where it is not valid.
-
-    Args:
-        found: by `ask_listed`.
-    """
+    """The row of its source that a slot names, negative where invalid. `found`: by `ask_listed`."""
     row, number = found, slot - of.origin
     if of.is_range != 0:
         row = cutlass.max(found, Int32(0)) + number

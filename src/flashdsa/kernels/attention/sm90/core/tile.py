@@ -60,7 +60,6 @@ class Tile:
 
     @property
     def chunks(self) -> int:
-        """Chunks of a tile."""
         return self.d_qk // CHUNK
 
     @property
@@ -70,12 +69,10 @@ class Tile:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a chunk."""
         return self.keys * ROW_BYTES
 
     @property
     def bytes(self) -> int:
-        """Bytes of a tile."""
         return self.chunks * self.chunk_bytes
 
     @property
@@ -100,7 +97,6 @@ class Tile:
 
     @property
     def low_slices(self) -> tuple[int, ...]:
-        """Slices of the low half."""
         return tuple(range(self.half_chunks // SLICE_CHUNKS))
 
     @property
@@ -114,12 +110,10 @@ class Tile:
 
     @property
     def step_keys(self) -> int:
-        """Keys of a step."""
         return TILES * self.keys
 
     @property
     def mask_words(self) -> int:
-        """Words with a bit a key."""
         return self.keys // 32
 
     @property

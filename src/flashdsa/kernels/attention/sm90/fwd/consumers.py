@@ -8,6 +8,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import row_of_thread
 from flashdsa.dsl.pipeline import arrive_warp
+from flashdsa.kernels.attention.sm90.core import results
 from flashdsa.kernels.attention.sm90.core.consumers import (
     Registers,
     add_tile0,
@@ -22,13 +23,6 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     p_of,
     values_of,
     wait_for_scores,
-)
-from flashdsa.kernels.attention.sm90.core.results import (
-    ItemRows,
-    ask_sinks,
-    factors_of_rows,
-    staged_after_p,
-    store_rows,
 )
 from flashdsa.kernels.attention.sm90.core.softmax import Scale, restart
 from flashdsa.kernels.attention.sm90.core.tile import (
@@ -92,19 +86,10 @@ def consume0(role: Consumer) -> None:
 
 @cute.jit
 def add_others(
-    role: Consumer,
-    r: Registers,
-    step: Int32,
-    items: Int32,
-    flags: Int32,
-    others: tuple[Any, Any],
+    role: Consumer, r: Registers, step: Int32, items: Int32, flags: Int32, others: tuple[Any, Any]
 ) -> Int32:
     """Consumer 0: add the product with P of tile 1, which has come; compute S of the next step
-    meanwhile, and return its number.
-
-    Args:
-        others: descriptors of tile 1's values and P.
-    """
+    meanwhile, and return its number. `others`: descriptors of tile 1's values and P."""
     ctx = role.ctx
     v1, p1 = others
     more = flags & LAST_STEP_OF_CTA == 0
@@ -124,8 +109,7 @@ def wait_for_next_query(ctx: Context, items: Int32, flags: Int32) -> None:
 
 @cute.jit
 def announce_scores(ctx: Context, step: Int32) -> None:
-    """Announce that all of the step's S is computed: tile 1's may follow, and after the item's last
-    step its Q."""
+    """All S of the step is computed: tile 1's may follow, and after the last step the next Q."""
     finish_scores(ctx, step, 0)
     if ctx.flags(0) != 0:
         arrive_warp(ctx.memory.q_free, 0, ctx.thread)
@@ -163,12 +147,8 @@ def take_step(
     role: Consumer, r: Registers, step: Int32, adds: Int32, operands: tuple[Any, Any, Any]
 ) -> tuple[Int32, Boolean]:
     """Consumer 1, after consumer 0's scores: take a step; return its flags, and whether the CTA has
-    one more.
-
-    Args:
-        adds: 0 at an item's first step: O is not read.
-        operands: descriptors of both tiles' values, and of P of tile 0.
-    """
+    one more. `adds`: 0 at an item's first step: O is not read. `operands`: descriptors of both
+    tiles' values, and of P of tile 0."""
     ctx, (v0, v1, p0) = role.ctx, operands
     compute_scores(ctx, r.s, step)
     finish_scores(ctx, step, 1)
@@ -220,18 +200,18 @@ def number_of_item(ctx: Context, items: Int32, flags: Int32) -> Int32:
 
 
 @cute.jit
-def rows_of_item(role: Consumer, number: Int32) -> ItemRows:
+def rows_of_item(role: Consumer, number: Int32) -> results.ItemRows:
     """The item's rows."""
     ctx = role.ctx
     row = row_of_thread(ctx.thread)
     if cutlass.const_expr(ctx.plan.group > 1):
         first = number * ROWS
         count = Int32(role.lse.shape[0]) * ctx.plan.group_heads - first
-        return ItemRows(Int64(first), count, row % ctx.plan.group_heads, row)
+        return results.ItemRows(Int64(first), count, row % ctx.plan.group_heads, row)
     num_heads = Int32(role.lse.shape[1])
     query = number // ctx.blocks
     head = (number - query * ctx.blocks) * ROWS
-    return ItemRows(Int64(query) * num_heads + head, num_heads - head, head + row, row)
+    return results.ItemRows(Int64(query) * num_heads + head, num_heads - head, head + row, row)
 
 
 @cute.jit
@@ -239,14 +219,11 @@ def write_item(
     role: Consumer, r: Registers, items: Int32, flags: Int32, consumer: cutlass.Constexpr
 ) -> None:
     """Write a consumer's half of O, divided by the rows' sums; consumer 0 writes lse and maxima.
-
-    Args:
-        items: number that the CTA has ended before. flags: of the item's last step.
-    """
+    `items`: number that the CTA has ended before. `flags`: of the item's last step."""
     ctx = role.ctx
     item = rows_of_item(role, number_of_item(ctx, items, flags))
-    asked = ask_sinks(role, item)
+    asked = results.ask_sinks(role, item)
     sums = merge_sums(ctx, r.rows, role.scale, items, consumer)
-    factors = factors_of_rows(role, r.rows, sums, item, asked, consumer)
-    staged = staged_after_p(ctx, items, consumer)
-    store_rows(ctx, role.out, r.out, factors, item, consumer, staged, 0)
+    factors = results.factors_of_rows(role, r.rows, sums, item, asked, consumer)
+    staged = results.staged_after_p(ctx, items, consumer)
+    results.store_rows(ctx, role.out, r.out, factors, item, consumer, staged, 0)

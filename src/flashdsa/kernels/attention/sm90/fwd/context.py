@@ -26,10 +26,8 @@ class FwdMemory(StepMemory):
 
 class Context(NamedTuple):
     """One CTA's position in the launch. Its work items are first_item, first_item + num_ctas, ...,
-    or the one at place first_item of the order and those that it draws.
-
-    An item is 64 rows of Q: of a group of queries, or of `blocks` items of one query each.
-    """
+    or the one at place first_item of the order and those that it draws. An item is 64 rows of Q: of
+    a group of queries, or of `blocks` items of one query each."""
 
     memory: FwdMemory
     first_item: Int32
@@ -45,7 +43,6 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> FwdPlan:
-        """The compile-time plan."""
         return self.memory.plan
 
     @property

@@ -42,21 +42,25 @@ from flashdsa.kernels.attention.sm90.core.tile import (
     ROWS,
     TILES,
 )
-from flashdsa.kernels.attention.sm90.fwd import packed_list
 from flashdsa.kernels.attention.sm90.fwd.context import Context
 from flashdsa.kernels.attention.sm90.fwd.draws import (
+    ID_BYTES,
     Drawn,
+    List,
     Order,
     class_of,
     draw_place,
+    has_gaps,
     list_at,
+    load_ids,
     order_of,
     order_words,
+    pack,
     publish,
     read_drawn,
+    rows_of_out,
     sort_lists,
 )
-from flashdsa.kernels.attention.sm90.fwd.packed_list import ID_BYTES, List
 from flashdsa.kernels.attention.sm90.fwd.plan import THREAD_LISTS
 
 
@@ -206,11 +210,7 @@ def ask_end(role: Gatherer, number: Int32, lane: Int32) -> Any:
 
 @cute.jit
 def end_of_list(role: Gatherer, number: Int32, count: Any, asked: Any, lane: Int32) -> Any:
-    """Slots of a list up to those of the last step that names a row; with lengths `count`.
-
-    Args:
-        asked: result of `ask_end`.
-    """
+    """Slots up to the last step that names a row; with lengths `count`. `asked`: by `ask_end`."""
     if cutlass.const_expr(not role.finds_ends):
         return count
     end, step_keys = count, role.ctx.plan.tile.step_keys
@@ -272,19 +272,15 @@ def pack_list(
     role: Gatherer, cursor: Cursor, slots: Slots, lane: Int32, order: Any
 ) -> tuple[Cursor, list[Int32]]:
     """At an item's first step: pack its list if it has gaps; return its cursor and this lane's rows
-    of the step.
-
-    Args:
-        order: of items that are drawn `Order`; else None.
-    """
+    of the step. `order`: of items that are drawn `Order`; else None."""
     line, num_slots, rows = cursor.line, cursor.num_slots, slots.rows
     if (cursor.step == 0) & (num_slots > role.ctx.plan.tile.step_keys):
-        if packed_list.has_gaps(rows):
-            to, room = packed_list.rows_of_out(role.ctx, role.out, cursor.item)
+        if has_gaps(rows):
+            to, room = rows_of_out(role.ctx, role.out, cursor.item)
             of = List(line, num_slots, Int32(role.kv.shape[0]))
-            packed = packed_list.pack(role.ctx, of, to, room)
+            packed = pack(role.ctx, of, to, room)
             line, num_slots = packed.line, packed.num_slots
-            rows = packed_list.load_ids(packed, lane, num_slots)
+            rows = load_ids(packed, lane, num_slots)
             if cutlass.const_expr(role.draws is not None):
                 if num_slots <= role.ctx.plan.tile.step_keys:
                     # The step is the item's last one now: the next item was not drawn before it.

@@ -23,7 +23,7 @@ from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
+from flashdsa.kernels.attention.choice import FIRST, SECOND, Times, is_taken, launch_sample
 from flashdsa.kernels.attention.fake_operands import (
     fake_lists,
     fake_max_logits,
@@ -33,7 +33,6 @@ from flashdsa.kernels.attention.fake_operands import (
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import Operands, split, split_more
-from flashdsa.kernels.attention.sample import Times, launch_sample
 from flashdsa.kernels.attention.sm90.core.gather import map_query
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of
@@ -144,11 +143,7 @@ def run_roles(
     rest: tuple[Any, Any],
     draws: Any,
 ) -> None:
-    """Each warpgroup takes its role.
-
-    Args:
-        rest: attn_sink, sm_scale.
-    """
+    """Each warpgroup takes its role. `rest`: attn_sink, sm_scale."""
     plan, (attn_sink, sm_scale) = memory.plan, rest
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.

@@ -49,18 +49,13 @@ class FwdPlan(Sm90Plan):
     tile: Tile = Tile()
 
     def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
         self.check()
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         group = f"_group{self.group}" if self.group > 1 else ""
         flags = "_max_logits" * self.max_logits + "_drawn" * self.drawn + "_joined" * self.joined
         return "mla_fwd" + self.tile.suffix + group + flags
@@ -82,12 +77,10 @@ class FwdPlan(Sm90Plan):
 
     @property
     def group_heads(self) -> int:
-        """Heads of each query of a group."""
         return ROWS // self.group
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         tile = self.tile
         masks = TILES * self.group * tile.mask_words * 4
         chunks = f"{tile.chunks} x [64, 64] SW128"
@@ -113,39 +106,32 @@ class FwdPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def gather(self) -> Role:
-        """Warpgroup 0."""
         does = "row numbers and masks, the rows, Q"
         return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def consumer0(self) -> Role:
-        """Warpgroup 1."""
         does = "S and P of tile 0, O's low dims, lse"
         return Role("consumer0", WARPGROUP_SIZE, self.consumer_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def consumer1(self) -> Role:
-        """Warpgroup 2."""
         does = "S and P of tile 1, O's high dims"
         return Role("consumer1", WARPGROUP_SIZE, self.consumer_registers, does)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in thread order."""
         return self.gather, self.consumer0, self.consumer1
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order.
-
-        Those of Q and of the sums complete a phase an item, all others a phase a step. Every thread
-        arrives at those of P and of the sums for what it has read and written itself:
+        """Those of Q and of the sums complete a phase an item, all others a phase a step. Every
+        thread arrives at those of P and of the sums for what it has read and written itself:
         compute-sanitizer's racecheck does not see what a warp's lanes did before one of them
-        arrives for all. That costs no time.
-        """
+        arrives for all. That costs no time."""
         gather, zero, one = self.roles
         thread, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
         slices, q_bytes = self.tile.slices, self.tile.q_bytes

@@ -14,12 +14,7 @@ from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.grids import follow_grid
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.operands import MoreOperands
-from flashdsa.kernels.attention.sm90.core.sources import (
-    Sources,
-    count_slots,
-    read_row,
-    sources_of,
-)
+from flashdsa.kernels.attention.sm90.core.sources import Sources, count_slots, read_row, sources_of
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 
 THREADS = 256
@@ -73,12 +68,9 @@ def launch_join(sources: Sources, joined: JoinedIds, stream: Any):
 
 @cute.jit
 def launch_compact(stream: Any, *arguments: Any):
-    """Launch on `stream`; slots of a list from its length on are not written.
-
-    Args:
-        arguments: kv, indices, topk_length, those of `MoreOperands`, ids, lengths; the last two as
-            in `JoinedIds`, written.
-    """
+    """Launch on `stream`; slots of a list from its length on are not written. `arguments`: kv,
+    indices, topk_length, those of `MoreOperands`, ids, lengths; the last two as in `JoinedIds`,
+    written."""
     *given, ids, lengths = arguments
     sources = sources_of(tuple(given[:3]), MoreOperands(*given[3:]))
     launch_join(sources, JoinedIds(ids, lengths, None), stream)

@@ -98,12 +98,8 @@ def address(tensor: cute.Tensor, row: Int64, unit: Int32) -> Any:
 
 @cute.jit
 def launch_padded_heads(stream: Any, *arguments: Any):
-    """Launch on `stream`.
-
-    Args:
-        arguments: the given `Rows`, without gaps; the padded ones, written; the first head that is
-            taken, and how many are.
-    """
+    """Launch on `stream`. `arguments`: the given `Rows`, without gaps; the padded ones, written;
+    the first head that is taken, and how many are."""
     count = len(Rows._fields)
     given, padded = Rows(*arguments[:count]), Rows(*arguments[count : 2 * count])
     queries, heads = padded.lse.shape

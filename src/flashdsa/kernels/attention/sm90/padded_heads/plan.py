@@ -21,5 +21,4 @@ class PaddedHeadsPlan:
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return f"mla_bwd_padded_heads{self.tile.suffix}"

@@ -79,12 +79,8 @@ def sink_kernel(lse: cute.Tensor, sink: cute.Tensor, delta: cute.Tensor, d_sink:
 def launch_sink(
     stream: Any, lse: cute.Tensor, sink: cute.Tensor, delta: cute.Tensor, d_sink: cute.Tensor
 ):
-    """Launch on `stream`.
-
-    Args:
-        lse: (S, H) fp32, natural, without sinks. sink: (H,) fp32. delta: (S, H) fp32.
-        d_sink: (H,) fp32, written.
-    """
+    """Launch on `stream`. `lse`: (S, H) fp32, natural, without sinks. `sink`: (H,) fp32. `delta`:
+    (S, H) fp32. `d_sink`: (H,) fp32, written."""
     sink_kernel(lse, sink, delta, d_sink).launch(
         grid=[(lse.shape[1] + HEADS - 1) // HEADS, 1, 1],
         block=[THREADS, 1, 1],
@@ -99,12 +95,4 @@ def compile_sink(plan: SinkPlan) -> Any:
     queries, heads = cute.sym_int32(), cute.sym_int32()
     of_queries = fake_tensor(Float32, (queries, heads), 4)
     of_heads = fake_tensor(Float32, (heads,), 4)
-    return compile_launch(
-        SM90,
-        launch_sink,
-        None,
-        of_queries,
-        of_heads,
-        of_queries,
-        of_heads,
-    )
+    return compile_launch(SM90, launch_sink, None, of_queries, of_heads, of_queries, of_heads)

@@ -14,12 +14,7 @@ from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.grids import follow_grid
 from flashdsa.hw import SM90, WARP_SIZE
-from flashdsa.kernels.attention.sm90.used_slots.plan import (
-    FIRST_TURNS,
-    TURNS,
-    WARPS,
-    UsedSlotsPlan,
-)
+from flashdsa.kernels.attention.sm90.used_slots.plan import FIRST_TURNS, TURNS, WARPS, UsedSlotsPlan
 from flashdsa.kernels.attention.union_slots import length_of
 
 

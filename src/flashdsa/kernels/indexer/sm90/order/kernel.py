@@ -226,10 +226,4 @@ def launch_order(plan: cutlass.Constexpr, stream: Any, rows: cute.Tensor, scores
 def compile_order(plan: OrderPlan) -> Any:
     """Compile `launch_order`."""
     lists = fake_tensor(Int32, (cute.sym_int32(), cute.sym_int32()), WORD_ALIGNMENT)
-    return compile_launch(
-        SM90,
-        launch_order,
-        plan,
-        lists,
-        lists,
-    )
+    return compile_launch(SM90, launch_order, plan, lists, lists)

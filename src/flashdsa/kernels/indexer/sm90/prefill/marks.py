@@ -1,6 +1,6 @@
 """Masks of bits of a query's entries: which ones are sure to win, which may, and which of these do.
 
-Bins of the scores give the cut-off (window.py); the few entries about it are compared one by one.
+Bins of the scores give the cut-off (entries.py); the few entries about it are compared one by one.
 If these are too many, rounds over all entries find the threshold by the scores alone: the key of
 the topk-th best, however many tie. Each narrows a range of keys to one of its bins. That search is
 slow, and always right.
@@ -17,26 +17,21 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.select.keys import LOWEST, MAGNITUDE, key_of, step_at, step_bits
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
     WORDS_EACH,
+    Bounds,
     Entries,
     KeyRange,
+    Team,
+    TeamScratch,
     Turns,
+    address_of,
     count_range,
     extremes,
+    find_bin,
     first_word,
     load_chunk,
-)
-from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, ROUND_BINS
-from flashdsa.kernels.indexer.sm90.prefill.team import (
-    SCRATCH_COUNT,
-    SCRATCH_HIGH,
-    SCRATCH_LOW,
-    SCRATCH_SURE,
-    Team,
-    address_of,
-    find_bin,
     team_sync,
 )
-from flashdsa.kernels.indexer.sm90.prefill.window import Bounds
+from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, ROUND_BINS
 
 ROUND_BITS = ROUND_BINS.bit_length() - 1
 """Bits of a bin's number."""
@@ -72,15 +67,18 @@ def find_threshold(team: Team, entries: Entries, allowed: KeyRange, k: Int32) ->
     range_ = extremes(entries, allowed, turns, team.lane)
     if cutlass.const_expr(plan.team_warps > 1):
         if team.member == 0 and team.lane == 0:
-            team.scratch[SCRATCH_LOW] = Int32(MAGNITUDE)
-            team.scratch[SCRATCH_HIGH] = Int32(-MAGNITUDE - 1)
+            team.scratch[TeamScratch.LOW] = Int32(MAGNITUDE)
+            team.scratch[TeamScratch.HIGH] = Int32(-MAGNITUDE - 1)
         team_sync(team)
         if team.lane == 0:
-            low, high = team.scratch.iterator + SCRATCH_LOW, team.scratch.iterator + SCRATCH_HIGH
+            low, high = (
+                team.scratch.iterator + TeamScratch.LOW,
+                team.scratch.iterator + TeamScratch.HIGH,
+            )
             cute.arch.atomic_min(low, range_.low, sem="relaxed", scope="cta")
             cute.arch.atomic_max(high, range_.high, sem="relaxed", scope="cta")
         team_sync(team)
-        range_ = KeyRange(team.scratch[SCRATCH_LOW], team.scratch[SCRATCH_HIGH])
+        range_ = KeyRange(team.scratch[TeamScratch.LOW], team.scratch[TeamScratch.HIGH])
     address = address_of(team.rounds)
     left, within = k, Int32(MAGNITUDE)  # the k among the entries of the range
     while within != left and range_.low != range_.high:
@@ -206,7 +204,7 @@ def collect(team: Team, begin: Int32, end: Int32) -> None:
     """Count this warp's sure entries in its chunks, and those about the cut-off, whose indices
     become candidates while these have room. Two chunks at a time; a lane takes a word of each."""
     sure = Int32(0)
-    counter = team.scratch.iterator + SCRATCH_COUNT
+    counter = team.scratch.iterator + TeamScratch.COUNT
     for chunk in cutlass.range(begin, end, 2, unroll=1):
         word = chunk * CHUNK_MASKS + team.lane
         mask = team.masks[word]
@@ -226,7 +224,7 @@ def collect(team: Team, begin: Int32, end: Int32) -> None:
                 team.indices[index] = entry
     sure = Int32(cute.arch.warp_redux_sync(sure, "add"))
     if team.lane == 0:
-        total = team.scratch.iterator + SCRATCH_SURE
+        total = team.scratch.iterator + TeamScratch.SURE
         cute.arch.atomic_add(total, sure, sem="relaxed", scope="cta")
 
 

@@ -39,9 +39,9 @@ ROUND_BINS = 2 * CANDIDATES
 SCRATCH_WORDS = 4
 """Scratch words of a team."""
 SHARED_SCRATCH_WORDS = 24
-"""The same if CTAs share tiles; see smem_views.py for those of a round, and team.py."""
+"""The same if CTAs share tiles; see smem_views.py for those of a round, and entries.py."""
 SAMPLE_TILES = 2
-"""Key tiles that every CTA of a cluster scores, for the window of scores; see window.py."""
+"""Key tiles that every CTA of a cluster scores, for the window of scores; see entries.py."""
 INDEX_BYTES = 2
 """Bytes of an index in a segment. The indices of a query's best wait where its bins were."""
 SEGMENTS = {64: 16_384, 32: 8192, 16: 8192}
@@ -68,7 +68,7 @@ class PrefillPlan(Sm90Plan):
         scores_only: write the scores, rank nothing.
         of_blocks: an entry, which has one score, is a block of BLOCK keys, not a key. Ranges begin
             at row 0.
-        among: only keys that have a bit in a map may be chosen; see listed.py.
+        among: only keys that have a bit in a map may be chosen; see tiles.py.
         with_scores: write the scores of the best, too.
         shared: a tile is a cluster's, whose CTAs have a stretch of its keys each.
         segment_keys: scores of a query that are kept until they are ranked; 0: as many as fit.

@@ -1,7 +1,7 @@
 """Scores of a segment: 64 keys against all heads of a tile's queries, on the tensor cores.
 
 score[t] = scale[t] * sum_h weight[h] * relu(q[h] . k[t]). Keys are the rows of a product. Its
-columns are in such an order (see `query_map`, load.py) that a lane has all heads of its queries:
+columns are in such an order (see `query_map`, kernel.py) that a lane has all heads of its queries:
 lane j of a quad has query j of each four. So weights stay in registers and no lane needs another
 one's sums.
 
@@ -23,8 +23,13 @@ from flashdsa.dsl.pipeline import PipelineState, RingConsumer
 from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.sm90.prefill.entries import (
+    FIRST_BIN_OFFSET,
+    PrefillMemory,
+    sample_nothing,
+    take_sample,
+)
 from flashdsa.kernels.indexer.sm90.prefill.keep import ROWS_APART, keeper_of
-from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
@@ -35,11 +40,6 @@ from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     steps_from,
     walk_of,
     whole_entries,
-)
-from flashdsa.kernels.indexer.sm90.prefill.window import (
-    FIRST_BIN_OFFSET,
-    sample_nothing,
-    take_sample,
 )
 
 MMA_BYTES = 32
@@ -127,7 +127,7 @@ class Prepared(NamedTuple):
     starts: list[Int32]  # of its queries' ranges
     lengths: list[Int32]
     queries: Int32  # low word of the columns' descriptor
-    window: cute.Tensor  # (2 groups,) fp32: factor and offset of each; see window.py
+    window: cute.Tensor  # (2 groups,) fp32: factor and offset of each; see entries.py
 
 
 @cute.jit

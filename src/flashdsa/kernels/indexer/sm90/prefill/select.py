@@ -19,8 +19,19 @@ from flashdsa.kernels.indexer.sm90.prefill.emit import (
     share_of,
     write_rows,
 )
-from flashdsa.kernels.indexer.sm90.prefill.entries import Entries, KeyRange
-from flashdsa.kernels.indexer.sm90.prefill.listed import number_listed
+from flashdsa.kernels.indexer.sm90.prefill.entries import (
+    Bounds,
+    Entries,
+    KeyRange,
+    Team,
+    TeamScratch,
+    address_of,
+    bounds_of,
+    clear,
+    find_bin,
+    number_of_ones,
+    team_sync,
+)
 from flashdsa.kernels.indexer.sm90.prefill.marks import (
     collect,
     load_ahead,
@@ -30,32 +41,16 @@ from flashdsa.kernels.indexer.sm90.prefill.marks import (
     mark_exactly,
     mark_floor,
 )
-from flashdsa.kernels.indexer.sm90.prefill.plan import (
-    CANDIDATES,
-    CHUNK,
-    CHUNK_MASKS,
-    QUERY_GROUP,
-)
+from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, QUERY_GROUP
 from flashdsa.kernels.indexer.sm90.prefill.score import Prepared
-from flashdsa.kernels.indexer.sm90.prefill.team import (
-    SCRATCH_COUNT,
-    SCRATCH_SURE,
-    SCRATCH_WINNERS,
-    Team,
-    address_of,
-    clear,
-    find_bin,
-    number_of_ones,
-    team_sync,
-)
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,
+    number_listed,
     scores_at,
     some_entries,
     whole_entries,
 )
-from flashdsa.kernels.indexer.sm90.prefill.window import Bounds, bounds_of
 
 
 class SelectContext(NamedTuple):
@@ -110,10 +105,10 @@ def prepare_select(
         for i in cutlass.range(written + team.lane, own_chunks * CHUNK, WARP_SIZE, unroll=1):
             (own + i).store(Int32(INVALID))
         if team.lane == 0:
-            team.scratch[SCRATCH_COUNT] = Int32(0)
-            team.scratch[SCRATCH_SURE] = Int32(0)
+            team.scratch[TeamScratch.COUNT] = Int32(0)
+            team.scratch[TeamScratch.SURE] = Int32(0)
             if cutlass.const_expr(plan.shared):
-                team.scratch[SCRATCH_WINNERS] = Int32(0)
+                team.scratch[TeamScratch.WINNERS] = Int32(0)
     entries = Entries(words, segment - plan.log, log_chunks, log_chunks + own_chunks)
     keys, is_last = cutlass.max(row_end - start, Int32(0)), end == tile.key_tiles
     if cutlass.const_expr(plan.among):
@@ -230,7 +225,7 @@ def mark_best(team: Team, seen: Seen, bounds: Bounds, ahead: Any, topk: Int32) -
         mark_chunks(team, entries, bounds, first, end, ahead, True)
         collect(team, first, end)
         team_sync(team)
-        listed, sure = team.scratch[SCRATCH_COUNT], team.scratch[SCRATCH_SURE]
+        listed, sure = team.scratch[TeamScratch.COUNT], team.scratch[TeamScratch.SURE]
         wanted = topk - sure
         range_ = keys_between(bounds)
         right = listed <= CANDIDATES

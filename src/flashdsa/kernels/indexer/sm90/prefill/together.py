@@ -41,16 +41,26 @@ from flashdsa.kernels.indexer.select.keys import (
 from flashdsa.kernels.indexer.sizes import BIN_GROUP
 from flashdsa.kernels.indexer.sm90.prefill.emit import Source, row_of, share_of, write_rows
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
+    FIRST_BIN_OFFSET,
+    NO_SCORE,
     WORDS_EACH,
+    Bounds,
     Entries,
     KeyRange,
+    Team,
+    TeamScratch,
     Turns,
+    address_of,
+    bin_bits,
+    clear,
     count,
     count_range,
     first_word,
+    keys_of_bin,
     load_chunk,
+    number_of_ones,
+    team_sync,
 )
-from flashdsa.kernels.indexer.sm90.prefill.listed import listed_before
 from flashdsa.kernels.indexer.sm90.prefill.marks import (
     COMPARED,
     Threshold,
@@ -72,23 +82,7 @@ from flashdsa.kernels.indexer.sm90.prefill.select import (
     own_bounds,
     source_of,
 )
-from flashdsa.kernels.indexer.sm90.prefill.team import (
-    SCRATCH_PHASES,
-    SCRATCH_WINNERS,
-    Team,
-    address_of,
-    clear,
-    number_of_ones,
-    team_sync,
-)
-from flashdsa.kernels.indexer.sm90.prefill.tiles import Tile
-from flashdsa.kernels.indexer.sm90.prefill.window import (
-    FIRST_BIN_OFFSET,
-    NO_SCORE,
-    Bounds,
-    bin_bits,
-    keys_of_bin,
-)
+from flashdsa.kernels.indexer.sm90.prefill.tiles import Tile, listed_before
 
 ENTRY_BITS = 16
 """Bits of an entry's index in its CTA; above them a candidate has the CTA's rank."""
@@ -273,7 +267,7 @@ def mark_together(s: Sharer, entries: Entries, ahead: Any, k: Int32) -> Int32:
         ahead: result of `load_ahead`, overwritten.
     """
     team, coord = s.team, s.coord
-    phases = PackedPhases(s.select.scratch[SCRATCH_PHASES], Static(EVENTS))
+    phases = PackedPhases(s.select.scratch[TeamScratch.PHASES], Static(EVENTS))
     cut, phases = find_cut(s, entries, k, phases)
     compares = are_few(cut)
     if s.thread == 0:
@@ -311,9 +305,9 @@ def mark_together(s: Sharer, entries: Entries, ahead: Any, k: Int32) -> Int32:
     # The team: all bits are set, and the winners of the CTAs before are counted.
     team_sync(team)
     if compares:
-        before += s.select.scratch[SCRATCH_WINNERS]
+        before += s.select.scratch[TeamScratch.WINNERS]
     if s.thread == 0:
-        s.select.scratch[SCRATCH_PHASES] = phases.bits
+        s.select.scratch[TeamScratch.PHASES] = phases.bits
     return before
 
 
@@ -417,5 +411,5 @@ def mark_winners(s: Sharer, cut: Cut) -> None:
                 before += 1
     before = Int32(cute.arch.warp_redux_sync(before, "add"))
     if team.lane == 0:
-        counter = s.select.scratch.iterator + SCRATCH_WINNERS
+        counter = s.select.scratch.iterator + TeamScratch.WINNERS
         cute.arch.atomic_add(counter, before, sem="relaxed", scope="cta")

@@ -19,19 +19,14 @@ from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.memory import Region
 from flashdsa.hw import SM90
-from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
-from flashdsa.kernels.indexer.emit.by_position import set_bit
-from flashdsa.kernels.indexer.emit.output import PAGE_BITS, Output
+from flashdsa.kernels.indexer.emit import PAGE_BITS, Output, set_bit
 from flashdsa.kernels.indexer.launch import launch_shape, rows_apart
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, request_of
 from flashdsa.kernels.indexer.select.keys import sortable
 from flashdsa.kernels.indexer.select.lists import Listed, append_all
-from flashdsa.kernels.indexer.sm90.given_scores import rank_scores
+from flashdsa.kernels.indexer.sm90.topk_kernel import rank_scores
 from flashdsa.kernels.indexer.sm90.two_levels.plan import WORD_BITS, LevelPlan
-from flashdsa.kernels.indexer.smem_views import (
-    SCRATCH_COUNT,
-    IndexerMemory,
-)
+from flashdsa.kernels.indexer.smem_views import IndexerMemory, Scratch, Selecting, consumer_sync
 from flashdsa.problem import PAGE_SIZE
 
 
@@ -186,7 +181,7 @@ def list_entries(
         begin += together
         # All consumers: every entry is in the list, and counted.
         consumer_sync(plan)
-        entries = select.scratch[SCRATCH_COUNT]
+        entries = select.scratch[Scratch.COUNT]
         consumer_sync(plan)  # everyone has read the count, so that it may be written again
         reads = begin < last and plan.lists.capacity - entries >= together
     stop = cutlass.min(begin // PAGE_SIZE - tile.first_page, tile.num_pages)
@@ -194,11 +189,7 @@ def list_entries(
 
 
 @cute.kernel
-def level_kernel(
-    given: GivenScores,
-    ids: cute.Tensor,
-    plan: cutlass.Constexpr,
-):
+def level_kernel(given: GivenScores, ids: cute.Tensor, plan: cutlass.Constexpr):
     """One CTA of the grid; arguments as in `launch_level`."""
     memory = LevelMemory.allocate(plan)
     marks = memory.marks.array(Int32, plan.marked_words) if const_expr(plan.among) else None

@@ -12,12 +12,7 @@ from cutlass import Int32, const_expr, cute
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.hw import SM90, WARP_SIZE
-from flashdsa.kernels.indexer.emit.output import (
-    Output,
-    cached_pages,
-    emit_pages,
-    first_pages,
-)
+from flashdsa.kernels.indexer.emit import Output, cached_pages, emit_pages, first_pages
 from flashdsa.kernels.indexer.launch import rows_apart
 from flashdsa.kernels.indexer.schedule.work_tile import row_length, rows_of
 from flashdsa.kernels.indexer.sm90.unscored.plan import THREADS, UnscoredPlan

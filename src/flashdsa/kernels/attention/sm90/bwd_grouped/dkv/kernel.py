@@ -9,29 +9,356 @@ Q and dO, in parts  | dS, P of tile 0    |                           |
                     | dS, P of tile 2    | additions to dKV          | products of tile 1
                     | ...                | products of tile 2        | additions to dKV
 next item's parts   |                    | last tile frees the parts | ...
+
+Role matrices brings P and dS of every tile from the workspace. Role rows brings the item's dims of
+Q and dO of the group's rows, each warp 64 of them. Role multiply: each warpgroup has every other
+tile. A row of the tile's dKV is a key's, so the sum over all rows of the group is in one
+accumulator, and each key's row of dKV is added to once for all of them.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Uint8, cute
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint8, cute
+from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
+from flashdsa.dsl.gmem import add4_if
 from flashdsa.dsl.grids import follow_grid
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.memory import Memory, Region, initialise_barriers
+from flashdsa.dsl.pipeline import Barriers, RingProducer, arrive_warp
+from flashdsa.dsl.tma import load_bytes
+from flashdsa.dsl.warp import lowest_bit
+from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import flat
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import (
-    DkvMemory,
-    Matrices,
-    Rows,
-    copy_all,
-    load_matrices,
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import (
+    PARTS,
+    ROW_WARPS,
+    WARPGROUPS,
+    DkvPlan,
 )
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.multiply import Multiply, multiply_all
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import ROW_WARPS, DkvPlan
-from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups, locate
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import (
+    Context,
+    Groups,
+    Item,
+    locate,
+    matrix_at,
+)
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
+    DS_MATRIX,
+    MATRICES,
+    P_MATRIX,
+    ROW_BLOCKS,
+)
+from flashdsa.kernels.attention.sm90.core.backward import (
+    PAIR_DIMS,
+    QUERY_ROWS,
+    WORD_DIMS,
+    four_dims,
+    multiply,
+    place_of_word,
+)
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
+from flashdsa.plan.row_tiles import ROW_BYTES
+
+
+class DkvMemory(Memory):
+    """Regions and barriers of `DkvPlan`."""
+
+    rows: Region
+    ring: Region
+    matrix_full: Barriers
+    matrix_free: Barriers
+    rows_full: Barriers
+    rows_free: Barriers
+
+
+@cute.jit
+def first_tile(ctx: Context, item: Item) -> Int32:
+    """First tile of the item's list, which goes round: lists are in order of the keys, so groups
+    that run at the same time and have much in common would else add to the same rows."""
+    at_once = cutlass.max(ctx.work.num_ctas // ctx.plan.slices, Int32(1))
+    return item.local % at_once * item.tiles // at_once
+
+
+@cute.jit
+def tile_at(item: Item, first: Int32, number: Int32) -> Int32:
+    """Tile of the list that the item takes as number `number`; after the last: item.tiles."""
+    tile = first + number
+    if tile >= item.tiles:
+        tile -= item.tiles
+    if number >= item.tiles:
+        tile = item.tiles
+    return tile
+
+
+class Matrices(NamedTuple):
+    """Fills the ring. Signals matrix_full."""
+
+    ctx: Context
+    workspace: cute.Tensor  # (row blocks, bytes) uint8
+
+
+@cute.jit
+def load_matrices(role: Matrices) -> None:
+    """One thread: load the matrices of the CTA's items, dS and then P of each row block."""
+    ctx, keys = role.ctx, role.ctx.plan.tile
+    full, free = ctx.memory.matrix_full, ctx.memory.matrix_free
+    ring = ctx.memory.ring.bytes()
+    number, item_number = Int32(0), ctx.work.first
+    while item_number < ctx.work.num_items:
+        item = ctx.item(item_number)
+        first = item.local * ROW_BLOCKS
+        tile = first_tile(ctx, item)
+        sources = [
+            matrix_at(keys, role.workspace, first + block, tile, P_MATRIX)
+            for block in range(ROW_BLOCKS)
+        ]
+        for _ in cutlass.range(item.tiles, unroll=1):
+            slot, announced = free.state(number), full.state(number)
+            for part in cutlass.range_constexpr(PARTS):
+                at = slot.in_turn(part, PARTS)
+                stage = announced.in_turn(part, PARTS).stage
+                matrix = P_MATRIX if part % MATRICES else DS_MATRIX
+                source = sources[part // MATRICES] + matrix * keys.p_bytes
+                # matrix_free: the matrix that lay in the slot has been read.
+                RingProducer(full, free).acquire(at)
+                full.arrive_and_expect_tx(None, stage)
+                load_bytes(ring + at.stage * keys.p_bytes, source, keys.p_bytes, full.at(stage))
+            tile += 1
+            step = Int32(MATRICES * keys.p_bytes)
+            if tile == item.tiles:
+                tile = Int32(0)
+                step -= item.tiles * (MATRICES * keys.p_bytes)
+            sources = [source + step for source in sources]
+            number += PARTS
+        item_number += ctx.work.num_ctas
+
+
+class Rows(NamedTuple):
+    """Fills rows. Signals rows_full."""
+
+    ctx: Context
+    q: cute.Tensor  # (S * H, 576) bf16
+    do: cute.Tensor  # (S * H, 512) bf16
+    present: cute.Tensor  # (groups,) int32
+    heads: Int32  # 8, 16, ..., 128
+
+
+@cute.jit
+def copy_part(role: Rows, item: Item, present: Int32, part: cutlass.Constexpr) -> None:
+    """Copy this warp's 64 dims of a row block's Q or dO, a word of each row a thread; zeros where
+    the query names no key."""
+    ctx = role.ctx
+    plan, chunk = ctx.plan, ctx.thread // WARP_SIZE - 1
+    block, operand = part // MATRICES, part % MATRICES
+    source, dims = ((role.q, plan.tile.d_qk), (role.do, plan.tile.d_v))[operand]
+    log2_heads = lowest_bit(role.heads)
+    lane = ctx.thread % WARP_SIZE
+    first_dim = item.slice * plan.slice_dims + chunk * CHUNK
+    first_row = Int64(item.group * ROW_BLOCKS + block) * ROWS
+    at = source.iterator + (first_row * dims + first_dim + lane * WORD_DIMS)
+    to = ctx.memory.rows.address() + part * plan.part_bytes + chunk * (ROWS * ROW_BYTES)
+    to = to + place_of_word(lane)
+    if first_dim < dims:
+        for rows in cutlass.range_constexpr(ROWS // QUERY_ROWS):
+            query = (block * ROWS + rows * QUERY_ROWS) >> log2_heads
+            none = ((present >> query) & 1) - 1
+            for line in cutlass.range_constexpr(QUERY_ROWS):
+                # The swizzle of row `line` of eight: its number into bits 4 to 6.
+                row = rows * QUERY_ROWS + line
+                offset = row * dims * BF16
+                copy_word(to ^ (line << 4), at, none, row * ROW_BYTES, offset)
+
+
+@cute.jit
+def copy_all(role: Rows) -> None:
+    """All warps of the role: copy Q and dO of the CTA's items that have keys, part by part."""
+    ctx = role.ctx
+    items, item_number = Int32(0), ctx.work.first
+    while item_number < ctx.work.num_items:
+        item = ctx.item(item_number)
+        if item.tiles > 0:
+            present = (role.present.iterator + item.group).load()
+            for part in cutlass.range_constexpr(PARTS):
+                # rows_free: no tile of the item before needs the part.
+                ctx.memory.rows_free.wait_round(items - 1, part)
+                copy_part(role, item, present, part)
+                arrive_when_copied(ctx.memory.rows_full.at(part))
+            items += 1
+        item_number += ctx.work.num_ctas
+
+
+MATRIX_STEP = MMA_K * BF16
+"""Bytes from 16 rows of a matrix, where they are along its lines, to the next ones."""
+ROWS_STEP = MMA_K * ROW_BYTES
+"""Bytes from 16 rows of Q or dO to the next ones."""
+KEYS = 2
+"""Rows of the tile in a thread, 8 apart."""
+LINE_DIMS = 2 * PAIR_DIMS
+"""Dims of a line: 128 bytes of dKV, which eight lanes add in one piece; pieces of 64 bytes take the
+kernel 9 % longer."""
+
+
+class Multiply(NamedTuple):
+    """Reads rows and the ring. Signals rows_free, matrix_free; adds to dKV."""
+
+    ctx: Context
+    dkv: cute.Tensor  # (S_kv, 576) fp32
+    warpgroup: Int32  # 0 or 1
+
+
+class Tile(NamedTuple):
+    """A tile of an item, for the warpgroup that takes it."""
+
+    first_matrix: Int32  # running number in the ring
+    items: Int32  # the CTA's items with keys before this one
+    opens: Boolean  # the warpgroup's first one of the item
+    closes: Boolean  # its last one
+
+
+@cute.jit
+def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
+    """This warp has read the part's matrix, and after the item's last tile the part's rows."""
+    ctx = role.ctx
+    free = ctx.memory.matrix_free
+    cute.arch.sync_warp()
+    if ctx.thread % WARP_SIZE == 0:
+        free.arrive(free.state(tile.first_matrix + part).stage)
+        if tile.closes:
+            ctx.memory.rows_free.arrive(part)
+
+
+@cute.jit
+def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr) -> None:
+    """Compute all products of a tile; `last`: of the last slice: dO has no RoPE dims."""
+    ctx, plan = role.ctx, role.ctx.plan
+    full = ctx.memory.matrix_full
+    ring, rows = ctx.memory.ring.address(), ctx.memory.rows.address()
+    dims = plan.last_dims if last else plan.slice_dims
+    for part in cutlass.range_constexpr(PARTS):
+        number = tile.first_matrix + part
+        if tile.opens:
+            ctx.memory.rows_full.wait_round(tile.items, part)
+            # The rows have been copied by threads; the fence shows them to wgmma.
+            cute.arch.fence_proxy("async.shared", space="cta")
+        full.wait_for(number)
+        slot = ctx.memory.matrix_free.state(number).stage
+        warpgroup.fence()
+        multiply(
+            acc,
+            plan.last_value_dims if last and part % MATRICES else dims,
+            (along_k(ring + slot * plan.tile.p_bytes), MATRIX_STEP),
+            (along_n(rows + part * plan.part_bytes), ROWS_STEP),
+            transposed=False,
+            clear=part == 0,
+        )
+        warpgroup.commit_group()
+        if cutlass.const_expr(part > 0):
+            warpgroup.wait_group(1)
+            release(role, tile, part - 1)
+    warpgroup.wait_group(0)
+    release(role, tile, PARTS - 1)
+
+
+@cute.jit
+def read_keys(role: Multiply, item: Item, begin: Int32, number: Int32) -> list[Int32]:
+    """Rows of dKV for this thread's rows of a tile that may not exist; -1 after the list's end.
+    `begin`: the item's first tile. `number`: of the tile among the item's."""
+    ctx = role.ctx
+    keys = [Int32(-1)] * KEYS
+    first = (
+        tile_at(item, begin, number) * ctx.plan.tile.keys
+        + ctx.thread // WARP_SIZE * MMA_ROWS
+        + ctx.thread % WARP_SIZE // 4
+    )
+    at = ctx.lists.row(item.group) + first
+    for h in cutlass.range_constexpr(KEYS):
+        if first + 8 * h < item.count:
+            keys[h] = (at + 8 * h).load()
+    return keys
+
+
+@cute.jit
+def add_tile(
+    dkv: Any, acc: Any, keys: list[Int32], dims: cutlass.Constexpr, plan: cutlass.Constexpr
+) -> None:
+    """Add this thread's accumulators to dKV of the rows `keys`; a negative key has no row.
+
+    Args:
+        dkv: pointer to the first row's first dim of the slice. dims: of the slice.
+
+    The four lanes of a row have 64 bytes of two lines each time. They exchange with the four lanes
+    of the next row, so that all eight have 128 bytes of one row, and then of the other.
+    """
+    lane = cute.arch.lane_idx()
+    is_next = lane // 4 % 2 == 1
+    dim = lane // 4 % 2 * PAIR_DIMS + lane % 4 * 4
+    for h in cutlass.range_constexpr(KEYS):
+        others = cute.arch.shuffle_sync_bfly(keys[h], 4)
+        key, next_key = (others if is_next else keys[h]), (keys[h] if is_next else others)
+        row = dkv + (Int64(key) * plan.tile.d_qk + dim)
+        next_row = dkv + (Int64(next_key) * plan.tile.d_qk + dim)
+        for line in cutlass.range_constexpr(dims // LINE_DIMS):
+            left = four_dims(acc, 2 * line, h)
+            right = four_dims(acc, 2 * line + 1, h)
+            got = [
+                cute.arch.shuffle_sync_bfly(left[i] if is_next else right[i], 4) for i in range(4)
+            ]
+            of_row = [got[i] if is_next else left[i] for i in range(4)]
+            of_next = [right[i] if is_next else got[i] for i in range(4)]
+            add4_if(key, row + line * LINE_DIMS, of_row)
+            add4_if(next_key, next_row + line * LINE_DIMS, of_next)
+
+
+@cute.jit
+def multiply_item(
+    role: Multiply, item: Item, items: Int32, tiles_before: Int32, last: cutlass.Constexpr
+) -> None:
+    """Multiply the warpgroup's tiles of an item. `items`: the CTA's items with keys before this
+    one. `tiles_before`: all their tiles."""
+    plan = role.ctx.plan
+    dims = plan.last_dims if last else plan.slice_dims
+    tile = (role.warpgroup - tiles_before) & (WARPGROUPS - 1)
+    if tile >= item.tiles:
+        # No tile for this warpgroup: it does not need the rows, once they have come.
+        for part in cutlass.range_constexpr(PARTS):
+            role.ctx.memory.rows_full.wait_round(items, part)
+            arrive_warp(role.ctx.memory.rows_free, part, role.ctx.thread)
+    begin = first_tile(role.ctx, item)
+    keys = read_keys(role, item, begin, tile)
+    opens = Boolean(True)
+    while tile < item.tiles:
+        ahead = read_keys(role, item, begin, tile + WARPGROUPS)
+        number = (tiles_before + tile) * PARTS
+        acc = cute.make_rmem_tensor(dims // 2, Float32)
+        closes = tile + WARPGROUPS >= item.tiles
+        multiply_tile(role, acc, Tile(number, items, opens, closes), last)
+        add_tile(role.dkv.iterator + item.slice * plan.slice_dims, acc, keys, dims, plan)
+        keys = ahead
+        opens = Boolean(False)
+        tile += WARPGROUPS
+
+
+@cute.jit
+def multiply_all(role: Multiply) -> None:
+    """Multiply every item of the CTA."""
+    ctx = role.ctx
+    items, tiles, item_number = Int32(0), Int32(0), ctx.work.first
+    while item_number < ctx.work.num_items:
+        item = ctx.item(item_number)
+        if item.tiles > 0:
+            if item.slice == ctx.plan.slices - 1:
+                multiply_item(role, item, items, tiles, True)
+            else:
+                multiply_item(role, item, items, tiles, False)
+            items += 1
+        tiles += item.tiles
+        item_number += ctx.work.num_ctas
 
 
 @cute.kernel
@@ -85,12 +412,8 @@ class Operands(NamedTuple):
 
 @cute.jit
 def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch on `stream`.
-
-    Args:
-        arguments: those of `Operands`, those of `Groups`, and
-            num_ctas: at most the work items, plan.slices a group; best as many as run at once.
-    """
+    """Launch on `stream`. `arguments`: those of `Operands`, those of `Groups`, and num_ctas: at
+    most the work items, plan.slices a group; best as many as run at once."""
     last = len(Operands._fields)
     *before, num_ctas = arguments
     given, groups = Operands(*before[:last]), Groups(*before[last:])

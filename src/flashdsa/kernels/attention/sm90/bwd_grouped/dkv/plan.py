@@ -41,18 +41,13 @@ class DkvPlan(Sm90Plan):
     multiply_registers: int = 208
 
     def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         if self.last_value_dims <= 0:
             raise ValueError(f"slices: {self.tile.chunks} chunks; got {self.slices}")
         self.check()
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return f"mla_bwd_dkv{self.tile.suffix}_blocks{ROW_BLOCKS}"
 
     @property
@@ -82,7 +77,6 @@ class DkvPlan(Sm90Plan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         holds = f"Q and dO of {ROW_BLOCKS} row blocks, {self.slice_dims} dims, SW128"
         ring = SLOTS * self.tile.p_bytes
         return [
@@ -93,7 +87,6 @@ class DkvPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def matrices(self) -> Role:
-        """Warp 0."""
         return Role("matrices", WARP_SIZE, self.load_registers, "P and dS of each tile")
 
     @property
@@ -105,23 +98,18 @@ class DkvPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def multiply(self) -> Role:
-        """Warpgroups 1 and 2."""
         threads = WARPGROUPS * WARPGROUP_SIZE
         return Role("multiply", threads, self.multiply_registers, "dKV of a tile, and its addition")
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warps, in thread order."""
         return self.matrices, self.rows, self.multiply
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order.
-
-        Barriers of matrices complete a phase for each matrix; those of rows one for each item that
-        has keys.
-        """
+        """Barriers of matrices complete a phase for each matrix; those of rows one for each item
+        that has keys."""
         matrices, rows, multiply = self.matrices, self.rows, self.multiply
         return (
             Barrier(

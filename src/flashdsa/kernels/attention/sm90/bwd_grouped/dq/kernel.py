@@ -83,8 +83,7 @@ def read_ids(role: Load, item: Item, tile: Int32) -> list[Int32]:
 
 @cute.jit
 def load_ds(role: Load, item: Item, tile: Int32, stage: Int32) -> None:
-    """One thread: load dS of the group's row blocks; the bytes count before any thread's
-    arrival."""
+    """One thread: load dS of the row blocks; the bytes count before any thread's arrival."""
     ctx, keys = role.ctx, role.ctx.plan.tile
     full = ctx.memory.full
     full.expect_tx(ctx.plan.ds_bytes, stage)
@@ -99,11 +98,8 @@ def load_ds(role: Load, item: Item, tile: Int32, stage: Int32) -> None:
 def copy_keys(
     role: Load, item: Item, ids: list[Int32], to: Int32, unit: Int32, dims: cutlass.Constexpr
 ) -> None:
-    """Copy this thread's part of the item's dims of 64 rows of kv.
-
-    Args:
-        to: address of the thread's 16 bytes of its first row in the stage's first chunk.
-    """
+    """Copy this thread's part of the item's dims of 64 rows of kv. `to`: address of the thread's 16
+    bytes of its first row in the stage's first chunk."""
     plan = role.ctx.plan
     first = item.slice * plan.slice_dims
     for turn in cutlass.range_constexpr(TURNS):
@@ -294,12 +290,8 @@ class Operands(NamedTuple):
 
 @cute.jit
 def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch on `stream`.
-
-    Args:
-        arguments: those of `Operands`, those of `Groups`, and
-            num_ctas: at most the work items, plan.slices a group; best as many as run at once.
-    """
+    """Launch on `stream`. `arguments`: those of `Operands`, those of `Groups`, and num_ctas: at
+    most the work items, plan.slices a group; best as many as run at once."""
     count = len(Operands._fields)
     x, groups = Operands(*arguments[:count]), Groups(*arguments[count:-1])
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
@@ -343,10 +335,5 @@ def compile_dq(plan: DqPlan) -> Any:
     )
     choice = fake_tensor(Int32, (cute.sym_int32(),), 4)
     return compile_launch(
-        SM90,
-        launch_dq,
-        plan,
-        *operands,
-        *Groups(Int32(0), Int32(1), choice, Int32(0)),
-        Int32(1),
+        SM90, launch_dq, plan, *operands, *Groups(Int32(0), Int32(1), choice, Int32(0)), Int32(1)
     )

@@ -31,23 +31,17 @@ class DqPlan(Sm90Plan):
     multiply_registers: int = 224
 
     def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         if self.last_dims <= 0:
             raise ValueError(f"slices: {self.tile.chunks} chunks; got {self.slices}")
         self.check()
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return f"mla_bwd_dq{self.tile.suffix}_blocks{ROW_BLOCKS}"
 
     @property
     def key_chunks(self) -> int:
-        """Chunks of a slice of the keys."""
         return -(-self.tile.chunks // self.slices)
 
     @property
@@ -62,7 +56,6 @@ class DqPlan(Sm90Plan):
 
     @property
     def ds_bytes(self) -> int:
-        """dS of a stage."""
         return ROW_BLOCKS * self.tile.p_bytes
 
     @property
@@ -72,16 +65,12 @@ class DqPlan(Sm90Plan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         holds = f"{ROW_BLOCKS} x dS and {self.key_chunks} chunks of {self.tile.keys} keys, SW128"
-        return [
-            SmemRegion("stages", STAGES * self.stage_bytes, 1024, holds, stages=STAGES),
-        ]
+        return [SmemRegion("stages", STAGES * self.stage_bytes, 1024, holds, stages=STAGES)]
 
     @property
     @cache  # noqa: B019 - plans are few
     def load(self) -> Role:
-        """Warpgroup 0."""
         return Role("load", WARPGROUP_SIZE, self.load_registers, "dS, the keys' rows")
 
     @property
@@ -93,7 +82,6 @@ class DqPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in thread order."""
         return self.load, self.multiply
 
     @property

@@ -67,9 +67,7 @@ class ScoresMemory(Memory):
 
 class Context(NamedTuple):
     """One CTA's position in the launch. Its work items are first_item, first_item + num_ctas, ...
-
-    An item is two neighbouring row blocks of a group: item i has the row blocks 2 i and 2 i + 1.
-    """
+    An item is two neighbouring row blocks of a group: item i has the row blocks 2 i and 2 i + 1."""
 
     memory: ScoresMemory
     lists: Lists
@@ -81,11 +79,9 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> ScoresPlan:
-        """The compile-time plan."""
         return self.memory.plan
 
     def group_of(self, item: Int32) -> Int32:
-        """The item's group."""
         return item * ITEM_BLOCKS // self.row_blocks
 
 
@@ -157,9 +153,7 @@ def gather_all(role: Gatherer) -> None:
 
 def multiply_chunk(plan: ScoresPlan, s: Any, dp: Any, q: Any, do: Any, k: Any, chunk: int) -> None:
     """Issue S += Q K^T and dP += dO V^T over the columns of a chunk; the first one clears both.
-
-    Args:
-        q: low word of Q's first chunk. do: this thread's words of dO. k: low word of the chunk.
+    `q`: low word of Q's first chunk. `do`: this thread's words of dO. `k`: low word of the chunk.
     """
     for step in range(STEPS):
         offset = step * MMA_K * BF16
@@ -199,8 +193,7 @@ class Rows(NamedTuple):
 
 
 def row_of(mma_row: Any) -> Any:
-    """The row of the block that is row `mma_row` of the MMA, so that each quad has four
-    neighbours."""
+    """The block's row that is row `mma_row` of the MMA, so that each quad has four neighbours."""
     of_half = mma_row % 8
     return mma_row // WARP_ROWS * WARP_ROWS + of_half // 2 * 4 + mma_row // 8 % 2 * 2 + of_half % 2
 
@@ -282,8 +275,7 @@ def read_members(role: Scorer, rows: Rows, tile: Int32) -> list[Int32]:
 def issue_products(
     role: Scorer, s: cute.Tensor, dp: cute.Tensor, do: cute.Tensor, at: PipelineState
 ) -> None:
-    """Issue S and dP of a tile, a group of wgmmas a batch; free the chunks of all but the last
-    one."""
+    """Issue S and dP of a tile, a group of wgmmas a batch; free all chunks but the last one's."""
     ctx = role.ctx
     ring = RingConsumer(ctx.memory.k_full, ctx.memory.k_free)
     q = along_k(ctx.memory.q.address() + role.block_of_item * ctx.plan.q_bytes)

@@ -32,18 +32,13 @@ class ScoresPlan(Sm90Plan):
     consumer_registers: int = 224
 
     def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         if self.queries not in QUERIES:
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
         self.check()
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return f"mla_bwd_scores{self.tile.suffix}_group{self.queries}"
 
     @property
@@ -53,7 +48,6 @@ class ScoresPlan(Sm90Plan):
 
     @property
     def q_bytes(self) -> int:
-        """Bytes of Q of a row block."""
         return self.tile.chunks * ROWS * ROW_BYTES
 
     @property
@@ -64,7 +58,6 @@ class ScoresPlan(Sm90Plan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         holds = f"Q of an item, {ITEM_BLOCKS} x {self.tile.chunks} x [64, 64] SW128"
         ring = self.slots * self.tile.chunk_bytes
         return [
@@ -75,7 +68,6 @@ class ScoresPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def gather(self) -> Role:
-        """Warpgroup 0."""
         return Role("gather", WARPGROUP_SIZE, self.gather_registers, "rows of kv into the ring")
 
     @property
@@ -87,13 +79,11 @@ class ScoresPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles, in thread order."""
         return self.gather, self.score
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order."""
         gather, score = self.roles
         return (
             Barrier(

@@ -41,12 +41,7 @@ GATHER = 0
 
 
 @cute.kernel
-def few_heads_kernel(
-    q: cute.Tensor,
-    x: OtherOperands,
-    more: Any,
-    plan: cutlass.Constexpr,
-):
+def few_heads_kernel(q: cute.Tensor, x: OtherOperands, more: Any, plan: cutlass.Constexpr):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
     memory = DecodeMemory.allocate(plan)

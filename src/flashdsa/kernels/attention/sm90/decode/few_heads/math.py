@@ -1,7 +1,7 @@
 """Role math: each consumer takes every other tile of the CTA's, and has an O of its own.
 
 **The end**: the consumers exchange halves of O, and each stages half of the dims, as the other
-decode does (`shared/exchange.py`).
+decode does (`shared/combine.py`).
 """
 
 from typing import Any, NamedTuple
@@ -16,15 +16,11 @@ from flashdsa.dsl.smem import load_words, store_float
 from flashdsa.dsl.wgmma import along_k
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS
+from flashdsa.kernels.attention.sm90.decode.few_heads import softmax
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
+    load_query,
     state_of_piece,
     tiles_of_consumer,
-)
-from flashdsa.kernels.attention.sm90.decode.few_heads.lanes import (
-    first_head,
-    head_of,
-    offset_of_head,
-    reduce_keys,
 )
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, WARPS
 from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
@@ -33,17 +29,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
     multiply_tile,
     multiply_values,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.query import load_query
-from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
-    Heads,
-    exponentiate,
-    find_tops,
-    first_maximum,
-    mask_keys,
-    move_tops,
-    new_heads,
-    store_p,
-)
+from flashdsa.kernels.attention.sm90.decode.shared.combine import expect_parts, staged_rows
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
     Output,
@@ -51,7 +37,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     takes_part,
     wait_for_extent,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.exchange import expect_parts, staged_rows
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CTA_STATISTICS_BYTES,
     F16,
@@ -80,7 +65,7 @@ class Registers(NamedTuple):
     """Registers of a thread."""
 
     out: cute.Tensor  # O^T: 8 blocks of 64 dims, HEADS / 2 fp32 each
-    heads: Heads
+    heads: softmax.Heads
 
 
 def meet(ctx: Context, consumer: Any) -> None:
@@ -92,8 +77,8 @@ def read_units(ctx: Context) -> list[Any]:
     """Scales of the lane's heads of Q."""
     count = HEADS // 4
     shared = ctx.memory.row_unit.array(Float32, HEADS)
-    first = first_head(ctx.thread % WARP_SIZE)
-    return [shared[first + offset_of_head(number)] for number in range(count)]
+    first = softmax.first_head(ctx.thread % WARP_SIZE)
+    return [shared[first + softmax.offset_of_head(number)] for number in range(count)]
 
 
 def states_of_tile(role: Math, step: Int32) -> list[PipelineState]:
@@ -121,15 +106,15 @@ def take_tile(role: Math, r: Registers, step: Int32, is_first: Boolean) -> None:
     row = piece + (key + lane // 4) * ctx.plan.row_pitch
     s = multiply_tile(ctx.plan, q, keys, row)
     scale = role.output.scale
-    s = mask_keys(s, read_units(ctx), scale, masks[stage], key + lane // 4)
+    s = softmax.mask_keys(s, read_units(ctx), scale, masks[stage], key + lane // 4)
     # All four warps are done with P of the tile before when it returns.
-    tops, largest = find_tops(ctx, s, row, role.consumer, meet)
-    tops, factors, moved = move_tops(ctx, r.heads, tops, largest, scale, role.consumer)
+    tops, largest = softmax.find_tops(ctx, s, row, role.consumer, meet)
+    tops, factors, moved = softmax.move_tops(ctx, r.heads, tops, largest, scale, role.consumer)
     rescale(ctx, r.out, factors, moved, is_first)
-    p = exponentiate(s, r.heads, tops, scale)
+    p = softmax.exponentiate(s, r.heads, tops, scale)
     of_consumer = role.consumer * (ctx.plan.parts * ctx.plan.operand_bytes)
     at = ctx.memory.p.address() + of_consumer
-    store_p(ctx, p, row, r.heads, at)
+    softmax.store_p(ctx, p, row, r.heads, at)
     meet(ctx, role.consumer)
     columns = ctx.memory.k.address() + lane * ctx.plan.row_pitch + warp * 16
     stages = [state.stage * ctx.plan.piece_bytes for state in states_of_tile(role, step)]
@@ -146,18 +131,15 @@ def take_tile(role: Math, r: Registers, step: Int32, is_first: Boolean) -> None:
 def rescale(
     ctx: Context, out: cute.Tensor, factors: list[Any], moved: Any, is_first: Boolean
 ) -> None:
-    """Rescale O, unless it is 0, to maxima and scales that have moved, which is rare.
-
-    Args:
-        moved: factor of the dims whose P is times scales.
-    """
+    """Rescale O, unless it is 0, to maxima and scales that have moved, which is rare. `moved`:
+    factor of the dims whose P is times scales."""
     changed = moved != 1.0
     for factor in factors:
         changed = changed | (factor != 1.0)
     if cute.arch.vote_any_sync(changed & (is_first == 0)):
         with_scales = [factor * moved for factor in factors]
         for i in cutlass.range_constexpr(cute.size(out)):
-            block, number = i // (HEADS // 2), head_of(i % (HEADS // 2))
+            block, number = i // (HEADS // 2), softmax.head_of(i % (HEADS // 2))
             is_bf16 = cutlass.const_expr(is_rope(ctx.plan, block))
             out[i] = out[i] * (factors[number] if is_bf16 else with_scales[number])
 
@@ -168,7 +150,7 @@ def consume(role: Math) -> Registers:
     ctx = role.ctx
     out = cute.make_rmem_tensor(blocks_of(ctx.plan) * HEADS // 2, Float32)
     out.fill(0.0)
-    r = Registers(out, new_heads(ctx, role.consumer))
+    r = Registers(out, softmax.new_heads(ctx, role.consumer))
     if ctx.num_steps > 0:
         load_query(ctx, role.q, role.consumer)
     num_tiles = wait_for_extent(ctx)
@@ -195,8 +177,7 @@ def take_tiles(role: Math, r: Registers, first: Int32, end: Int32) -> None:
 
 @cute.jit
 def stage_share(role: Math, r: Registers) -> None:
-    """Stage a consumer's half of the dims of O, of all the CTA's tiles, for the CTAs of the
-    cluster."""
+    """Stage a consumer's half of O's dims, of all the CTA's tiles, for the cluster."""
     ctx = role.ctx
     publish_sums(role, r)
     # The CTAs of the cluster have initialised their barriers: none was sent anything before. Here
@@ -224,11 +205,11 @@ def publish_sums(role: Math, r: Registers) -> None:
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     pitch = HEADS + 4
     sums = ctx.memory.sums.array(Float32, CONSUMERS * WARPS * pitch)
-    base = (role.consumer * WARPS + warp) * pitch + first_head(lane)
+    base = (role.consumer * WARPS + warp) * pitch + softmax.first_head(lane)
     for number in cutlass.range_constexpr(HEADS // 4):
-        total = reduce_keys(r.heads.total[number], lambda a, b: a + b)
+        total = softmax.reduce_keys(r.heads.total[number], lambda a, b: a + b)
         if lane < 4:
-            sums[base + offset_of_head(number)] = total
+            sums[base + softmax.offset_of_head(number)] = total
 
 
 class Merged(NamedTuple):
@@ -246,9 +227,11 @@ def merge_sums(role: Math, number: int) -> Merged:
     pitch = HEADS + 4
     sums = ctx.memory.sums.array(Float32, CONSUMERS * WARPS * pitch)
     maxima = ctx.memory.maxima.array(Float32, CONSUMERS * WARPS * HEADS)
-    at = first_head(ctx.thread % WARP_SIZE) + offset_of_head(number)
-    offset = offset_of_head(number)
-    tops = [maxima[first_maximum(ctx, consumer, 0) + offset] for consumer in range(CONSUMERS)]
+    at = softmax.first_head(ctx.thread % WARP_SIZE) + softmax.offset_of_head(number)
+    offset = softmax.offset_of_head(number)
+    tops = [
+        maxima[softmax.first_maximum(ctx, consumer, 0) + offset] for consumer in range(CONSUMERS)
+    ]
     top = cute.arch.fmax(*tops)
     total = Float32(0.0)
     for consumer in range(CONSUMERS):
@@ -258,8 +241,7 @@ def merge_sums(role: Math, number: int) -> Merged:
 
 
 class Factors(NamedTuple):
-    """Factors of a consumer's O of the lane's heads, before both are added: 0 of a head without a
-    key."""
+    """Factors of a consumer's O of the lane's heads, before both are added; 0: no key."""
 
     coded: list[Any]  # of dims whose P is times scales
     bf16: list[Any]  # of the value's bf16 columns; without them no others
@@ -285,11 +267,8 @@ def find_factors(role: Math, r: Registers) -> Factors:
 
 @cute.jit
 def exchange_halves(role: Math, r: Registers, factors: Factors, number: Any = 0) -> list[Any]:
-    """Exchange halves; return this consumer's half of the dims, of both consumers.
-
-    Args:
-        number: of the exchanges before.
-    """
+    """Exchange halves; return this consumer's half of the dims, of both consumers. `number`: of the
+    exchanges before."""
     ctx = role.ctx
     count = HEADS // 2
     half = blocks_of(ctx.plan) // CONSUMERS * count
@@ -303,7 +282,7 @@ def exchange_halves(role: Math, r: Registers, factors: Factors, number: Any = 0)
     for four in cutlass.range_constexpr(half // WORDS):
         others = []
         for i in cutlass.range_constexpr(WORDS * four, WORDS * four + WORDS):
-            head = head_of(i % count)
+            head = softmax.head_of(i % count)
             low, high = r.out[i], r.out[half + i]
             if cutlass.const_expr(is_rope(ctx.plan, (half + i) // count)):
                 low, high = low * factors.coded[head], high * factors.bf16[head]
@@ -334,7 +313,7 @@ def stage_dims(role: Math, half: list[Any]) -> None:
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     rows = staged_rows(role.output)
     group = role.consumer * (ctx.plan.dim_groups // CONSUMERS) + 2 * warp
-    base = ctx.memory.k.address() + (ctx.plan.staged_at + first_head(lane) * GROUP_BYTES)
+    base = ctx.memory.k.address() + (ctx.plan.staged_at + softmax.first_head(lane) * GROUP_BYTES)
     pair = lane // 16 * (rows * GROUP_BYTES) + lane // 4 % 4 * 4
     blocks = blocks_of(ctx.plan) // CONSUMERS
     for block in cutlass.range_constexpr(blocks):
@@ -373,19 +352,20 @@ def stage_heads(v: list[Any], to: Any) -> None:
 def store_floats(address: Any, values: list[Any]) -> None:
     """Store four fp32 to shared memory."""
     cute.arch.inline_ptx(
-        "st.shared.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-        read_only_args=[address, *values],
+        "st.shared.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", read_only_args=[address, *values]
     )
 
 
 @cute.jit
 def stage_statistics(role: Math) -> None:
-    """Write this CTA's maxima and sums, by four lanes, to its offset among all CTAs'. O has scale
-    1."""
+    """Write this CTA's maxima and sums to its offset among all CTAs'; O has scale 1."""
     ctx = role.ctx
     base = ctx.memory.q.address() + ctx.rank * CTA_STATISTICS_BYTES
     for number in cutlass.range_constexpr(HEADS // 4):
-        to = base + (first_head(ctx.thread) + offset_of_head(number)) * STATISTICS_BYTES
+        to = (
+            base
+            + (softmax.first_head(ctx.thread) + softmax.offset_of_head(number)) * STATISTICS_BYTES
+        )
         if role.consumer == 0:
             merged = merge_sums(role, number)
             store_pair(to, merged.top, merged.total)

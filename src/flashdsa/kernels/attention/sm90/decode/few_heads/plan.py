@@ -63,22 +63,18 @@ class FewHeadsPlan(ClusterPlan):
 
     @classmethod
     def takes(cls, form: RowFormat, joined: bool) -> bool:
-        """Whether there is a plan for such rows."""
         return form in (cls.joined_formats if joined else cls.formats)
 
     @property
     def gather_registers(self) -> int:
-        """Registers of a thread that gathers."""
         return 56 if self.joined or self.form.split else 24
 
     @property
     def math_registers(self) -> int:
-        """Registers of a thread that multiplies."""
         return 224 if self.joined or self.form.split else 240
 
     @property
     def tile(self) -> Tile:  # type: ignore[override]
-        """Tile of keys."""
         return Tile(self.form.d_qk)
 
     @property
@@ -89,17 +85,14 @@ class FewHeadsPlan(ClusterPlan):
 
     @property
     def piece_bytes(self) -> int:
-        """Bytes of a stage."""
         return PIECE_KEYS * self.row_pitch
 
     @property
     def tile_pieces(self) -> int:
-        """Pieces of a tile."""
         return self.tile.keys // PIECE_KEYS
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         form = "" if self.form == V32 else f"_{self.form.name}"
         return f"mla_decode_heads{HEADS}{form}" + "_joined" * self.joined
 
@@ -116,20 +109,17 @@ class FewHeadsPlan(ClusterPlan):
     @property
     @cache  # noqa: B019 - plans are few
     def gather(self) -> Role:
-        """Warpgroup 0."""
         does = "row numbers and masks, the rows"
         return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def math(self) -> Role:
-        """Warpgroups 1 and 2."""
         does = "Q; S, P and O of every other tile; then a share of O, lse"
         return Role("math", CONSUMERS * WARPGROUP_SIZE, self.math_registers, does)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """Roles in the order of their threads."""
         return self.gather, self.math
 
     @property
@@ -162,7 +152,6 @@ class FewHeadsPlan(ClusterPlan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         statistics = MOST_CTAS * ROWS * STATISTICS * FP32
         of_warps = CONSUMERS * WARPS * (HEADS + 4) * FP32
         return [
@@ -180,10 +169,7 @@ class FewHeadsPlan(ClusterPlan):
             ),
             SmemRegion(
                 "k",
-                max(
-                    self.stages * self.piece_bytes,
-                    self.staged_at + HEADS * self.tile.d_v * F16,
-                ),
+                max(self.stages * self.piece_bytes, self.staged_at + HEADS * self.tile.d_v * F16),
                 128,
                 "rows of 32 keys a stage; then halves of O, and all CTAs' O of this one's dims",
             ),
@@ -203,10 +189,7 @@ class FewHeadsPlan(ClusterPlan):
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order.
-
-        Barriers of pieces are a ring, each other one completes a phase in all.
-        """
+        """Barriers of pieces are a ring, each other one completes a phase in all."""
         gather, math = self.roles
         one, every = Arrives.ONE_THREAD, Arrives.EVERY_THREAD
         return (

@@ -3,7 +3,7 @@
 Their first operand comes from registers, where `ldmatrix` brings rows as they lie in shared memory
 and e4m3 become f16. A 16-bit element of a packed row is two e4m3:
 - K: a lane gets four neighbouring bytes. The first two are its elements of the first 8 columns of
-  K of a product, the others those of the last 8; Q's columns lie likewise (`query.py`).
+  K of a product, the others those of the last 8; Q's columns lie likewise (`gather.py`).
 - V, transposed: a lane gets two dims of two keys, and a row of the product is every other dim.
 """
 
@@ -14,11 +14,43 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import BF16_KIND, F16_KIND, MMA_K, THREAD_ROWS
 from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.smem import load_words
 from flashdsa.dsl.wgmma import descriptor_behind, mma_async
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, FP32, ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, PIECE_KEYS, FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.few_heads.scales import LANE_ROWS, load_scale
+from flashdsa.kernels.attention.sm90.decode.shared.words import load_float
 from flashdsa.kernels.attention.sm90.decode.shared.words import to_f16 as bf16_to_f16
+
+LANE_ROWS = 8
+"""Rows from a lane's first row of an accumulator to its second one."""
+
+
+def load_scale(plan: Any, row: Any, group: int) -> Any:
+    """Load a group's scale of the row at that address."""
+    at = row + plan.form.scales_at
+    return load_float(at + FP32 * group) if plan.form.scale == "fp32" else load_e8m0(at + group)
+
+
+def load_scales(plan: Any, row: Any) -> list[list[Any]]:
+    """Load the scales of the lane's two keys. `row`: the address of the first one."""
+    rows = [row + LANE_ROWS * h * plan.row_pitch for h in range(THREAD_ROWS)]
+    groups = range(plan.form.num_scales)
+    if plan.form.scale == "fp32":
+        loaded = [load_words(one + plan.form.scales_at, Float32) for one in rows]
+        return [[words[group] for group in groups] for words in loaded]
+    return [[load_scale(plan, one, group) for group in groups] for one in rows]
+
+
+def load_e8m0(address: Any) -> Any:
+    """Load 2^(byte - 127), NaN of 255; 0 of 0, as products with 2^-127 are."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 byte; .reg .b32 bits; .reg .pred nan; ld.shared.u8 byte, [{$r0}]; "
+        "cvt.u32.u16 bits, byte; setp.eq.u32 nan, bits, 255; shl.b32 bits, bits, 23; "
+        "selp.b32 bits, 0x7FFFFFFF, bits, nan; mov.b32 {$w0}, bits; }",
+        write_only_types=[Float32],
+        read_only_args=[Int32(address)],
+    )
+
 
 LOAD_BYTES = 32
 """Bytes of a row that one ldmatrix reads along it."""
@@ -68,12 +100,9 @@ def is_rope(plan: FewHeadsPlan, block: int) -> bool:
 
 
 def latent_keys(keys: Any, offset: int, count: int) -> list[list[Any]]:
-    """The first operand of `count` products along 16 latent columns each: four words each.
-
-    Args:
-        keys: the lane's address: row lane % 16 of the warp's, byte 16 * (lane // 16).
-        offset: bytes from that address.
-    """
+    """The first operand of `count` products along 16 latent columns each: four words each. `keys`:
+    the lane's address: row lane % 16 of the warp's, byte 16 * (lane // 16). `offset`: bytes from
+    that address."""
     steps = []
     for load in range(count // 2):
         words = load_matrices(keys + (offset + load * LOAD_BYTES))
@@ -92,12 +121,8 @@ def rope_keys(plan: FewHeadsPlan, keys: Any) -> list[list[Any]]:
 def multiply_keys(
     plan: FewHeadsPlan, q: Any, steps: list[list[Any]], first: int, kind: str
 ) -> list[Any]:
-    """Issue S^T = K Q^T as one group; return the accumulators.
-
-    Args:
-        q: low word of Q's descriptor. steps: of K, 16 columns each. first: number of the first one.
-        kind: of Q and K.
-    """
+    """Issue S^T = K Q^T as one group; return the accumulators. `q`: low word of Q's descriptor.
+    `steps`: of K, 16 columns each. `first`: number of the first one. `kind`: of Q and K."""
     values = [Float32(0.0) for _ in range(HEADS // 2)]
     warpgroup.fence()
     for i, a in enumerate(steps):
@@ -109,12 +134,9 @@ def multiply_keys(
 
 
 def multiply_tile(plan: FewHeadsPlan, q: Any, keys: Any, row: Any) -> list[Any]:
-    """Compute a tile's S^T, with Q from shared memory.
-
-    Args:
-        q: low word of Q's descriptor. keys: the lane's address, as in `latent_keys`.
-        row: the address of the lane's first key; its other one is LANE_ROWS later.
-    """
+    """Compute a tile's S^T, with Q from shared memory. `q`: low word of Q's descriptor. `keys`: the
+    lane's address, as in `latent_keys`. `row`: the address of the lane's first key; its other one
+    is LANE_ROWS later."""
     q = opaque(q)
     rows = [row + LANE_ROWS * h * plan.row_pitch for h in range(THREAD_ROWS)]
     s = [Float32(0.0) for _ in range(HEADS // 2)]
@@ -147,11 +169,8 @@ def _add_scaled(
 
 
 def values_of_block(pieces: list[Any], block: int) -> list[list[Any]]:
-    """The first operand of a block's products, transposed: four words for each 16 keys.
-
-    Args:
-        pieces: the lane's address in each piece of the tile: row `lane`, the warp's 16 dims.
-    """
+    """The first operand of a block's products, transposed: four words for each 16 keys. `pieces`:
+    the lane's address in each piece of the tile: row `lane`, the warp's 16 dims."""
     steps = []
     for piece in pieces:
         words = load_matrices(piece + block * ROWS, True)
@@ -163,11 +182,8 @@ def values_of_block(pieces: list[Any], block: int) -> list[list[Any]]:
 
 def rope_values(plan: FewHeadsPlan, pieces: list[Any]) -> list[list[Any]]:
     """Same as `values_of_block`, for bf16 columns; a row of the product is a dim, in order.
-
-    Args:
-        pieces: the lane's address in each piece: row lane // 16 * 8 + lane % 8, byte
-            lane // 8 % 2 * 16 of the warp's 32 of the bf16 columns.
-    """
+    `pieces`: the lane's address in each piece: row lane // 16 * 8 + lane % 8, byte lane // 8 % 2 *
+    16 of the warp's 32 of the bf16 columns."""
     steps = []
     for piece in pieces:
         for step in range(PIECE_KEYS // MMA_K):
@@ -179,11 +195,8 @@ def rope_values(plan: FewHeadsPlan, pieces: list[Any]) -> list[list[Any]]:
 def multiply_values(
     plan: FewHeadsPlan, out: Any, pieces: list[Any], rope_pieces: list[Any], p: Any
 ) -> None:
-    """Compute O^T += V^T P^T of a tile; all products are done when it returns.
-
-    Args:
-        out: accumulators, HEADS / 2 of each block in turn. p: low word of P's descriptor.
-    """
+    """Compute O^T += V^T P^T of a tile; all products are done when it returns. `out`: accumulators,
+    HEADS / 2 of each block in turn. `p`: low word of P's descriptor."""
     p = opaque(p)
     count = HEADS // 2
     for block in range(blocks_of(plan)):

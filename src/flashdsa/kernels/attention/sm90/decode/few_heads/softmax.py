@@ -14,17 +14,37 @@ from flashdsa.dsl.fragments import F16_KIND, THREAD_ROWS, exp2, pack
 from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, NO_KEY, Scale
-from flashdsa.kernels.attention.sm90.decode.few_heads.lanes import (
-    first_head,
-    head_of,
-    offset_of_head,
-    reduce_keys,
-)
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, WARPS
-from flashdsa.kernels.attention.sm90.decode.few_heads.scales import load_scales
+from flashdsa.kernels.attention.sm90.decode.few_heads.products import load_scales
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.words import BIAS, bits_of, power_of_two
 from flashdsa.plan.row_tiles import ROW_BYTES
+
+LANE_HEADS = 2
+"""Neighbouring heads of a lane in each 8 columns."""
+
+
+def head_of(i: int) -> int:
+    """Number among the lane's heads of its accumulator i of a block of S^T or O^T."""
+    return i // 4 * LANE_HEADS + i % LANE_HEADS
+
+
+def first_head(lane: Any) -> Any:
+    """The lane's first head; the others are 1, 8, 9, 16, ... heads later."""
+    return lane % 4 * LANE_HEADS
+
+
+def offset_of_head(number: int) -> int:
+    """Heads from the lane's first one to that of a number."""
+    return number // LANE_HEADS * 8 + number % LANE_HEADS
+
+
+def reduce_keys(value: Any, combine: Any) -> Any:
+    """Reduce over the lanes that have the same heads; all of them get the result."""
+    for offset in (4, 8, 16):
+        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset))
+    return value
+
 
 MOST_LOG2 = 7
 """log2 of a bound: the largest scale < 2^7 after scaling; P <= 2^8, below the largest f16."""
@@ -32,8 +52,7 @@ FIRST_POWER = 100
 
 
 class Heads(NamedTuple):
-    """Values of the lane's heads, in registers. Their maxima are in shared memory, for each
-    warp."""
+    """Values of the lane's heads, in registers. Shared memory has their maxima, for each warp."""
 
     total: cute.Tensor  # (HEADS / 4,) fp32: over the lane's keys
     power: cute.Tensor  # (1,) Int32: O is scaled by 2^power, but for bf16 columns
@@ -69,11 +88,8 @@ def store_maxima(ctx: Context, consumer: Int32, values: list[Any]) -> None:
 
 @cute.jit
 def mask_keys(s: list[Any], units: list[Any], scale: Scale, word: Int32, key: Int32) -> list[Any]:
-    """Scores of Q as it was given, NO_KEY for keys that are not valid; the scale's sign.
-
-    Args:
-        units: scales of the lane's heads. word: the piece's mask. key: the lane's first in it.
-    """
+    """Scores of Q as it was given, NO_KEY for keys that are not valid; the scale's sign. `units`:
+    scales of the lane's heads. `word`: the piece's mask. `key`: the lane's first in it."""
     sign = Float32(-1.0) if scale.negative else Float32(1.0)
     valid = [(word >> (key + 8 * h)) & 1 for h in range(THREAD_ROWS)]
     masked = []
@@ -88,11 +104,8 @@ def find_tops(
     ctx: Context, s: list[Any], row: Int32, consumer: Int32, meet: cutlass.Constexpr
 ) -> tuple[list[Any], Any]:
     """The tile's maxima of the lane's heads, and its largest scale, over the consumer's warps.
-
-    Args:
-        row: the address of the lane's first key.
-        meet: makes the consumer's warps wait for each other.
-    """
+    `row`: the address of the lane's first key. `meet`: makes the consumer's warps wait for each
+    other."""
     pitch = HEADS + 4
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     shared = ctx.memory.tops.array(Float32, 2 * WARPS * pitch)
@@ -168,11 +181,8 @@ def exponentiate(s: list[Any], heads: Heads, tops: list[Any], scale: Scale) -> l
 @cute.jit
 def store_p(ctx: Context, p: list[Any], row: Int32, heads: Heads, to: Any) -> None:
     """Store P^T to shared memory: its rows are heads, for each group times the keys' scales; then
-    as it is, for bf16 columns of the value.
-
-    Args:
-        row: the address of the lane's first key. to: an address.
-    """
+    as it is, for bf16 columns of the value. `row`: the address of the lane's first key. `to`: an
+    address."""
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     head = lane // 16 * 8 + lane % 8
     unit = (2 * warp + lane // 8 % 2) ^ (lane % 8)

@@ -106,8 +106,7 @@ def copies_of(thread: Int32) -> Copies:
 def copy_rope(
     role: Gatherer, rows: list[Int32], sources: list[Any], copies: Copies, tile: Int32
 ) -> None:
-    """Copy this thread's part of a tile's RoPE columns. Those after the value are announced when
-    they have come."""
+    """Copy this thread's part of a tile's RoPE columns; those after the value are announced."""
     geometry = role.ctx.plan.tile
     to = role.ctx.memory.k.address() + tile * geometry.bytes + swizzled_128(copies.key, copies.unit)
     for turn in cutlass.range_constexpr(turns_of(geometry)):
@@ -123,8 +122,7 @@ def rope_chunk(role: Gatherer) -> int:
 
 
 def converts_rope(role: Gatherer) -> bool:
-    """Whether bf16 columns are of the value: they become f16, in the last chunk of the last
-    part."""
+    """Whether bf16 columns are of the value: they become f16, in the last part's last chunk."""
     return bool(role.form.rope) and not role.ctx.plan.tile.has_rope
 
 
@@ -133,10 +131,7 @@ def copy_groups(
     role: Gatherer, rows: list[Int32], sources: list[Any], copies: Copies, half: Half
 ) -> None:
     """Copy this thread's part of a half: the bytes of two groups, each to the second of its chunks.
-
-    Args:
-        rows, sources: of kv, one a turn: their numbers, and addresses of the thread's 16 bytes.
-    """
+    `rows`, `sources`: of kv, one a turn: their numbers, and addresses of the thread's 16 bytes."""
     to = bytes_of_half(role, copies, half)
     tile = role.ctx.plan.tile
     form = role.form
@@ -174,8 +169,7 @@ def bytes_at(copies: Copies) -> Any:
 
 
 def bytes_of_half(role: Gatherer, copies: Copies, half: Half) -> Any:
-    """Address that the thread's 16 bytes of its first key would have in the first chunk of a
-    half."""
+    """Address of the thread's 16 bytes of its first key in the first chunk of a half."""
     chunk, tile = 2 * half.group, role.ctx.plan.tile
     k = role.ctx.memory.k.address()
     return k + half.tile * tile.bytes + chunk * tile.chunk_bytes + bytes_at(copies)
@@ -183,8 +177,7 @@ def bytes_of_half(role: Gatherer, copies: Copies, half: Half) -> Any:
 
 @cute.jit
 def take_part(role: Gatherer, copies: Copies, half: Half, number: cutlass.Constexpr) -> list[Any]:
-    """Load this thread's words of a part, which it has copied. `number`: of the group in its
-    half."""
+    """Load this thread's words of a part, which it has copied. `number`: of the half's group."""
     at = bytes_of_half(role, copies, half)
     tile = role.ctx.plan.tile
     if cutlass.const_expr(converts_rope(role) and number == 1):
@@ -199,10 +192,8 @@ def take_part(role: Gatherer, copies: Copies, half: Half, number: cutlass.Conste
 @cute.jit
 def load_scales(role: Gatherer, slots: list[Int32], slot: Int32) -> list[Any]:
     """Load the scales of two neighbouring parts of one of the warp's 16 keys of a tile, as words.
-
     Lane 2 i + j has parts 2 j and 2 j + 1 of key i of them: 4 of each turn. `slot`: the tile's
-    first. Of two formats the words are as many as the longer one's.
-    """
+    first. Of two formats the words are as many as the longer one's."""
     lane, warp = role.ctx.thread % WARP_SIZE, role.ctx.thread // WARP_SIZE
     number = lane // 2
     key = number // WARP_ROWS * ROWS_AT_ONCE + warp * WARP_ROWS + number % WARP_ROWS
@@ -303,11 +294,8 @@ def write_values(
 def write_half(
     role: Gatherer, words: list[Int32], scales: list[Int32], copies: Copies, half: Half
 ) -> None:
-    """Write a half's values of e2m1, and announce both parts; 16 bytes become 64 of f16.
-
-    Args:
-        scales: two of each turn, in f16.
-    """
+    """Write a half's values of e2m1, and announce both parts; 16 bytes become 64 of f16. `scales`:
+    two of each turn, in f16."""
     tile = role.ctx.plan.tile
     chunk = 2 * half.group + copies.unit // 2
     base = role.ctx.memory.k.address() + half.tile * tile.bytes + chunk * tile.chunk_bytes
@@ -382,11 +370,8 @@ def copy_tile(
     role: Gatherer, slots: list[Int32], copies: Copies, tile: Int32, use: Int32, slot: Int32
 ) -> None:
     """Copy this thread's part of a tile, a half when it is free; write which keys are valid.
-
-    Args:
-        slots: the lane's of the tile: lane, lane + 32. use: number of the tile's use by the CTA.
-        slot: the tile's first.
-    """
+    `slots`: the lane's of the tile: lane, lane + 32. `use`: number of the tile's use by the CTA.
+    `slot`: the tile's first."""
     ctx = role.ctx
     turns = turns_of(ctx.plan.tile)
     rows = [row_of_turn(slots, turn, copies.key) for turn in range(turns)]
@@ -437,10 +422,7 @@ def gather_tile(
     slot: Int32,
 ) -> list[Any]:
     """Copy and expand a tile; return the scales of the next one, whose slots are `next_slots`.
-
-    Args:
-        scales: this tile's. Others as of `copy_tile`.
-    """
+    `scales`: this tile's. Others as of `copy_tile`."""
     copy_tile(role, slots, copies, tile, use, slot)
     factors = factors_of_scales(scales[: words_of_scales(role.form)], role.form)
     following = load_scales(with_main(role), next_slots, slot + role.ctx.plan.tile.keys)
@@ -451,11 +433,8 @@ def gather_tile(
 @cute.jit
 def gather_packed_rows(role: Gatherer, before: Before, asked: Asked) -> Int32:
     """All four warps: gather every step of a stretch; return its tiles up to those of the last step
-    with a valid slot. The code is loops, as code that runs once costs most.
-
-    Args:
-        asked: result of `ask_ends`.
-    """
+    with a valid slot. The code is loops, as code that runs once costs most. `asked`: result of
+    `ask_ends`."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     copies = copies_of(ctx.thread)

@@ -29,16 +29,13 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import (
 
 class Before(NamedTuple):
     """Work of the CTA before a stretch, in one register: a number of stretches, and whether each
-    tile's uses are odd, as each use completes a phase of the tile's barriers.
-
-    A stretch's last step may have one tile, so tile 1 may have fewer uses.
-    """
+    tile's uses are odd, as each use completes a phase of the tile's barriers. A stretch's last step
+    may have one tile, so tile 1 may have fewer uses."""
 
     bits: Any  # the number above one bit a tile
 
     @property
     def stretches(self) -> Any:
-        """Number of stretches."""
         return self.bits >> TILES
 
     def use(self, tile: Any, step: Any) -> Any:
@@ -57,11 +54,8 @@ NOTHING = Before(0)
 
 @cute.jit
 def store_masks(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> None:
-    """One warp: store which keys of the tile are valid.
-
-    Args:
-        slots: the lane's of the tile: lane, lane + 32.
-    """
+    """One warp: store which keys of the tile are valid. `slots`: the lane's of the tile: lane, lane
+    + 32."""
     mask_words = role.ctx.plan.tile.mask_words
     masks = role.ctx.memory.masks.array(Int32, TILES * mask_words)
     for word in cutlass.range_constexpr(mask_words):
@@ -75,11 +69,7 @@ def store_masks(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> N
 @cute.jit
 def gather_rows(role: Gatherer, before: Before, asked: Asked) -> Int32:
     """All four warps: gather every step of a stretch; return its tiles up to those of the last step
-    with a valid slot.
-
-    Args:
-        asked: result of `ask_ends`.
-    """
+    with a valid slot. `asked`: result of `ask_ends`."""
     ctx = role.ctx
     tile = ctx.plan.tile
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)

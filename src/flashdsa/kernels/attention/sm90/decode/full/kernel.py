@@ -28,11 +28,14 @@ from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.gather import map_query
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
-from flashdsa.kernels.attention.sm90.decode.full.consumers import consume0, consume1
+from flashdsa.kernels.attention.sm90.decode.full.consumers import (
+    consume0,
+    consume1,
+    load_item_query,
+)
 from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
 from flashdsa.kernels.attention.sm90.decode.full.gather import NOTHING, gather_rows
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
-from flashdsa.kernels.attention.sm90.decode.full.query import load_item_query
 from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_clusters
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
@@ -55,10 +58,7 @@ GATHER, CONSUMER0, CONSUMER1 = range(3)
 
 @cute.kernel
 def decode_kernel(
-    q_map: GridConstant[tensor_map.TensorMap],
-    x: OtherOperands,
-    more: Any,
-    plan: cutlass.Constexpr,
+    q_map: GridConstant[tensor_map.TensorMap], x: OtherOperands, more: Any, plan: cutlass.Constexpr
 ):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()

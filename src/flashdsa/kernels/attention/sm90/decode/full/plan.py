@@ -65,7 +65,6 @@ class DecodePlan(ClusterPlan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         extra = f"_and_{self.extra}" if self.extra else ""
         name = "mla_decode" + self.suffix + extra + "_joined" * self.joined
         return name + "_alone" * self.alone
@@ -89,7 +88,6 @@ class DecodePlan(ClusterPlan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         tile = self.tile
         statistics, rows = "; then all CTAs' statistics", "all CTAs' O of this one's dims"
         if self.alone:
@@ -118,36 +116,29 @@ class DecodePlan(ClusterPlan):
     @property
     @cache  # noqa: B019 - plans are few
     def gather(self) -> Role:
-        """Warpgroup 0."""
         does = "row numbers and masks, the rows, Q"
         return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def consumer0(self) -> Role:
-        """Warpgroup 1."""
         does = "S and P of tile 0, O's low dims; then a share of O, lse"
         return Role("consumer0", WARPGROUP_SIZE, self.consumer0_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def consumer1(self) -> Role:
-        """Warpgroup 2."""
         does = "S and P of tile 1, O's high dims; then a share of O"
         return Role("consumer1", WARPGROUP_SIZE, self.consumer1_registers, does)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in thread order."""
         return self.gather, self.consumer0, self.consumer1
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order.
-
-        Barriers of tiles complete a phase for each step, those of Q and O one in all.
-        """
+        """Barriers of tiles complete a phase for each step, those of Q and O one in all."""
         gather, zero, one = self.roles
         thread, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
         slices, q_bytes = self.tile.slices, self.tile.q_bytes

@@ -69,10 +69,8 @@ def take_sum(factors: Factors, owner: Any, number: int) -> Any:
 
 @cute.jit
 def powers_of_scales(scales: list[Int32], form: cutlass.Constexpr) -> Factors:
-    """Factors of e8m0: a power of two that f16 represents, and another one where that is not all.
-
-    A code times the first one is exact, so a value is rounded once, and 0 times it is 0.
-    """
+    """Factors of e8m0: a power of two that f16 represents, and another one where that is not all. A
+    code times the first one is exact, so a value is rounded once, and 0 times it is 0."""
     of_lane = 4 * len(scales)
     sums, small = [], Boolean(False)
     for pair in cutlass.range_constexpr(of_lane // 2):
@@ -135,11 +133,9 @@ def take_pair(scales: list[Any], owner: Any, unit: Any) -> Any:
 
 
 def expand_e2m1(word: Any, scale: Any) -> list[Any]:
-    """Eight e2m1 times a scale, as four words of f16.
-
-    The high bytes of f16 of codes 0 to 7 are 00 38 3C 3E 40 42 44 46, their low bytes are 0; the
-    sign is bit 3 of a code. Permutations look up four bytes, and take four signs to their places.
-    """
+    """Eight e2m1 times a scale, as four words of f16. The high bytes of f16 of codes 0 to 7 are 00
+    38 3C 3E 40 42 44 46, their low bytes are 0; the sign is bit 3 of a code. Permutations look up
+    four bytes, and take four signs to their places."""
     halves = []
     for codes, signs in (("x", "0x1504"), ("y", "0x3726")):
         halves.append(

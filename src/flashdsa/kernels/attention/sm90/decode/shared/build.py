@@ -13,7 +13,7 @@ from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import fake_more, fake_operands
 from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
-from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import Workspace
 from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
 
 
@@ -55,12 +55,8 @@ def _compile(launch: Any, decode: Decode, *last: Any) -> Any:
 
 @cute.jit
 def launch_clusters(decode: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch on `stream`: a cluster for the plan's heads of a query.
-
-    Args:
-        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and cluster_size:
-            one of CLUSTER_SIZES.
-    """
+    """Launch on `stream`: a cluster for the plan's heads of a query. `arguments`: those of
+    `Operands`, of a joined plan those of `MoreOperands`, and cluster_size: one of CLUSTER_SIZES."""
     x, rest = split(arguments)
     plan = decode.plan
     more, (cluster_size,) = split_more(rest, plan.joined)

@@ -67,7 +67,6 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """The compile-time plan."""
         return self.memory.plan
 
     @property
@@ -154,9 +153,7 @@ def find_item(memory: DecodeMemory, x: OtherOperands, sources: Any) -> Context:
 @cute.jit
 def num_sharing(plan: cutlass.Constexpr, tiles: Int32) -> Int32:
     """CTAs of the cluster that share an item of so many tiles: those with a tile, if they are few.
-
-    A message from each CTA to each other one takes time, whatever it says.
-    """
+    A message from each CTA to each other one takes time, whatever it says."""
     if cutlass.const_expr(plan.alone):
         return Int32(1)
     count = Int32(cute.arch.cluster_size())
@@ -199,8 +196,7 @@ def store_item(ctx: Context) -> None:
 
 
 def load_item(memory: DecodeMemory) -> Context:
-    """This thread's context, of what `store_item` has stored. Whoever needs it later loads it
-    again, as registers are few."""
+    """This thread's context, as `store_item` stored it; loaded again where registers are few."""
     at = memory.item.address()
     query, head, first_slot, end_slot = load_words_again(at)
     num_tiles, num_ctas, main, end = load_words_again(at + VECTOR * 4)
@@ -221,20 +217,14 @@ def steps_of(num_tiles: Any) -> Any:
 
 
 def wait_for_extent(ctx: Context) -> Int32:
-    """A consumer: wait for the number of the CTA's tiles up to those of the last step with a valid
-    slot."""
+    """A consumer: the CTA's tiles up to those of the last step with a valid slot."""
     ctx.memory.extent_full.wait(0)
     return ctx.memory.extent.array(Int32, 1)[0]
 
 
 def meet_consumers(met: Barriers, number: Any = 0) -> None:
-    """Sync both consumers, each thread: each sees what all of them did before.
-
-    The barrier is an mbarrier, as synccheck takes a named barrier at two points of the code for
-    divergence.
-
-    Args:
-        number: of the barrier's phase, the first being 0.
-    """
+    """Sync both consumers, each thread: each sees what all of them did before. The barrier is an
+    mbarrier, as synccheck takes a named barrier at two points of the code for divergence. `number`:
+    of the barrier's phase, the first being 0."""
     met.arrive()
     met.wait_for(number)

@@ -6,25 +6,39 @@ takes what lies between c and c + 1 times the line's length divided by the group
 *stretch* of its items of some neighbouring queries; only its first and its last one may be *parts*,
 which are not the whole item. No query is cut if shares of as many whole ones are not longer by more
 than WHOLE_TILES. `backends/sm90/decode_cuts.py` says the same in Python.
+
+Parts of an item that several CTAs share: slots in device memory, and tickets.
+
+A CTA stores its part, O in f16 divided by its own sums and its statistics, in one of its two slots
+of the workspace. Then it draws a ticket from the item's counter. Whoever draws the last one sees
+all parts and merges them in their order, its own part too as it is in its slot, so that it does not
+matter who it is. Nobody waits for another CTA.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Boolean, Int32, cute
+from cutlass import Boolean, Float32, Int32, Int64, cute
 
+from flashdsa.dsl.fragments import F16_KIND, pack
+from flashdsa.dsl.gmem import store4
+from flashdsa.dsl.smem import store_words
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.sources import join_slots
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context, DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
+    CTA_SLOTS,
     CUT_WORDS,
     DEALT_WORDS,
     LEAST_SHARE,
     OVERHEAD_TILES,
+    STRETCH_BYTES,
     WHOLE_TILES,
 )
+from flashdsa.kernels.attention.sm90.decode.shared.words import from_f16, load_words_again
 
 LINE_AT, GROUPS_AT, BLOCK_AT, FIRST_AT = range(2 * CUT_WORDS, DEALT_WORDS)
 """Indices after the CTA's two cuts: the line's length, the groups that take part, the number of the
@@ -135,8 +149,7 @@ def room_of_query(memory: DecodeMemory, batch: Batch, query: Int32) -> Int32:
 
 @cute.jit
 def add_before(memory: DecodeMemory, own: Int32, thread: Int32) -> tuple[Int32, Int32, Int32]:
-    """(the sum over the threads before this one, the sum over all, the largest). Syncs all
-    threads."""
+    """(sum over the threads before this one, sum over all, the largest). Syncs all threads."""
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     warps = memory.plan.threads // WARP_SIZE
     upto, most = prefix_sum(own, lane), Int32(cute.arch.warp_redux_sync(own, "max"))
@@ -191,8 +204,7 @@ def groups_of_line(group: Group, line: Any) -> Any:
 
 
 def place_of_cut(group: Group, line: Any, side: Any) -> Any:
-    """Position on the line of the CTA's first cut, or of its second one; the line's length for a
-    CTA that takes no part."""
+    """The line's position of the CTA's first or second cut; its length: the CTA takes no part."""
     groups = groups_of_line(group, line)
     return cutlass.min(group.number + side, groups) * line // groups
 
@@ -213,12 +225,7 @@ def write_end(memory: DecodeMemory, batch: Batch, group: Group, line: Any, side:
 
 @cute.jit
 def write_cut(
-    memory: DecodeMemory,
-    side: Int32,
-    place: Int32,
-    start: Int32,
-    query: Int32,
-    tiles: Int32,
+    memory: DecodeMemory, side: Int32, place: Int32, start: Int32, query: Int32, tiles: Int32
 ) -> None:
     """Write a cut at a position among neighbouring queries of `tiles` tiles, the first of which is
     `query` and begins at `start`."""
@@ -285,8 +292,7 @@ def is_part(ctx: Context, batch: Batch) -> Boolean:
 
 @cute.jit
 def parts_before(ctx: Context, number: Int32) -> Int32:
-    """Parts that the CTA has stored before its last stretch, which has that number: its first one,
-    if that was a part."""
+    """Parts that the CTA has stored before its last stretch `number`: its first one, or none."""
     before = Int32(0)
     if number > 0 and ctx.memory.dealt.array(Int32, DEALT_WORDS)[1] > 0:
         before = Int32(1)
@@ -295,11 +301,8 @@ def parts_before(ctx: Context, number: Int32) -> Int32:
 
 @cute.jit
 def parts_of_item(ctx: Context, batch: Batch, number: Int32) -> Parts:
-    """Parts of the item of which `ctx` is one.
-
-    Args:
-        ctx: the CTA's stretch of that number, its first or its last one.
-    """
+    """Parts of the item of which `ctx` is one. `ctx`: the CTA's stretch of that number, its first
+    or its last one."""
     dealt = ctx.memory.dealt.array(Int32, DEALT_WORDS)
     start = dealt[2]
     if dealt[0] + number == dealt[CUT_WORDS]:
@@ -311,3 +314,122 @@ def parts_of_item(ctx: Context, batch: Batch, number: Int32) -> Parts:
     first_cut = ((start + 1) * groups + line - 1) // line
     end_cut = (end * groups + line - 1) // line
     return Parts(dealt[FIRST_AT] + first_cut - 1, end_cut - first_cut + 1)
+
+
+@cute.jit
+def store_stretch(ctx: Context, batch: Batch, number: Int32) -> None:
+    """One thread: store a stretch for the consumers, who have read the one before the last."""
+    parts = Parts(Int32(0), Int32(1))
+    if is_part(ctx, batch):
+        parts = parts_of_item(ctx, batch, number)
+    store_words(place_of(ctx.memory, number), [ctx.query, ctx.head, parts.first, parts.count])
+
+
+def place_of(memory: DecodeMemory, number: Any) -> Any:
+    """Address of a stretch."""
+    return memory.stretches.address() + (number & 1) * STRETCH_BYTES
+
+
+def load_stretch(memory: DecodeMemory, number: Any, thread: Any) -> Context:
+    """The CTA's stretch of that number, as a thread of a consumer's warpgroup takes it; its slots
+    are the gather's."""
+    query, head, _, _ = load_words_again(place_of(memory, number))
+    return any_stretch(memory, thread)._replace(query=query, head=head)
+
+
+def any_stretch(memory: DecodeMemory, thread: Any) -> Context:
+    """A stretch as a thread of a consumer's warpgroup knows each: without its item and slots."""
+    none = Int32(0)
+    return Context(memory, none, none, none, none, none, none, none, thread, None)
+
+
+def load_parts(memory: DecodeMemory, number: Any) -> Parts:
+    """Parts of the item of a stretch."""
+    return Parts(*load_words_again(place_of(memory, number))[2:])
+
+
+LINE_WORDS = 4
+"""Words of a thread in a line of a slot: 16 bytes."""
+LINE_VALUES = 2 * LINE_WORDS
+CONSUMER_THREADS = 2 * WARPGROUP_SIZE
+
+
+class Workspace(NamedTuple):
+    """Device memory of the launches of a stream, or of those that a graph captures."""
+
+    counters: cute.Tensor  # (CTAs,) int32: parts that are stored, by the CTA of an item's first
+    slots: cute.Tensor  # (2 CTAs, slot_words) int32
+
+
+@cute.jit
+def slot_of_part(workspace: Workspace, parts: Parts, number: Int32) -> Any:
+    """Pointer to the words of a part: the item's first one is its CTA's last stretch, each other
+    one its CTA's first."""
+    slot = (parts.first + number) * CTA_SLOTS
+    if number == 0:
+        slot += 1
+    return workspace.slots.iterator + Int64(slot) * workspace.slots.shape[1]
+
+
+def at_line(slot: Any, thread: Any, line: int) -> Any:
+    """Pointer to a thread's words of a line; `thread`: of both consumers."""
+    return slot + (line * CONSUMER_THREADS + thread) * LINE_WORDS
+
+
+@cute.jit
+def draw_ticket(
+    ctx: Context, workspace: Workspace, parts: Parts, number: Int32, consumer: Any
+) -> Boolean:
+    """All threads of both consumers, which have stored a part: whether all parts are stored, so
+    that they merge them. `number`: parts that the CTA has stored before."""
+    ticket = ctx.memory.ticket.array(Int32, 1)
+    counter = workspace.counters.iterator + parts.first
+    ctx.memory.part_stored.arrive()
+    if consumer == 0 and ctx.thread == 0:
+        # part_stored, a phase a part: all threads have stored theirs, and have read the ticket
+        # before. The atomic is a release of that, and an acquire of what CTAs with smaller tickets
+        # stored; ticket_full passes it on.
+        ctx.memory.part_stored.wait_for(number)
+        drawn = cute.arch.atomic_add(counter, Int32(1), sem="acq_rel", scope="gpu")
+        if drawn == parts.count - 1:
+            counter.store(Int32(0))
+        ticket[0] = drawn
+        ctx.memory.ticket_full.arrive()
+    cute.arch.sync_warp()
+    ctx.memory.ticket_full.wait_for(number)
+    return Boolean(ticket[0] == parts.count - 1)
+
+
+def load_values(pointer: Any) -> list[Any]:
+    """Load four words of a part that another CTA may have stored."""
+    return list(
+        cute.arch.inline_ptx(
+            "ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Int32] * 4,
+            read_only_args=[pointer],
+        )
+    )
+
+
+def store_values(slot: Any, thread: Any, count: int, value_of: Callable[[int], Any]) -> None:
+    """Store a thread's values of a part, in f16. `thread`: of both consumers. `value_of`: the value
+    of a number below `count`."""
+    for line in range(count // LINE_VALUES):
+        of_line = [value_of(LINE_VALUES * line + i) for i in range(LINE_VALUES)]
+        words = [pack(of_line[2 * i], of_line[2 * i + 1], F16_KIND) for i in range(LINE_WORDS)]
+        store4(at_line(slot, thread, line), words)
+
+
+@cute.jit
+def add_values(slot: Any, thread: Any, out: cute.Tensor, weights: list[Any]) -> None:
+    """Add a thread's values of a part to `out`; `weights`: of the values, one each."""
+    for line in cutlass.range_constexpr(cute.size(out) // LINE_VALUES):
+        words = load_values(at_line(slot, thread, line))
+        for i in cutlass.range_constexpr(LINE_WORDS):
+            at = LINE_VALUES * line + 2 * i
+            both = from_f16(words[i])
+            for odd in cutlass.range_constexpr(2):
+                weight = weights[at + odd]
+                # 0 times a part without a key may be NaN.
+                value = both[odd] if weight != 0.0 else Float32(0.0)
+                out[at + odd] = out[at + odd] + weight * value

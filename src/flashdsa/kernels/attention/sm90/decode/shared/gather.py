@@ -32,7 +32,6 @@ class Gatherer(NamedTuple):
 
     @property
     def form(self) -> RowFormat:
-        """Format of the packed rows that are read."""
         form: RowFormat = self.of_form.value or self.ctx.plan.form
         return form
 
@@ -74,11 +73,7 @@ def ask_slot(role: Gatherer, slot: Int32) -> Int32:
 
 @cute.jit
 def row_of_slot(role: Gatherer, slot: Int32, asked: Int32) -> Int32:
-    """The kv row that a slot of the query names, negative where it is not valid.
-
-    Args:
-        asked: result of `ask_slot`.
-    """
+    """The kv row that a slot names, negative where it is not valid. `asked`: by `ask_slot`."""
     if cutlass.const_expr(role.sources is not None):
         return sources.row_of_listed(list_of_slot(role, slot), slot, asked)
     row = Int32(-1)
@@ -154,8 +149,7 @@ def all_of(slots: list[Any]) -> Any:
 
 
 def ask_ends(role: Gatherer, lane: Int32) -> Asked:
-    """Load what names this lane's rows of the first step and of the last one, which wait for memory
-    once, together."""
+    """Load what names this lane's rows of the first and the last step, in one wait for memory."""
     first = ask_slots(role, Int32(0), lane)
     return first, ask_slots(role, last_step(role.ctx.num_steps), lane)
 
@@ -176,12 +170,8 @@ def last_slots(role: Gatherer, num_steps: Int32, lane: Int32) -> Int32:
 @cute.jit
 def find_extent(role: Gatherer, last: Int32, lane: Int32, least: cutlass.Constexpr = 0) -> Int32:
     """All warps: return the tiles up to those of the last step with a valid slot; tell the
-    consumers.
-
-    Args:
-        last: `last_slots` of all steps, if they are more than `least`.
-        least: minimum of the result's steps, their slots valid or not, if the CTA has them.
-    """
+    consumers. `last`: `last_slots` of all steps, if they are more than `least`. `least`: minimum of
+    the result's steps, their slots valid or not, if the CTA has them."""
     ctx = role.ctx
     num_steps = ctx.num_steps
     more = Boolean(num_steps > least)
@@ -261,10 +251,7 @@ def scales_address(role: Gatherer, row: Any, pages: Any) -> Any:
 
 def load_or(address: Any, row: Any, offset: int, words: int, otherwise: int = 0) -> list[Any]:
     """Load 1, 2 or 4 words `offset` bytes after an address of device memory; `otherwise` for a
-    negative row.
-
-    The first-level cache has no room: rows are read once.
-    """
+    negative row. The first-level cache has no room: rows are read once."""
     results = ", ".join(f"{{$w{i}}}" for i in range(words))
     form = f"v{words}.b32 {{{results}}}" if words > 1 else f"b32 {results}"
     others = "".join(f"mov.b32 {{$w{i}}}, {otherwise}; " for i in range(words))

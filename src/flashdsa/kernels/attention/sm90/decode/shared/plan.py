@@ -59,11 +59,7 @@ class ClusterPlan(Sm90Plan):
     """Tiles of an item up to which one CTA of a cluster takes it sooner than several."""
 
     def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         # setmaxnreg hands out only the registers that the CTA has at its launch.
         self.check(self.threads * registers_each(self.threads, SM90.registers))
 
@@ -95,7 +91,6 @@ class ClusterPlan(Sm90Plan):
         """Heads of an item."""
 
     def items(self, num_heads: int) -> int:
-        """Work items of a query."""
         return -(-num_heads // self.group_heads)
 
     @property
@@ -112,7 +107,6 @@ class ClusterPlan(Sm90Plan):
 
     @property
     def cluster_buffers(self) -> list[SmemRegion]:
-        """Shared memory regions of messages."""
         tokens = SmemRegion(
             "tokens", 2 * MOST_CTAS * 4, 16, "words from each CTA that mean no more"
         )

@@ -2,32 +2,309 @@
 
 A stretch's steps are those of the kernel by clusters (`few_heads/kernel.py`). After it the
 consumers exchange halves of O, and each writes its half of the dims from registers: to the results
-if the CTA has the whole item, else to the workspace (`shared/parts.py`).
+if the CTA has the whole item, else to the workspace (`shared/dealing.py`).
 
 gather                 | math, consumer 0            | math, consumer 1
 ---------------------- | --------------------------- | ---------------------------
 rows of a stretch      | Q; steps of a stretch       | Q; steps of a stretch
 rows of the next one   | low dims: rows, or part     | high dims: rows, or part
                        | the last part: merge        | the last part: merge
+
+Parts of few heads in the workspace, in the order of the consumers' registers.
+
+A slot has a line of 16 bytes for each thread of both consumers, of eight of its values, for each
+eight of them; then four fp32 a head, of which two are used: the part's maximum and sum.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import cute
+from cutlass import Boolean, Float32, Int32, Int64, cute
 
+from flashdsa.dsl.fragments import exp2, pack
+from flashdsa.dsl.gmem import load2, store1, store2
 from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.opaque import opaque
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
-from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
+from flashdsa.kernels.attention.sm90.core.results import ask_sink, factor_and_lse
+from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LOG2_E, Scale, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.gather import gather_stretches
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import Dealt, take_stretches
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
+    gather_tiles,
+    load_query,
+    tiles_of_consumer,
+)
+from flashdsa.kernels.attention.sm90.decode.few_heads.math import (
+    Math,
+    Registers,
+    exchange_halves,
+    find_factors,
+    merge_sums,
+    publish_sums,
+    take_tiles,
+)
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS
+from flashdsa.kernels.attention.sm90.decode.few_heads.products import blocks_of, is_rope
+from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
+    first_head,
+    head_of,
+    new_heads,
+    offset_of_head,
+)
+from flashdsa.kernels.attention.sm90.decode.shared import dealing
 from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_dealt_tiles
-from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
-from flashdsa.kernels.attention.sm90.decode.shared.dealing import batch_of, deal
-from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
+from flashdsa.kernels.attention.sm90.decode.shared.combine import first_row, rows_of_item
+from flashdsa.kernels.attention.sm90.decode.shared.context import (
+    Context,
+    DecodeMemory,
+    Output,
+    meet_consumers,
+    thread_of_warpgroup,
+)
+from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
+from flashdsa.kernels.attention.sm90.decode.shared.plan import GROUP_DIMS, STATISTICS
+from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of
+
+
+@cute.jit
+def gather_stretches(
+    memory: DecodeMemory, batch: dealing.Batch, kv: cute.Tensor, indices: cute.Tensor
+) -> None:
+    """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
+    number, before = Int32(0), Int32(0)
+    while number < dealing.num_stretches(memory):
+        role = Gatherer(
+            dealing.take_stretch(memory, batch, number), None, kv, indices, batch.sources
+        )
+        if role.ctx.thread == 0:
+            # extent_free, a phase a stretch: both consumers have read the extent of the stretch
+            # before, which this thread writes next, and have ended the one before that.
+            memory.extent_free.wait_for(number - 1)
+            dealing.store_stretch(role.ctx, batch, number)
+            memory.stretch_full.arrive()
+        cute.arch.sync_warp()
+        before = gather_tiles(role, before)
+        number += 1
+    # All rows are asked for: the next launch may begin to take the SMs that are free.
+    cute.arch.griddepcontrol_launch_dependents()
+
+
+class Rows(NamedTuple):
+    """A thread's values of O, and of its heads, in registers."""
+
+    out: cute.Tensor  # 4 blocks of 64 dims, HEADS / 2 fp32 each: divided by the sums
+    tops: cute.Tensor  # (HEADS / 4,) fp32: maxima
+    totals: cute.Tensor  # (HEADS / 4,) fp32: sums against them
+
+
+def at_statistics(slot: Any, ctx: Context, number: int) -> Any:
+    """Pointer to the statistics of the lane's head of that number."""
+    values = HEADS * ctx.plan.tile.d_v // 2
+    head = first_head(ctx.thread % WARP_SIZE) + offset_of_head(number)
+    return slot + (values + head * STATISTICS)
+
+
+@cute.jit
+def store_part(
+    ctx: Context, rows: Rows, workspace: dealing.Workspace, parts: dealing.Parts, consumer: Int32
+) -> None:
+    """Store this CTA's part of an item: a consumer's half of O, and the heads' statistics."""
+    cta, _, _ = cute.arch.block_idx()
+    slot = dealing.slot_of_part(workspace, parts, cta - parts.first)
+    thread = ctx.thread + consumer * WARPGROUP_SIZE
+    dealing.store_values(slot, thread, cute.size(rows.out), lambda i: rows.out[i])
+    if consumer == 0 and ctx.thread < 4:
+        for number in cutlass.range_constexpr(cute.size(rows.tops)):
+            top, total = rows.tops[number], rows.totals[number]
+            store2(at_statistics(slot, ctx, number), bits_of(top), bits_of(total))
+
+
+@cute.jit
+def merge_parts(role: Math, rows: Rows, workspace: dealing.Workspace, parts: dealing.Parts) -> None:
+    """Add up all parts of an item in their order, a consumer's half of O, against their largest
+    maxima; divided by the sums. draw_ticket: every part is stored."""
+    ctx, factor = role.ctx, role.output.scale.factor
+    heads = cute.size(rows.tops)
+    thread = ctx.thread + role.consumer * WARPGROUP_SIZE
+    rows.tops.fill(LEAST)
+    rows.totals.fill(0.0)
+    for part in cutlass.range(parts.count, unroll=1):
+        slot = dealing.slot_of_part(workspace, parts, part)
+        for number in cutlass.range_constexpr(heads):
+            top, _ = load2(at_statistics(slot, ctx, number))
+            rows.tops[number] = cute.arch.fmax(rows.tops[number], as_float(top))
+    rows.out.fill(0.0)
+    for part in cutlass.range(parts.count, unroll=1):
+        slot = dealing.slot_of_part(workspace, parts, part)
+        weights = []
+        for number in cutlass.range_constexpr(heads):
+            top, total = load2(at_statistics(slot, ctx, number))
+            weight = as_float(total) * exp2((as_float(top) - rows.tops[number]) * factor)
+            rows.totals[number] = rows.totals[number] + weight
+            weights.append(weight)
+        every = [weights[head_of(i % (HEADS // 2))] for i in range(cute.size(rows.out))]
+        dealing.add_values(slot, thread, rows.out, every)
+    inverses = []
+    for number in cutlass.range_constexpr(heads):
+        total = rows.totals[number]
+        inverses.append(cute.arch.rcp_approx(total) if total != 0.0 else Float32(0.0))
+    for i in cutlass.range_constexpr(cute.size(rows.out)):
+        rows.out[i] = rows.out[i] * inverses[head_of(i % (HEADS // 2))]
+
+
+class Dealt(NamedTuple):
+    """Role math of dealt tiles. Writes its p, and results or parts."""
+
+    memory: DecodeMemory
+    workspace: dealing.Workspace
+    q: Any  # (S, H, d_qk) bf16
+    out: cute.Tensor  # (S, H, 512) bf16
+    lse: cute.Tensor  # (S, H) fp32
+    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+    scale: Scale
+
+    def math(self, number: Any, consumer: Any) -> Math:
+        """The CTA's stretch of that number, as the steps take it; its slots are the gather's."""
+        # Or what depends on the thread alone would be computed once, and spill.
+        ctx = dealing.load_stretch(self.memory, number, opaque(thread_of_warpgroup()))
+        output = Output(ctx, self.out, self.lse, self.attn_sink, self.scale)
+        return Math(ctx, output, self.q, consumer)
+
+    def parts(self, number: Any) -> dealing.Parts:
+        return dealing.load_parts(self.memory, number)
+
+
+@cute.jit
+def take_extent(memory: DecodeMemory, number: Int32) -> Int32:
+    """The stretch's tiles up to those of the last step with a valid slot."""
+    memory.extent_full.wait_for(number)
+    thread, _, _ = cute.arch.thread_idx()
+    num_tiles = Int32(0)
+    if thread % WARP_SIZE == 0:
+        num_tiles = Int32(memory.extent.array(Int32, 1)[0])
+        # The lane that arrives has read the extent, for its warp.
+        memory.extent_free.arrive()
+    return cute.arch.make_warp_uniform(num_tiles)
+
+
+@cute.jit
+def take_stretches(role: Dealt, consumer: Int32) -> None:
+    """Both consumers, one code: take every stretch of the CTA."""
+    memory = role.memory
+    out = cute.make_rmem_tensor(blocks_of(memory.plan) * HEADS // 2, Float32)
+    number, tiles = Int32(0), Int32(0)
+    while number < dealing.num_stretches(memory):
+        # stretch_read, a phase a stretch: maxima, and Q, which halves overwrote, may be written.
+        memory.stretch_read.wait_for(number - 1)
+        # stretch_full: the stretch is stored.
+        memory.stretch_full.wait_for(number)
+        math = role.math(number, consumer)
+        load_query(math.ctx, role.q, consumer, number)
+        num_tiles = take_extent(memory, number)
+        out.fill(0.0)
+        r = Registers(out, new_heads(math.ctx, consumer))
+        end = tiles + tiles_of_consumer(num_tiles, consumer)
+        take_tiles(math, r, tiles, end)
+        end_stretch(role, r, number, consumer)
+        number, tiles = number + 1, end
+
+
+@cute.jit
+def end_stretch(role: Dealt, r: Registers, number: Int32, consumer: Int32) -> None:
+    """Write a consumer's half of the item's dims, if the stretch is all of it; else store a part,
+    and write the rows if it is the last part that is stored."""
+    math = role.math(number, consumer)
+    ctx = math.ctx
+    publish_sums(math, r)
+    # all_read: nobody reads Q or P any more, which halves overwrite; all sums are written.
+    meet_consumers(ctx.memory.all_read, number)
+    rows = merge_consumers(math, r, number)
+    is_complete = Boolean(True)
+    parts = role.parts(number)
+    if parts.count > 1:
+        store_part(ctx, rows, role.workspace, parts, math.consumer)
+        stored = dealing.parts_before(ctx, number)
+        is_complete = dealing.draw_ticket(ctx, role.workspace, parts, stored, math.consumer)
+        if is_complete:
+            merge_parts(math, rows, role.workspace, parts)
+    if is_complete:
+        write_rows(math, rows)
+
+
+@cute.jit
+def merge_consumers(role: Math, r: Registers, number: Int32) -> Rows:
+    """This consumer's half of the dims, of both consumers' tiles, divided by the heads' sums."""
+    heads = HEADS // 4
+    rows = Rows(
+        cute.make_rmem_tensor(cute.size(r.out) // CONSUMERS, Float32),
+        cute.make_rmem_tensor(heads, Float32),
+        cute.make_rmem_tensor(heads, Float32),
+    )
+    half = exchange_halves(role, r, find_factors(role, r), number)
+    for i in cutlass.range_constexpr(len(half)):
+        rows.out[i] = half[i]
+    for i in cutlass.range_constexpr(heads):
+        # Otherwise the values that all heads read would be in registers at once.
+        cute.arch.sync_warp()
+        merged = merge_sums(role, i)
+        rows.tops[i], rows.totals[i] = merged.top, merged.total
+    role.ctx.memory.stretch_read.arrive()
+    return rows
+
+
+@cute.jit
+def write_rows(role: Math, rows: Rows) -> None:
+    """Write a consumer's half of the item's dims: a lane has two neighbouring ones of a head, four
+    lanes 16 bytes. Consumer 0 writes lse."""
+    ctx, w = role.ctx, role.output
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    dims, blocks = ctx.plan.tile.d_v, blocks_of(ctx.plan) // CONSUMERS
+    group = role.consumer * (ctx.plan.dim_groups // CONSUMERS) + 2 * warp + lane // 16
+    dim = group * GROUP_DIMS + lane // 4 % 4 * 2
+    count = HEADS // 2
+    heads = [first_head(lane) + offset_of_head(number) for number in range(HEADS // 4)]
+    num_heads = rows_of_item(w)
+    asked = [ask_sink(w.attn_sink, ctx.head + head, head < num_heads) for head in heads]
+    for number in cutlass.range_constexpr(HEADS // 4):
+        head = heads[number]
+        if head < num_heads:
+            total = rows.totals[number]
+            top = rows.tops[number] * w.scale.factor
+            factor, lse = factor_and_lse(w.attn_sink, asked[number], top, total)
+            row = first_row(w) + head
+            if role.consumer == 0 and ctx.thread < 4:
+                (w.lse.iterator + row).store(lse)
+            # O is divided by the sum without the sink.
+            factor = factor * total
+            to = w.out.iterator + (Int64(row) * dims + dim)
+            for block in cutlass.range_constexpr(blocks):
+                of_head = [i for i in range(count) if head_of(i) == number]
+                pair = [rows.out[block * count + i] for i in of_head]
+                word = pack(pair[0] * factor, pair[1] * factor)
+                if factor == 0.0:
+                    word = Int32(0)  # O may be NaN
+                at = to + block * ROWS
+                if cutlass.const_expr(is_rope(ctx.plan, blocks + block)):
+                    if role.consumer == 1:
+                        # Dims of bf16 columns are eight apart.
+                        store_apart(at + (lane // 4 - lane // 16 * 8 - lane // 4 % 4 * 2), word)
+                    else:
+                        store1(at, word)
+                else:
+                    store1(at, word)
+
+
+def store_apart(pointer: Any, word: Any) -> None:
+    """Store two bf16, the second one eight further on."""
+    cute.arch.inline_ptx(
+        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r1}; "
+        "st.global.b16 [{$r0}], low; st.global.b16 [{$r0} + 16], high; }",
+        read_only_args=[pointer, word],
+    )
+
 
 GATHER = 0
 """The first warpgroup; the consumers follow."""
@@ -37,7 +314,7 @@ GATHER = 0
 def dealt_few_heads_kernel(
     q: cute.Tensor,
     x: OtherOperands,
-    workspace: Workspace,
+    workspace: dealing.Workspace,
     more: Any,
     plan: cutlass.Constexpr,
 ):
@@ -50,11 +327,11 @@ def dealt_few_heads_kernel(
     # still reads the results or the workspace.
     cute.arch.griddepcontrol_wait()
     # It ends with a sync of the CTA: the barriers are initialised.
-    deal(memory, batch_of(memory, x, sources), thread)
+    dealing.deal(memory, dealing.batch_of(memory, x, sources), thread)
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        batch = batch_of(memory, x, sources)
+        batch = dealing.batch_of(memory, x, sources)
         gather_stretches(memory, batch, x.kv, x.indices)
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)

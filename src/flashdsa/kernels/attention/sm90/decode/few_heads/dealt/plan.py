@@ -16,7 +16,6 @@ class DealtFewHeadsPlan(FewHeadsPlan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return super().name.replace("_heads", "_dealt_heads")
 
     @property
@@ -26,12 +25,10 @@ class DealtFewHeadsPlan(FewHeadsPlan):
 
     @property
     def gather_registers(self) -> int:
-        """Registers of a thread that gathers."""
         return max(super().gather_registers, 40)
 
     @property
     def math_registers(self) -> int:
-        """Registers of a thread that multiplies."""
         return min(super().math_registers, 232)
 
     @property
@@ -42,7 +39,6 @@ class DealtFewHeadsPlan(FewHeadsPlan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         q, *others = super().buffers
         size, chunks = self.tile.chunks * self.operand_bytes, self.tile.chunks
         does = f"Q of the item, {chunks} x [heads, 64] SW128; then half of O"
@@ -51,11 +47,8 @@ class DealtFewHeadsPlan(FewHeadsPlan):
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order.
-
-        Those of pieces are a ring, those of parts complete a phase for each part, each other one a
-        phase for each stretch.
-        """
+        """Those of pieces are a ring, those of parts complete a phase for each part, each other one
+        a phase for each stretch."""
         gather, math = self.roles
         one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
         return (

@@ -21,22 +21,17 @@ class DealtPlan(DecodePlan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return "mla_decode_dealt" + self.suffix + "_joined" * self.joined
 
     @property
     def cluster_buffers(self) -> list[SmemRegion]:
-        """Shared memory regions of cuts and tickets."""
         return self.dealt_buffers
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order.
-
-        Barriers of tiles complete a phase for each use of their tile, those of a stretch one for
-        each stretch, those of parts one for each part.
-        """
+        """Barriers of tiles complete a phase for each use of their tile, those of a stretch one for
+        each stretch, those of parts one for each part."""
         gather, zero, one = self.roles
         thread, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
         stored = "Q has come, and the stretch is stored"

@@ -53,7 +53,7 @@ class Offsets(NamedTuple):
     named: cute.Tensor
     cursors: cute.Tensor  # (parts, CURSORS) int32
     begins: cute.Tensor  # (parts + 1,) int32: the first group of each part
-    # (groups * row blocks,) int32: items of the parts, as CTAs take them by turns: see `turns.py`
+    # (groups * row blocks,) int32: items of the parts, as CTAs take them by turns: see `tickets.py`
     order: cute.Tensor
     # (S_kv, KEY_WORDS) int32: key, first row, rows; of those that have many rows from the front on,
     # of those that have few from the back on.
@@ -90,8 +90,7 @@ def unordered_of(lists: Lists, group: Int32, count: Int32) -> Int32:
 
 @cute.kernel
 def split_kernel(lists: Lists, offsets: Offsets, room: Int32, unit_groups: Int32, choice: Any):
-    """Split the groups, by one CTA, and clear the keys' counts, by the others; arguments as in
-    `launch_split`."""
+    """One CTA splits the groups, the others clear the keys' counts; see `launch_split`."""
     follow_grid()
     cta, _, _ = cute.arch.block_idx()
     taken = Boolean(True)
@@ -152,11 +151,8 @@ def split_groups(
 def sums_up_to(
     value: Int32, shared: Any, thread: Int32, threads: cutlass.Constexpr
 ) -> tuple[Int32, Int32]:
-    """(sum over the CTA's threads up to this one, sum over all). All of them call.
-
-    Args:
-        shared: pointer to a word of shared memory for each warp.
-    """
+    """(sum over the CTA's threads up to this one, sum over all). All of them call. `shared`:
+    pointer to a word of shared memory for each warp."""
     warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
     upto, total = prefix_sum(value, lane), Int32(0)
     # The sums before may be written over when all have read them.
@@ -215,11 +211,8 @@ def start_kernel(offsets: Offsets, number: Int32):
 
 @cute.jit
 def first_row(offsets: Offsets, number: Int32, count: Int32, shared: Any, thread: Int32) -> Int32:
-    """The first of `count` rows that no other thread has. All threads of the CTA call.
-
-    Args:
-        shared: pointer to a word of shared memory for each warp, and one.
-    """
+    """The first of `count` rows that no other thread has. All threads of the CTA call. `shared`:
+    pointer to a word of shared memory for each warp, and one."""
     upto, _ = sums_up_to(count, shared, thread, THREADS)
     if thread == THREADS - 1:
         cursor = offsets.cursors.iterator + (CURSORS * number + HANDED_OUT)
@@ -231,8 +224,7 @@ def first_row(offsets: Offsets, number: Int32, count: Int32, shared: Any, thread
 
 @cute.jit
 def list_key(offsets: Offsets, number: Int32, key: Int32, first: Int32, count: Int32) -> None:
-    """Put the key, if it has rows, into one of the lists of keys, whose order is free. All lanes
-    call."""
+    """All lanes: put the key, if it has rows, into one of the lists of keys, in any order."""
     few = (count > 0) & (count <= MOST_FEW)
     own = place_in_list(offsets, number, LISTED, count > MOST_FEW)
     back = place_in_list(offsets, number, FEW, few)
@@ -282,11 +274,8 @@ def take_kernel(lists: Lists, offsets: Offsets, number: Int32):
 def take_rows(
     lists: Lists, offsets: Offsets, of_group: tuple[Int64, Int32], first: Int32, ordered: Int32
 ) -> None:
-    """Take rows for the thread's places from `first` on, which are under way together.
-
-    Args:
-        of_group: where the list begins; number of the group in its part. ordered: places.
-    """
+    """Take rows for the thread's places from `first` on, which are under way together. `of_group`:
+    where the list begins; number of the group in its part. `ordered`: places."""
     line, in_part = of_group
     places = [first + i * THREADS for i in range(KEYS_AHEAD)]
     keys, rows = [], []
@@ -406,12 +395,9 @@ def order_many(
     thread: Int32,
     threads: cutlass.Constexpr,
 ) -> None:
-    """Hand over the rows of a key. All `threads` of a warp, or of the CTA, call.
-
-    Args:
-        words: shared memory of theirs: GROUP_WORDS words with a bit for each group of a part, and
-            as many that count the bits before each.
-    """
+    """Hand over the rows of a key. All `threads` of a warp, or of the CTA, call. `words`: shared
+    memory of theirs: GROUP_WORDS words with a bit for each group of a part, and as many that count
+    the bits before each."""
     before = words + GROUP_WORDS
     for at in cutlass.range(thread, GROUP_WORDS, threads, unroll=1):
         (words + at).store(Int32(0))

@@ -1,0 +1,483 @@
+"""The winners' ids: rows without scores, ids in ascending position, ids best first.
+
+A list that is in the order of positions gives them by itself; a bitmap sorts those of any other. To
+write the best first, the group's first CTA gets all of them and sorts.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, Uint32, const_expr, cute
+
+from flashdsa.dsl.cluster import send
+from flashdsa.dsl.pipeline import PackedPhases
+from flashdsa.dsl.smem import VECTOR, load4
+from flashdsa.dsl.warp import prefix_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of, row_length
+from flashdsa.kernels.indexer.select.exchange import SORTED
+from flashdsa.kernels.indexer.select.keys import Part, accepts
+from flashdsa.kernels.indexer.select.lists import key_at, position_at
+from flashdsa.kernels.indexer.select.threshold import Threshold
+from flashdsa.kernels.indexer.sizes import BITMAP_WORDS, ENTRY_WORDS
+from flashdsa.kernels.indexer.smem_views import (
+    SelectBuffers,
+    Selecting,
+    before_warp,
+    consumer_sync,
+    warp_sums,
+)
+from flashdsa.problem import PAGE_SIZE
+
+PAGE_BITS = PAGE_SIZE.bit_length() - 1
+
+
+class Output(NamedTuple):
+    """Destination of the ids, and what they are computed from."""
+
+    topk_indices: Any  # (B, topk) int32, device memory
+    block_table: Any  # (B / next_n, max_pages) int32, device memory; None: no pages
+    id_table: Any  # the block table; None: ids are positions, until a gathered row's are stored
+    num_pages: Int32
+    rows: Rows
+
+
+@cute.jit
+def page_word(output: Output, row: Int32, position: Int32) -> Int32:
+    """The word from which `id_in` makes a token's id: asked for, and not yet waited for."""
+    if const_expr(output.id_table is None):
+        return Int32(0)
+    request = request_of(output.rows, row)
+    at = Int64(request) * output.id_table.stride[0] + (position >> PAGE_BITS)
+    return (output.id_table.iterator + at).load()
+
+
+def id_in(output: Output, word: Int32, position: Int32) -> Int32:
+    """page * 64 + offset of a token; its position if ids are positions."""
+    if const_expr(output.id_table is None):
+        return position
+    return (word << PAGE_BITS) + (position & (PAGE_SIZE - 1))
+
+
+@cute.jit
+def store_id(output: Output, row: Int32, out_index: Int32, value: Int32, plan: Any) -> None:
+    """Store one id of the output row. A position of a gathered row becomes its slot."""
+    if const_expr(plan.gathers):
+        if value >= 0:
+            value = slot_of(output, row, value)
+    (output.topk_indices.iterator + (Int64(row) * plan.topk + out_index)).store(value)
+
+
+def slot_of(output: Output, row: Int32, position: Int32) -> Int32:
+    """The slot of a token of a row whose table has one for each."""
+    at = Int64(request_of(output.rows, row)) * output.block_table.stride[0] + position
+    return (output.block_table.iterator + at).load()
+
+
+@cute.jit
+def fill_rest(s: Selecting, row: Int32, total: Int32) -> None:
+    """The group's last CTA: write -1 after the ids of a row of fewer than `topk` cached tokens."""
+    coord, output, thread, plan = s.coord, s.output, s.thread, s.plan
+    if coord.part == coord.num_parts - 1:
+        for i in cutlass.range(total + thread, plan.topk, plan.consumer_threads, unroll=1):
+            store_id(output, row, i, Int32(-1), plan)
+
+
+@cute.jit
+def emit_unscored_rows(
+    output: Output, warp: Int32, warps: Int32, lane: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Write rows of at most `topk` tokens: all their tokens in order, then -1.
+
+    The warps share a row, as far as they are more than the rows: a warp that writes all of one is
+    2 us late for its scores.
+    """
+    halvings = Int32(0)  # of a row; a whole division would be on the way of rows with scores
+    if const_expr(not plan.gathers):  # a slot's place depends on all slots before it
+        assert const_expr(plan.topk % PAGE_SIZE == 0)
+        # The powers of two before the warps and after the rows.
+        of_warps = Int32(31) - Int32(cute.arch.clz(warps))
+        of_rows = Int32(32) - Int32(cute.arch.clz(output.rows.count - 1))
+        most = (plan.topk // PAGE_SIZE).bit_length() - 1
+        halvings = cutlass.min(cutlass.max(of_warps - of_rows, Int32(0)), most)
+    size = Int32(plan.topk) >> halvings
+    for i in cutlass.range(warp, output.rows.count << halvings, warps, unroll=1):
+        row = i >> halvings
+        first = (i - (row << halvings)) * size
+        end = first + size
+        length = row_length(output.rows, row)
+        if length <= plan.unscored_length:
+            if const_expr(output.block_table is None):
+                for at in cutlass.range(first + lane, end, WARP_SIZE, unroll=2):
+                    store_id(output, row, at, at if at < length else Int32(-1), plan)
+            elif const_expr(plan.gathers):
+                emit_slots(output, row, length, lane, plan)
+            else:
+                page = first_pages(output, row, lane)
+                pages = cached_pages(page, length, output.num_pages, lane)
+                emit_pages(output, row, first, end, WARP_SIZE, pages, lane, plan.topk)
+
+
+@cute.jit
+def emit_slots(
+    output: Output, row: Int32, length: Int32, lane: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Write every slot of the row but those outside the cache, then -1."""
+    below, written = Int32(cute.arch.lanemask_lt()), Int32(0)
+    for first in cutlass.range(0, length, WARP_SIZE, unroll=1):
+        slot = Int32(-1)
+        if first + lane < length:
+            slot = slot_of(output, row, first + lane)
+        valid = slot >= 0 and slot >> PAGE_BITS < output.num_pages
+        found = Int32(cute.arch.vote_ballot_sync(valid))
+        if valid:
+            place = written + Int32(cute.arch.popc(found & below))
+            store_id(output, row, place, first + lane, plan)
+        written += Int32(cute.arch.popc(found))
+    for i in cutlass.range(written + lane, plan.topk, WARP_SIZE, unroll=1):
+        store_id(output, row, i, Int32(-1), plan)
+
+
+class CachedPages(NamedTuple):
+    """Pages of a row of at most as many as a warp has lanes."""
+
+    page: Int32  # of the lane
+    cached: Int32  # bits of those that the cache has
+    length: Int32  # tokens of the row
+    total: Int32  # tokens of pages that the cache has
+
+
+@cute.jit
+def first_pages(output: Output, row: Int32, lane: Int32) -> Int32:
+    """The lane's page of the row, which is asked for without the row's length; -1: the table has
+    fewer."""
+    page = Int32(-1)
+    if lane < output.block_table.shape[1]:
+        at = Int64(request_of(output.rows, row)) * output.block_table.stride[0] + lane
+        page = (output.block_table.iterator + at).load()
+    return page
+
+
+@cute.jit
+def cached_pages(page: Int32, length: Int32, num_pages: Int32, lane: Int32) -> CachedPages:
+    """All lanes of a warp, each with its page: see `CachedPages`."""
+    pages = (length + PAGE_SIZE - 1) // PAGE_SIZE
+    cached = Int32(cute.arch.vote_ballot_sync(lane < pages and page >= 0 and page < num_pages))
+    total = Int32(cute.arch.popc(cached)) * PAGE_SIZE
+    # Every page is full but the last.
+    if pages > 0 and (cached >> (pages - 1)) & 1 == 1:
+        total -= pages * PAGE_SIZE - length
+    return CachedPages(page, cached, length, total)
+
+
+@cute.jit
+def emit_pages(
+    output: Output,
+    row: Int32,
+    first: Int32,
+    end: Int32,
+    step: cutlass.Constexpr,
+    pages: CachedPages,
+    lane: Int32,
+    topk: Int32,
+) -> None:
+    """One warp: write the row's tokens at the WARP_SIZE positions from `first` on, and from every
+    `step`-th one before `end`, each after all cached tokens before it; and -1 to those of these
+    places that are after all tokens."""
+    ids = output.topk_indices.iterator + Int64(row) * topk
+    for at in cutlass.range(first, end, step, unroll=2):
+        position, index = at + lane, at >> PAGE_BITS
+        start = index * PAGE_SIZE
+        if const_expr(output.id_table is not None):
+            start = cute.arch.shuffle_sync(pages.page, index) * PAGE_SIZE
+        offset = position & (PAGE_SIZE - 1)
+        if position < pages.length and (pages.cached >> index) & 1 == 1:
+            before = Int32(cute.arch.popc(pages.cached & ((Int32(1) << index) - 1)))
+            (ids + (before * PAGE_SIZE + offset)).store(start + offset)
+        if pages.total <= position and position < end:
+            (ids + position).store(Int32(-1))
+
+
+HALVES = 2
+"""Halves of a page: a warp has an entry of a half in each lane."""
+
+
+class WarpSpan(NamedTuple):
+    """The neighbouring pages of a list in the order of positions that a warp takes, at most one a
+    lane."""
+
+    first: Int32  # index of its first entry
+    pages: Int32
+    words: Int32  # lane i: `page_word` of the i-th page
+
+
+@cute.jit
+def own_span(s: Selecting, row: Int32, part: Part) -> WarpSpan:
+    """The calling warp's span; asks for the ids, which are needed when the threshold is known."""
+    output, thread, plan = s.output, s.thread, s.plan
+    assert const_expr(plan.ordered_entries <= plan.consumer_warps * WARP_SIZE * PAGE_SIZE)
+    lane, pages = thread % WARP_SIZE, part.entries // PAGE_SIZE
+    each = (pages + plan.consumer_warps - 1) // plan.consumer_warps
+    first = cutlass.min(thread // WARP_SIZE * each, pages)
+    count = cutlass.min(pages - first, each)
+    words = Int32(0)
+    if lane < count:
+        words = page_word(output, row, part.first + (first + lane) * PAGE_SIZE)
+    return WarpSpan(first * PAGE_SIZE, count, words)
+
+
+@cute.jit
+def emit_in_order(
+    s: Selecting, row: Int32, part: Part, span: WarpSpan, threshold: Threshold
+) -> None:
+    """Write the part's entries as good as the threshold, after those of the previous parts.
+
+    Entry i of the list is the part's i-th token, and the list has whole pages. A lane keeps the
+    winners of a page, a bit each.
+    """
+    select, output, thread, plan = s.select, s.output, s.thread, s.plan
+    lane = thread % WARP_SIZE
+    # No token has key 0: if the threshold has it, all tokens win.
+    last = Int32(threshold.position) - part.first if threshold.key != 0 else Int32(-1)
+    lower, upper = Int32(0), Int32(0)
+    for page in cutlass.range(span.pages, unroll=2):
+        votes = []
+        for half in cutlass.range_constexpr(HALVES):
+            index = span.first + page * PAGE_SIZE + half * WARP_SIZE + lane
+            key = key_at(select, index)
+            wins = key > threshold.key or (key == threshold.key and index <= last)
+            votes.append(Int32(cute.arch.vote_ballot_sync(wins)))
+        lower = votes[0] if lane == page else lower
+        upper = votes[1] if lane == page else upper
+    count = Int32(cute.arch.popc(lower)) + Int32(cute.arch.popc(upper))
+    ends = prefix_sum(count, lane)
+    sums = warp_sums(s, cute.arch.shuffle_sync(ends, WARP_SIZE - 1))
+    start = threshold.first_out_index + before_warp(sums, thread) + ends - count
+    below = Int32(cute.arch.lanemask_lt())
+    for page in cutlass.range(span.pages, unroll=1):
+        to = cute.arch.shuffle_sync(start, page)
+        word = cute.arch.shuffle_sync(span.words, page)
+        first_id = id_in(output, word, part.first + span.first + page * PAGE_SIZE) + lane
+        for half in cutlass.range_constexpr(HALVES):
+            winners = cute.arch.shuffle_sync(upper if const_expr(half) else lower, page)
+            if (winners >> lane) & 1 == 1:
+                mine = to + Int32(cute.arch.popc(winners & below))
+                store_id(output, row, mine, first_id + half * WARP_SIZE, plan)
+            to += Int32(cute.arch.popc(winners))
+    fill_rest(s, row, threshold.total)
+    consumer_sync(plan)
+
+
+WORD_BITS = 32
+MOST_SUMS = VECTOR * WARP_SIZE
+"""Sums of all warps in all rounds of a window, at most."""
+
+
+@cute.jit
+def emit_by_position(s: Selecting, row: Int32, part: Part, threshold: Threshold) -> None:
+    """Write the part's entries as good as the threshold, after those of the previous parts.
+
+    A bitmap of the winners, window by window, gives their order, whatever the list's order is. It
+    overlays the histogram.
+    """
+    select, output, thread, plan = s.select, s.output, s.thread, s.plan
+    bitmap, lane, warp = select.bitmap, thread % WARP_SIZE, thread // WARP_SIZE
+    window_size = BITMAP_WORDS * WORD_BITS
+    assert const_expr(BITMAP_WORDS // WARP_SIZE <= MOST_SUMS <= plan.consumer_threads)
+    written = Int32(0)
+    for window in cutlass.range(part.first, part.end, window_size, unroll=1):
+        size = cutlass.min(part.end - window, Int32(window_size))
+        # In each round a thread has `span` neighbouring positions, of the next thread's the last.
+        span = Int32(WORD_BITS)
+        if size <= WORD_BITS // 2 * plan.consumer_threads:
+            span = Int32(WORD_BITS // 2)
+        if size <= WORD_BITS // 4 * plan.consumer_threads:
+            span = Int32(WORD_BITS // 4)
+        turn = span * plan.consumer_threads
+        rounds = (size + turn - 1) // turn
+        begin = thread * span
+        # Asked for before it is needed.
+        page = word_before(output, row, window + begin, part.end)
+        for word in cutlass.range(
+            thread, rounds * turn // WORD_BITS, plan.consumer_threads, unroll=1
+        ):
+            bitmap[word] = Int32(0)
+        if thread < MOST_SUMS:
+            select.candidates[thread] = Int32(0)
+        consumer_sync(plan)
+        mark_winners(s, part, threshold, window, size)
+        consumer_sync(plan)
+        for i in cutlass.range(rounds, unroll=1):
+            count = Int32(cute.arch.popc(bits_at(bitmap, begin + i * turn, span)))
+            count = cute.arch.warp_redux_sync(count, "add")
+            if lane == 0:
+                select.candidates[i * plan.consumer_warps + warp] = count
+        # All consumers: every warp's winners in every round are counted.
+        consumer_sync(plan)
+        sums = cute.make_rmem_tensor(VECTOR, Int32)
+        sums.store(load4(select.candidates, lane))
+        for i in cutlass.range(rounds, unroll=1):
+            at = begin + i * turn
+            next_page = word_before(output, row, window + at + turn, part.end)
+            bits = bits_at(bitmap, at, span)
+            count = Int32(cute.arch.popc(bits))
+            before = prefix_sum(count, lane) - count
+            before += sum_before(sums, i * plan.consumer_warps + warp, lane)
+            base = id_in(output, page, window + (at & -WORD_BITS))
+            to = threshold.first_out_index + written + before
+            store_ids(output, row, to, bits, base, plan)
+            page = next_page
+        written += sum_before(sums, Int32(MOST_SUMS), lane)
+        consumer_sync(plan)
+    fill_rest(s, row, threshold.total)
+    consumer_sync(plan)
+
+
+@cute.jit
+def mark_winners(
+    s: Selecting, part: Part, threshold: Threshold, window: Int32, size: Int32
+) -> None:
+    """Set the bits of the window's winners among the part's entries."""
+    select, thread, plan = s.select, s.thread, s.plan
+    for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
+        keys = load4(select.keys, i)
+        positions = load4(select.positions, i)
+        for k in cutlass.range_constexpr(4):
+            position = Uint32(positions[k])
+            # Unsigned: a position below the window wraps around to far above it.
+            in_window = position - Uint32(window) < Uint32(size) and 4 * i + k < part.entries
+            if in_window and accepts(Uint32(keys[k]), position, threshold.key, threshold.position):
+                set_bit(select.bitmap, Int32(position) - window)
+
+
+@cute.jit
+def sum_before(sums: cute.Tensor, index: Int32, lane: Int32) -> Int32:
+    """A warp, of whose lanes each has VECTOR neighbouring sums: the sum of those before `index`."""
+    total = Int32(0)
+    for k in cutlass.range_constexpr(VECTOR):
+        total += sums[k] if VECTOR * lane + k < index else Int32(0)
+    return cute.arch.warp_redux_sync(total, "add")
+
+
+@cute.jit
+def store_ids(
+    output: Output, row: Int32, out_index: Int32, bits: Int32, base: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Write a word's ids, the first at index `base`."""
+    while bits != 0:
+        lowest = bits & (Int32(0) - bits)
+        store_id(output, row, out_index, base + 31 - Int32(cute.arch.clz(lowest)), plan)
+        bits = bits ^ lowest
+        out_index += 1
+
+
+@cute.jit
+def word_before(output: Output, row: Int32, position: Int32, end: Int32) -> Int32:
+    """The token's `page_word`; 0 from `end` on."""
+    word = Int32(0)
+    if position < end:
+        word = page_word(output, row, position)
+    return word
+
+
+@cute.jit
+def set_bit(bitmap: cute.Tensor, offset: Int32) -> None:
+    """Mark a position in the bitmap."""
+    cute.arch.inline_ptx(
+        "red.relaxed.cta.shared::cta.or.b32 [{$r0}], {$r1};",
+        read_only_args=[bitmap.iterator + (offset >> 5), Int32(1) << (offset & 31)],
+    )
+
+
+@cute.jit
+def bits_at(bitmap: cute.Tensor, at: Int32, span: Int32) -> Int32:
+    """The bitmap's word with a position; of a `span` of less than a word just its positions."""
+    bits = bitmap[at >> 5]
+    if span < WORD_BITS:
+        bits = bits & (((Int32(1) << span) - 1) << (at & 31))
+    return bits
+
+
+@cute.jit
+def send_winners(s: Selecting, winners: Int32, first_out_index: Int32) -> None:
+    """Send the list's first `winners` entries to the group's first CTA."""
+    select, cluster, coord, thread, plan = s.select, s.cluster, s.coord, s.thread, s.plan
+    for i in cutlass.range(thread, winners, plan.consumer_threads, unroll=1):
+        dst = cluster.winners.iterator + (first_out_index + i) * ENTRY_WORDS
+        entry = [select.keys[i], select.positions[i]]
+        send(dst.align(4 * ENTRY_WORDS), entry, cluster.winners_full.at(), coord.first_rank)
+
+
+@cute.jit
+def emit_sorted(
+    s: Selecting, row: Int32, own_winners: Int32, threshold: Threshold, phases: PackedPhases
+) -> PackedPhases:
+    """Write the row's ids, best first. The list has the caller's winners only."""
+    coord, plan = s.coord, s.plan
+    send_winners(s, own_winners, threshold.first_out_index)
+    if coord.part == 0:
+        winners = cutlass.min(threshold.total, Int32(plan.topk))
+        sort_winners(s, row, winners, phases.phase(SORTED))
+    consumer_sync(plan)
+    return phases.passed(SORTED)
+
+
+@cute.jit
+def sort_winners(s: Selecting, row: Int32, winners: Int32, phase: Int32) -> None:
+    """The group's first CTA: sort all winners (Batcher's bitonic network)."""
+    select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
+    if thread == 0:
+        expected = winners * (4 * ENTRY_WORDS)
+        cluster.winners_full.arrive_and_expect_tx(expected)
+    # winners_full, the row's phase: the winners of every CTA have come (st.async). The list may be
+    # overwritten after the sync: its own winners have been sent, too.
+    cluster.winners_full.wait(phase)
+    consumer_sync(plan)
+    for i in cutlass.range(thread, plan.topk, plan.consumer_threads, unroll=1):
+        key, position = Int32(0), Int32(-1)
+        if i < winners:
+            key, position = cluster.winners[2 * i], cluster.winners[2 * i + 1]
+        select.keys[i] = key
+        select.positions[i] = position
+    consumer_sync(plan)
+    run = Int32(2)
+    while run <= plan.topk:
+        distance = run // 2
+        while distance > 0:
+            for i in cutlass.range(thread, plan.topk // 2, plan.consumer_threads, unroll=1):
+                low = (i & ~(distance - 1)) * 2 + (i & (distance - 1))
+                exchange(select, low, low + distance, low & run == 0)
+            consumer_sync(plan)
+            distance = distance // 2
+        run = run * 2
+    store_sorted(s, select.positions, row, winners)
+
+
+@cute.jit
+def store_sorted(s: Selecting, ordered: cute.Tensor, row: Int32, winners: Int32) -> None:
+    """Write the ids of the first `winners` positions in `ordered`, then -1. Ends synced."""
+    output, thread, plan = s.output, s.thread, s.plan
+    per_thread = plan.topk // plan.consumer_threads
+    ids = cute.make_rmem_tensor(per_thread, Int32)
+    for i in cutlass.range_constexpr(per_thread):
+        out_index = thread + i * plan.consumer_threads
+        ids[i] = Int32(-1)
+        if out_index < winners:
+            position = ordered[out_index]
+            ids[i] = id_in(output, page_word(output, row, position), position)
+    for i in cutlass.range_constexpr(per_thread):
+        store_id(output, row, thread + i * plan.consumer_threads, ids[i], plan)
+    consumer_sync(plan)
+
+
+@cute.jit
+def exchange(select: SelectBuffers, low: Int32, high: Int32, descending: cutlass.Boolean) -> None:
+    """Put the better of two entries first, or last where the run ascends."""
+    low_key, low_position = key_at(select, low), position_at(select, low)
+    high_key, high_position = key_at(select, high), position_at(select, high)
+    better = high_key > low_key or (high_key == low_key and high_position < low_position)
+    if better == descending:
+        select.keys[low] = Int32(high_key)
+        select.positions[low] = Int32(high_position)
+        select.keys[high] = Int32(low_key)
+        select.positions[high] = Int32(low_position)
