@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 from tests.check.published_litmus import PROGRAMS, RACE, SOME, Published, Verdict
 from tests.check.test_published_litmus import NAMES, TAKEN, Text
-from tests.kernel_run import aligned, source
+from tests.kernel_run import aligned, setup, source
 
-from ptxemu import api
 from ptxemu.cli.main import main
 from ptxemu.exploration import Exploration, Order
-from ptxemu.launch_setup import LaunchSetup
-from ptxemu.memory.global_memory import GlobalMemory
 
 MOST = 300
 
@@ -22,9 +19,8 @@ def explored(
     body: str, *, grid: int, block: int, memory: np.ndarray | None = None, most: int = MOST
 ) -> tuple[Exploration, list[Order]]:
     array = aligned(np.zeros(512, np.uint32) if memory is None else memory)
-    module = api.load(source(body, {"a": array}, shared=64))
-    setup = LaunchSetup(module, "k", grid, block, (array,), GlobalMemory())
-    exploration = Exploration(setup)
+    text = source(body, {"a": array}, shared=64)
+    exploration = Exploration(setup(text, [array], grid=grid, block=block))
     return exploration, list(exploration.run(most))
 
 
