@@ -12,14 +12,11 @@ from ptxemu.events import AccessKind, Proxy, Space
 INIT = "@%p0 mbarrier.init.shared::cta.b64 [%bar], 1; fence.proxy.async; bar.sync 0;"
 WAIT = """
   @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {tx};
-WAIT:
-  mbarrier.try_wait.parity.shared::cta.b64 %p2, [%bar], 0;
-  @!%p2 bra WAIT;
+WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%bar], 0; @!%p2 bra WAIT;
 """
 DUMP = """
   shl.b32 %r20, %tid, 2; mul.wide.u32 %rd8, %rank, {size}; add.u64 %rd8, %out, %rd8;
-DUMP:
-  add.u32 %r21, %smem, %r20; ld.shared.u32 %r22, [%r21];
+DUMP: add.u32 %r21, %smem, %r20; ld.shared.u32 %r22, [%r21];
   cvt.u64.u32 %rd9, %r20; add.u64 %rd9, %rd8, %rd9; st.global.u32 [%rd9], %r22;
   add.u32 %r20, %r20, 128; setp.lt.u32 %p3, %r20, {size}; @%p3 bra DUMP;
 """
@@ -147,11 +144,8 @@ PAIR = """
   @%p5 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {tx};
   {load}
   @!%p4 bra END;
-WAIT:
-  mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%bar], 0;
-  @!%p2 bra WAIT;
-END:
-  barrier.cluster.arrive; barrier.cluster.wait;
+WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%bar], 0; @!%p2 bra WAIT;
+END: barrier.cluster.arrive; barrier.cluster.wait;
 """
 
 
@@ -293,11 +287,9 @@ def test_replaced_map_is_used_behind_the_copy_to_global_memory() -> None:
     held = aligned(128)
     body = f"""{INIT}
       shl.b32 %r0, %tid, 2; add.u32 %r1, %smem, %r0; cvt.u64.u32 %rd0, %r0;
-      add.u64 %rd1, %old, %rd0; ld.global.u32 %r2, [%rd1]; st.shared.u32 [%r1], %r2;
-      bar.sync 0;
+      add.u64 %rd1, %old, %rd0; ld.global.u32 %r2, [%rd1]; st.shared.u32 [%r1], %r2; bar.sync 0;
       @%p0 tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%smem], %new;
-      @%p0 tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%smem], 0, 16;
-      bar.sync 0;
+      @%p0 tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%smem], 0, 16; bar.sync 0;
       tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned
         [%made], [%smem], 128;
       fence.proxy.tensormap::generic.acquire.gpu [%made], 128;

@@ -40,9 +40,7 @@ def program(
 .visible .entry k(.param .u64 a, .param .u64 b, .param .u32 scale)
 {{
   .reg .b32 %d<{count}>; .reg .b32 %a<4>; .reg .b32 %r<2>; .reg .b64 %rd<2>; .reg .pred %p;
-  ld.param.u64 %rd0, [a];
-  ld.param.u64 %rd1, [b];
-  ld.param.u32 %r0, [scale];
+  ld.param.u64 %rd0, [a]; ld.param.u64 %rd1, [b]; ld.param.u32 %r0, [scale];
   setp.ne.u32 %p, %r0, 0;
   {fence}
   wgmma.mma_async.sync.aligned.m64n{n}k{K[atype]}{suffix}.{dtype}.{atype}.{btype}
