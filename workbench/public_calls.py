@@ -18,8 +18,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa.ops import PUBLIC
-from flashdsa.verify.check_list import Check, checks_of
-from flashdsa.verify.operations import OPERATIONS
+from flashdsa.verify.check_list import OPERATIONS, Check, checks_of
 
 
 class Sizes(NamedTuple):

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from flashdsa.analysis.advice import Grade, Room, advise
 from flashdsa.analysis.inspect import inspect_ptx, inspect_variant
-from flashdsa.analysis.report import KernelReport, RoleReport
+from flashdsa.analysis.report import Grade, KernelReport, RoleReport, Room, advise
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import Disassembler

@@ -14,7 +14,7 @@ from click.testing import Result
 import flashdsa.verify.check
 from flashdsa.ops import OPERATIONS
 from flashdsa.verify.check import CheckRow
-from flashdsa.verify.operations import COMPOSED
+from flashdsa.verify.check_list import COMPOSED
 
 Run = Callable[..., Result]
 

@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdsa.demo.attention import NEAR, Attention, dense, dense_logits
-from flashdsa.demo.evaluate import captured
-from flashdsa.demo.model import ByteModel
-from flashdsa.demo.train import FORMS, sparse_stage_loss, warm_up_loss
+from flashdsa.demo.model import NEAR, Attention, ByteModel, dense, dense_logits
+from flashdsa.demo.train import FORMS, captured, sparse_stage_loss, warm_up_loss
 from flashdsa.demo.v4 import RATIO
 
 WINDOW, NUM_QUERIES, TOPK = 200, 48, 32

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.verify.check_list import checks_of
+from flashdsa.verify.check_list import OPERATIONS, checks_of
 from flashdsa.verify.compare import Comparison, failures
-from flashdsa.verify.operations import OPERATIONS
 from tests.support.elsewhere import DEVICE, Elsewhere, is_there
 
 PACKAGE = Path(flashdsa.__file__).parent

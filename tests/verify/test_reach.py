@@ -13,9 +13,8 @@ from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.kernels.catalog import BACKENDS, KERNELS
 from flashdsa.verify import launch_list
-from flashdsa.verify.check_list import NEEDS
+from flashdsa.verify.check_list import COMPOSED, NEEDS, OPERATIONS
 from flashdsa.verify.launch_list import Reached, list_launches
-from flashdsa.verify.operations import COMPOSED, OPERATIONS
 
 NEVER_CHOSEN = {
     ("sm100", "indexer", "pages_per_stage"): {1, 4},

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from flashdsa.bench.checkout import find_checkout
 from flashdsa.bench.machine import versions
-from flashdsa.demo.text import load_text
+from flashdsa.demo.run import load_text
 from flashdsa.integrations.transformers import enable
 
 SCHEMA = "flashdsa-train-v4/1"

@@ -61,8 +61,14 @@ def mutate(
       python -m workbench mutate indexer-sm_90a --again --jobs 16
       python -m workbench mutate --stale
     """
-    from workbench.mutation.campaign import Campaign, chosen, save, staleness, survivors_of
-    from workbench.mutation.table import write_row
+    from workbench.mutation.campaign import (
+        Campaign,
+        chosen,
+        save,
+        staleness,
+        survivors_of,
+        write_row,
+    )
 
     good, found = True, []
     for name, row in chosen(kernels).items():

@@ -17,9 +17,9 @@ from flashdsa.problem import D_QK, INDEX_HEAD_DIM, PAGE_SIZE
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE, SCORE_TOLERANCES
 from workbench.bench import prefill
 from workbench.bench.indexer import fill_scores
-from workbench.draws.ceilings import bound
 from workbench.draws.distribution import Draw
 from workbench.draws.ids import causal_rows, draw_ids, draw_lengths, positions, shuffled_pages
+from workbench.draws.timing import bound
 from workbench.draws.two_levels import make_two_levels
 from workbench.draws.two_sources import Source, make_two_sources
 

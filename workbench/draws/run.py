@@ -22,11 +22,10 @@ from flashdsa.bench.result import CEILING, OURS, SCHEMA, Row, parse_result
 from flashdsa.bench.runner import BenchOptions, OnProgress, in_a_line, measure_case, new_result
 from flashdsa.bench.timer import GpuHangError, Timer, WallTimer
 from flashdsa.errors import ArgumentValueError
-from workbench.draws.ceilings import time_ceilings
 from workbench.draws.distribution import Draw
 from workbench.draws.inputs import PARTS, case_of, make_task
 from workbench.draws.peers import peers_of
-from workbench.draws.timing import FULL, SHORT, SHORT_SECONDS, DrawTimer, Protocol
+from workbench.draws.timing import FULL, SHORT, SHORT_SECONDS, DrawTimer, Protocol, time_ceilings
 
 DRAWS_SCHEMA = "flashdsa-draws/1"
 Document = dict[str, Any]

@@ -1,19 +1,21 @@
 """Break a kernel's synchronisation, one instruction at a time, over its saved small calls.
 
 A mutant that is done is written down at once, to ROWS/NAME.jsonl, whose first line says what it is
-of. One line with the number of mutants follows at the end, once all are done.
+of. One line with the number of mutants follows at the end, once all are done:
+a row of a JSON file, of which the table in README.md is made.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +35,61 @@ from ptxemu.mutate import (
     runner,
 )
 from ptxemu.mutate.report import facts_of
+from ptxemu.mutate.runner import CAUGHT, EQUIVALENT, NOT_REACHED, NOTED, REDUNDANT, SURVIVED
 from ptxemu.saved_launch import load_launch
 from ptxemu.sched.policy import Policy
-from workbench.mutation.table import RESULTS, counts_of, read_rows
-from workbench.small_calls.call import IGNORED, Row
-from workbench.small_calls.record import path_of_launch, record
-from workbench.small_calls.table import rows_of
+from workbench.small_calls.call import IGNORED, Row, path_of_launch, record
+from workbench.small_calls.table import TABLE, rows_of
+
+RESULTS = Path(__file__).parents[1] / "results/mutation"
+SCHEMA = "flashdsa-mutation/1"
+VERDICTS = (NOT_REACHED, CAUGHT, REDUNDANT, EQUIVALENT, SURVIVED)
+BLOCK = re.compile(r"(?<=<!-- counts -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def counts_of(verdicts: Mapping[str, int]) -> dict[str, int]:
+    """Mutants by verdict; one that only a note tells of has survived."""
+    counts = {verdict: verdicts.get(verdict, 0) for verdict in VERDICTS}
+    counts[SURVIVED] += verdicts.get(NOTED, 0)
+    return {"mutants": sum(counts.values()), **counts}
+
+
+def read_rows(folder: Path | None = None) -> list[dict[str, Any]]:
+    """The rows, in the table's order."""
+    path = (folder or RESULTS) / "kernels.json"
+    rows: list[dict[str, Any]] = json.loads(path.read_text())["kernels"] if path.exists() else []
+    return rows
+
+
+def write_row(row: Mapping[str, Any], folder: Path | None = None) -> None:
+    """Put the row in the place of the kernel's, or at the end; write the table anew."""
+    folder = folder or RESULTS
+    rows = {one["name"]: one for one in read_rows(folder)} | {row["name"]: dict(row)}
+    lines = ",\n".join(f" {json.dumps(one)}" for one in rows.values())
+    head = f'{{"schema": "{SCHEMA}", "kernels": ['
+    (folder / "kernels.json").write_text(f"{head}\n{lines}\n]}}\n")
+    page = folder / "README.md"
+    if page.exists():
+        page.write_text(BLOCK.sub(lambda _: markdown(list(rows.values())), page.read_text()))
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The sums, the kernels with survivors, and kernels not counted. Share = caught / (reached -
+    redundant - equivalent)."""
+    sums = ", ".join(f"{sum(row[verdict] for row in rows)} {verdict}" for verdict in VERDICTS)
+    lines = [f"{len(rows)} kernels, {sum(row['mutants'] for row in rows)} mutants: {sums}.", ""]
+    lines += ["| kernel | mutants | survived | share |", "| --- | --: | --: | --: |"]
+    for row in rows:
+        caught, missed = row[CAUGHT], row[SURVIVED]
+        if missed:
+            share = f"{caught / (caught + missed):.0%}"
+            lines.append(f"| `{row['name']}` | {row['mutants']} | {missed} | {share} |")
+    counted = {row["name"] for row in rows}
+    missing = [f"`{name}`" for name, row in TABLE.items() if row.repeated and name not in counted]
+    if missing:
+        lines += ["", f"Not counted yet: {', '.join(missing)}."]
+    return "\n".join(lines) + "\n"
+
 
 ROOT = Path(__file__).parents[2]
 _CUTE = "$CUTLASS/examples/python/CuTeDSL/cute"

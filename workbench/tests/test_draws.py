@@ -21,14 +21,13 @@ from tools import result_tables
 from workbench.__main__ import cli
 from workbench.draws import run as run_module
 from workbench.draws import timing
-from workbench.draws.ceilings import bound
 from workbench.draws.distribution import FIELDS, MOST, OPERATIONS, PAGE, Draw, draw, page
 from workbench.draws.ids import draw_ids, positions
 from workbench.draws.inputs import PARTS, decode_inputs, make_task
 from workbench.draws.peers import PROMISES
 from workbench.draws.report import Figures, changes, markdown, ratio_at_ceiling, reports
 from workbench.draws.run import DrawOptions, measure_draw, rows_of, run_draws
-from workbench.draws.timing import FULL, SHORT, DrawTimer
+from workbench.draws.timing import FULL, SHORT, DrawTimer, bound
 from workbench.draws.two_sources import Source
 from workbench.tests.false_peers import install
 

@@ -14,9 +14,9 @@ from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.mutate.runner import SURVIVED
 from tests import producer_consumer
-from workbench.mutation import campaign, table
+from workbench.mutation import campaign
 from workbench.mutation.campaign import PEERS, Campaign, Peer, staleness
-from workbench.small_calls.record import path_of_launch
+from workbench.small_calls.call import path_of_launch
 from workbench.small_calls.table import TABLE
 
 NAME = "small-sm_100a"
@@ -26,8 +26,7 @@ ROW = Peer("sm_100a", "k", "script.py", ("",))
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A kernel of thirteen mutants, whose launch has been saved; no argument."""
-    for module in (campaign, table):
-        monkeypatch.setattr(module, "RESULTS", tmp_path)
+    monkeypatch.setattr(campaign, "RESULTS", tmp_path)
     memory = GlobalMemory()
     arrays = tuple(producer_consumer.arrays())
     for number, array in enumerate(arrays):
@@ -95,25 +94,25 @@ def test_counts_are_of_the_ptx_that_they_name(folder: Path) -> None:
     assert not (folder / f"{NAME}.jsonl").exists()
     counted = one.counted(report)
     assert (counted["name"], counted["arch"], counted["mutants"]) == (NAME, "sm_100a", 3)
-    table.write_row({**counted, "ptx": "another"})
+    campaign.write_row({**counted, "ptx": "another"})
     assert staleness(NAME, folder) == ("another", one.ptx)
-    table.write_row(counted)
+    campaign.write_row(counted)
     assert staleness(NAME, folder) == (one.ptx, one.ptx)
-    assert len(table.read_rows()) == 1
+    assert len(campaign.read_rows()) == 1
 
 
 def test_the_page_has_the_table_of_the_counts() -> None:
-    """Else workbench.mutation.table.write_row writes it with the next row."""
-    rows = table.read_rows()
-    (block,) = table.BLOCK.findall((table.RESULTS / "README.md").read_text())
-    assert block == table.markdown(rows)
+    """Else workbench.mutation.campaign.write_row writes it with the next row."""
+    rows = campaign.read_rows()
+    (block,) = campaign.BLOCK.findall((campaign.RESULTS / "README.md").read_text())
+    assert block == campaign.markdown(rows)
     synchronising = {name for name, row in TABLE.items() if row.repeated}
     assert {row["name"] for row in rows} <= synchronising | set(PEERS)
     for row in rows:
-        assert sum(row[verdict] for verdict in table.VERDICTS) == row["mutants"], row["name"]
+        assert sum(row[verdict] for verdict in campaign.VERDICTS) == row["mutants"], row["name"]
         assert row["name"] in PEERS or re.fullmatch("[0-9a-f]{16}", row["ptx"]), row["name"]
 
 
 def test_every_argument_is_of_a_row() -> None:
-    files = {path.stem for path in (table.RESULTS / "equivalent").glob("*.txt")}
-    assert files <= {row["name"] for row in table.read_rows()}
+    files = {path.stem for path in (campaign.RESULTS / "equivalent").glob("*.txt")}
+    assert files <= {row["name"] for row in campaign.read_rows()}

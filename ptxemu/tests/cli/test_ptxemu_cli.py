@@ -176,14 +176,6 @@ def test_a_file_that_is_not_ptx_is_one_line_and_exit_code_2(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["info", "run", "check", "exec"])
-def test_help_teaches(command, capsys):
-    with pytest.raises(SystemExit) as left:
-        main([command, "--help"])
-    assert left.value.code == 0
-    assert len(capsys.readouterr().out) > 400
-
-
 def test_seeds_give_the_same_arrays_again():
     one, two = (parse("f32[8]=random", np.random.default_rng(3)).array for _ in range(2))
     assert np.array_equal(one, two)

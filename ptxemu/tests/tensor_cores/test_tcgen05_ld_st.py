@@ -20,26 +20,14 @@ def program(body: str, registers: int, *, address: str = "lane of the warp") -> 
 .visible .entry k()
 {{
   .reg .b32 %r<8>; .reg .b32 %v<{registers}>; .reg .b32 %w<{registers}>; .reg .b32 %t;
-  .reg .pred %p<2>;
-  .shared .align 4 .b32 hold;
-  mov.u32 %r0, %tid.x;
-  shr.u32 %r1, %r0, 5;
-  setp.ne.u32 %p0, %r1, 0;
-  mov.u32 %r2, hold;
-  @%p0 bra READY;
+  .reg .pred %p<2>; .shared .align 4 .b32 hold; mov.u32 %r0, %tid.x; shr.u32 %r1, %r0, 5;
+  setp.ne.u32 %p0, %r1, 0; mov.u32 %r2, hold; @%p0 bra READY;
   tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 512;
-READY:
-  bar.sync 0;
-  ld.shared.u32 %t, [%r2];
-  shl.b32 %r3, %r1, 21;
-  add.u32 %t, %t, %r3;
+READY: bar.sync 0; ld.shared.u32 %t, [%r2]; shl.b32 %r3, %r1, 21; add.u32 %t, %t, %r3;
   {body}
-  bar.sync 0;
-  @%p0 bra DONE;
-  ld.shared.u32 %t, [%r2];
+  bar.sync 0; @%p0 bra DONE; ld.shared.u32 %t, [%r2];
   tcgen05.dealloc.cta_group::1.sync.aligned.b32 %t, 512;
-DONE:
-  ret;
+DONE: ret;
 }}
 """
 

@@ -35,7 +35,7 @@ class _Check(click.Command):
     """The command. Its help ends with the names of operations, which come with torch."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from flashdsa.verify.operations import COMPOSED, OPERATIONS
+        from flashdsa.verify.check_list import COMPOSED, OPERATIONS
 
         own = _listed("Operations", (name for name in OPERATIONS if name not in COMPOSED))
         products = _listed("Of torch's products, where the backend's tensors are", COMPOSED)
@@ -45,7 +45,7 @@ class _Check(click.Command):
 
 def _known(ctx: click.Context, option: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
     """`names`, which are those of operations."""
-    from flashdsa.verify.operations import OPERATIONS
+    from flashdsa.verify.check_list import OPERATIONS
 
     return tuple(click.Choice(OPERATIONS).convert(name, option, ctx) for name in names)
 

@@ -11,9 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from flashdsa.demo.attention import NEAR
-from flashdsa.demo.evaluate import Evaluation
-from flashdsa.demo.train import DemoOptions
+from flashdsa.demo.model import NEAR
+from flashdsa.demo.train import DemoOptions, Evaluation
 from flashdsa.demo.v4 import RATIO
 from flashdsa.output_paths import written
 

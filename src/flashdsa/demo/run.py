@@ -11,11 +11,10 @@ import torch
 
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import resolve_backend
-from flashdsa.demo.evaluate import evaluate
 from flashdsa.demo.model import ByteModel
 from flashdsa.demo.picture import draw_picture
 from flashdsa.demo.text import load_text
-from flashdsa.demo.train import FORMS, DemoOptions, Trainer
+from flashdsa.demo.train import FORMS, DemoOptions, Trainer, evaluate
 from flashdsa.errors import ArgumentValueError
 from flashdsa.output_paths import written
 

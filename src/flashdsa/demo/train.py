@@ -1,7 +1,8 @@
-"""Training: the language loss through `sparse_mla`, and the indexer's own KL loss.
+"""Training: the language loss through `sparse_mla`, and the indexer's own KL loss; its judgement.
 
 The indexer learns in DeepSeek-V3.2's two stages: first from dense attention over every key that a
-query sees, its warm-up, then from the sparse attention over the keys that it has selected.
+query sees, its warm-up, then from the sparse attention over the keys that it has selected. Held-out
+text is read by sparse and by dense attention of the same weights.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from flashdsa import attention_target, indexer_kl_loss, indexer_kl_loss_dense, sparse_mla_fwd
-from flashdsa.demo.attention import Attention, dense_logits
-from flashdsa.demo.model import ByteModel, SparseAttention
+from flashdsa.demo.model import Attention, ByteModel, SparseAttention, dense, dense_logits
 from flashdsa.demo.v4 import RATIO, CompressedSparseAttention
 from flashdsa.errors import ArgumentValueError
 
@@ -144,3 +145,55 @@ class Trainer:
         self.optimiser.step()
         self.schedule.step()
         return language.item(), divergence.item()
+
+
+class Evaluation(NamedTuple):
+    """One look at the held-out text: losses in nats per byte, and the share of dense attention's
+    probability on `topk` keys that are the indexer's, the newest, random, the best possible."""
+
+    step: int
+    sparse_loss: float
+    dense_loss: float
+    indexer: float
+    newest: float
+    random: float
+    best: float
+    chosen: Tensor  # [S, T] bool, of the first window
+    probability: Tensor  # [S, T] float32: dense attention to keys there, mean over heads
+    ends: Tensor  # [S] int32: keys that each query sees
+    indices: Tensor  # [windows, S, topk] int32
+
+
+@torch.no_grad()
+def evaluate(model: ByteModel, text: Tensor, options: DemoOptions, step: int) -> Evaluation:
+    """Run the same weights sparsely and densely on evenly spaced windows of text [n] uint8."""
+    numbers, chosen, probability, indices = [], [], [], []
+    starts = torch.linspace(0, len(text) - options.window - 1, options.eval_windows).long()
+    for start in starts.tolist():
+        tokens = text[start : start + options.window + 1].long().to(options.device)
+        logits, hidden, attention = model(tokens[:-1])
+        weights, attended = dense(attention)
+        weights = weights.mean(dim=1)
+        probability.append(weights / weights.sum(dim=1, keepdim=True))
+        mask = torch.zeros_like(probability[-1], dtype=torch.bool)
+        chosen.append(mask.scatter(1, attention.indices.long(), True))
+        indices.append(attention.indices.cpu())
+        losses = (language_loss(x, tokens) for x in (logits, model.read_out(hidden, attended)))
+        shares = captured(chosen[-1], probability[-1], attention.ends, options.topk)
+        numbers.append(torch.stack([*losses, *shares]))
+    means = torch.stack(numbers).mean(dim=0).tolist()
+    tensors = chosen[0].cpu(), probability[0].cpu(), attention.ends.cpu(), torch.stack(indices)
+    return Evaluation._make((step, *means, *tensors))
+
+
+def captured(chosen: Tensor, probability: Tensor, ends: Tensor, topk: int) -> tuple[Tensor, ...]:
+    """Mean probability on the keys that are chosen, the newest, random, and the best; query s sees
+    `ends[s]` keys."""
+    key, end = torch.arange(chosen.shape[1], device=chosen.device), ends[:, None]
+    newest = (key < end) & (key >= end - topk)
+    return (
+        (probability * chosen).sum(dim=1).mean(),
+        (probability * newest).sum(dim=1).mean(),
+        (topk / end).mean(),
+        probability.topk(topk).values.sum(dim=1).mean(),
+    )

@@ -11,13 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from flashdsa import compress_kv, rotate_tail
-from flashdsa.demo.attention import D_LATENT, Attention, Near, attend
 from flashdsa.demo.model import (
     D_INDEX,
     D_KEY,
+    D_LATENT,
     D_MODEL,
     D_ROPE,
     INDEX_HEADS,
+    Attention,
+    Near,
+    attend,
     normalise,
     select,
     weight,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.distributed.agree_in_graph import agreed
+from flashdsa.distributed.agree import agreed
 from flashdsa.distributed.collectives import all_gather, reduce_scatter_in_order, sum_dtype
 from flashdsa.distributed.group import Group
 

@@ -9,8 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.dispatch import checks
 from flashdsa.dispatch.registration import is_served
-from flashdsa.distributed.agree import agreement
-from flashdsa.distributed.agree_in_graph import agreed
+from flashdsa.distributed.agree import agreed, agreement
 from flashdsa.distributed.collectives import all_gather
 from flashdsa.distributed.dtensors import as_dtensor, local_parts
 from flashdsa.distributed.group import describe, group_of, process_group, require_device_of_group

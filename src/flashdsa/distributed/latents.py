@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.dispatch.checks import require_dtype, require_tensor
-from flashdsa.distributed.agree import agreement
-from flashdsa.distributed.agree_in_graph import agreed
+from flashdsa.distributed.agree import agreed, agreement
 from flashdsa.distributed.collectives import start_all_gather, wait
 from flashdsa.distributed.gather import all_gather_differentiable
 from flashdsa.distributed.group import (

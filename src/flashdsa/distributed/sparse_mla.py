@@ -13,8 +13,7 @@ from flashdsa.backends.catalog import registry
 from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.checks import as_int32, require_tensor, scale_or_default
 from flashdsa.dispatch.transforms import as_autocast_casts
-from flashdsa.distributed.agree import agreement
-from flashdsa.distributed.agree_in_graph import agreed
+from flashdsa.distributed.agree import agreed, agreement
 from flashdsa.distributed.collectives import (
     all_gather,
     reduce_scatter,

@@ -1,7 +1,6 @@
 """Budgets as data: kernels allocate from them, `flashdsa plan` prints them, tests check them."""
 
 from flashdsa.plan.budgets import CtaPlan, Sm90Plan, Sm100Plan
-from flashdsa.plan.lifetimes import BudgetError, LiveRange
 from flashdsa.plan.roles import (
     Arrives,
     Barrier,
@@ -11,7 +10,7 @@ from flashdsa.plan.roles import (
     check_registers,
     registers_each,
 )
-from flashdsa.plan.smem import SmemPlan, SmemRegion, lay_out, plan_smem
+from flashdsa.plan.smem import BudgetError, LiveRange, SmemPlan, SmemRegion, lay_out, plan_smem
 from flashdsa.plan.tmem import TmemPlan, TmemRegion, plan_tmem
 
 __all__ = [

@@ -15,7 +15,7 @@ from flashdsa.hw import (
     WARP_SIZE,
     WARPGROUP_SIZE,
 )
-from flashdsa.plan.lifetimes import BudgetError
+from flashdsa.plan.smem import BudgetError
 
 
 class Arrives(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flashdsa.hw import TMEM_LEAST_ALLOCATION
-from flashdsa.plan.lifetimes import BudgetError, LiveRange, extents_of, refuse_conflicts
+from flashdsa.plan.smem import BudgetError, LiveRange, extents_of, refuse_conflicts
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.devices import B200, H200
 from flashdsa.backends.emulated.runner import EmulatedProgress, emulation
 from flashdsa.errors import UnsupportedError
-from flashdsa.verify.check_list import NEEDS, Check, checks_of
-from flashdsa.verify.operations import COMPOSED, OPERATIONS
+from flashdsa.verify.check_list import COMPOSED, NEEDS, OPERATIONS, Check, checks_of
 
 DEVICES = {"emulate-sm90": H200, "emulate-sm100": B200}
 """Device that each emulated backend stands for."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 import flashdsa
+from flashdsa import ops
 from flashdsa.verify import (
     calls,
     judge_composed,
@@ -28,9 +29,26 @@ from flashdsa.verify.indexer_training_cases import (
     IndexerTrainingInputs,
     make_indexer_training_inputs,
 )
-from flashdsa.verify.operations import COMPOSED, OPERATIONS
 from flashdsa.verify.prefill_cases import PrefillCase, PrefillInputs, make_prefill_inputs
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
+
+COMPOSED = (
+    "merge_attention",
+    "lse_for_merge",
+    "lse_to_base2",
+    "lse_from_base2",
+    "quantize_kv",
+    "write_kv_cache",
+    "read_kv_cache",
+    "causal_ranges",
+    "expand_blocks",
+    "fake_quantize_index",
+    "indexer_kl_loss_dense",
+    "rotate_tail",
+)
+"""Operations without a backend: products of torch where their tensors are."""
+OPERATIONS = (*ops.OPERATIONS, "sparse_mla", "indexer_kl_loss", *COMPOSED)
+
 
 NEEDS = {
     "sparse_mla": {"sparse_mla_fwd", "mla_bwd"},

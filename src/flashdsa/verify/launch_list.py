@@ -23,8 +23,7 @@ from flashdsa.backends.runner import Allocate
 from flashdsa.errors import UnsupportedError
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
 from flashdsa.verify.check import DEVICES
-from flashdsa.verify.check_list import NEEDS, Check, checks_of
-from flashdsa.verify.operations import COMPOSED, OPERATIONS
+from flashdsa.verify.check_list import COMPOSED, NEEDS, OPERATIONS, Check, checks_of
 
 _SMALL_BYTES = 1 << 20
 

@@ -19,10 +19,8 @@ from ptxemu.mutate import Equivalents, Replay, Trial, measure, mutations_of
 from ptxemu.mutate.fingerprint import fingerprint
 from ptxemu.mutate.runner import CAUGHT, POLICIES
 from ptxemu.saved_launch import load_launch
-from workbench.mutation.campaign import argued
-from workbench.mutation.table import read_rows
-from workbench.small_calls.call import IGNORED, SmallCall
-from workbench.small_calls.record import record
+from workbench.mutation.campaign import argued, read_rows
+from workbench.small_calls.call import IGNORED, SmallCall, record
 from workbench.small_calls.table import TABLE
 
 AT_ONCE = (POLICIES[2],)

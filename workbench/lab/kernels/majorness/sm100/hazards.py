@@ -7,12 +7,12 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.hw import SM100
-from workbench.lab.kernels.majorness.operand_tile import pieces
 from workbench.lab.kernels.majorness.operands import (
     THREADS,
     descriptors_of_tile,
     erase_b,
     fill_operands,
+    pieces,
     tile_a,
     tile_b,
 )

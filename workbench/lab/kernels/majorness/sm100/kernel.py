@@ -13,9 +13,9 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.hw import SM100
-from workbench.lab.kernels.majorness.operand_tile import Strides
 from workbench.lab.kernels.majorness.operands import (
     THREADS,
+    Strides,
     copy_image,
     fill_operands,
     step_descriptors,

@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
 from workbench.lab.kernels.majorness import operands
-from workbench.lab.kernels.majorness.operand_tile import Strides
+from workbench.lab.kernels.majorness.operands import Strides
 from workbench.lab.kernels.majorness.sm90.plan import Sm90Plan
 
 
