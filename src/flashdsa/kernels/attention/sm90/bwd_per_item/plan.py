@@ -224,8 +224,7 @@ class PerItemPlan(Sm90Plan):
 
     @property
     def rope_at(self) -> int:
-        """Bytes from the rows' first to the columns that only Q has, if any: of the first 32 rows,
-        then of the others."""
+        """Bytes from the rows' first to Q's RoPE columns, if any: rows 0 to 31, then the others."""
         return self.tile.value_chunks * ROWS_CHUNK_BYTES
 
     @property

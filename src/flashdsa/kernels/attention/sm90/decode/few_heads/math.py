@@ -261,8 +261,7 @@ def find_factors(role: Math, r: Registers) -> Factors:
 
 @cute.jit
 def exchange_halves(role: Math, r: Registers, factors: Factors, number: Any = 0) -> list[Any]:
-    """Exchange halves; return this consumer's half of the dims, of both consumers. `number`: of the
-    exchanges before."""
+    """Exchange halves; return this consumer's, of both. `number`: of the exchanges before."""
     ctx = role.ctx
     count = HEADS // 2
     half = blocks_of(ctx.plan) // CONSUMERS * count
