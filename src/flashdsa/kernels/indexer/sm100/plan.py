@@ -45,7 +45,6 @@ class IndexerPlan(SelectPlan):
     arch: ClassVar[ArchSpec] = SM100
 
     def __post_init__(self) -> None:
-        """Check the choices against the instructions and the architecture."""
         if self.pages_per_stage not in PAGES_PER_STAGE:
             raise ValueError(f"pages_per_stage: expected 1, 2 or 4; got {self.pages_per_stage}")
         if self.stages % self.pages_per_stage:
@@ -56,7 +55,6 @@ class IndexerPlan(SelectPlan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return f"sm100_indexer_{self.sizes_and_kinds}_{self.stage_kind}"
 
     @property
@@ -72,7 +70,6 @@ class IndexerPlan(SelectPlan):
 
     @property
     def ring_stages(self) -> int:
-        """Stages of `pages_per_stage` pages in flight."""
         pages = min(self.stages, SORTED_STAGES) if self.sorted else self.stages
         return pages // self.pages_per_stage
 
@@ -90,7 +87,6 @@ class IndexerPlan(SelectPlan):
 
     @property
     def warp_stages(self) -> int:
-        """Stages that a load warp fills."""
         return self.ring_stages // self.load_warps
 
     @property
@@ -115,12 +111,10 @@ class IndexerPlan(SelectPlan):
 
     @property
     def stage_key_bytes(self) -> int:
-        """Keys of a stage."""
         return self.pages_per_stage * PAGE_KEY_BYTES
 
     @property
     def stage_tokens(self) -> int:
-        """Tokens of a stage."""
         return self.pages_per_stage * PAGE_SIZE
 
     @property
@@ -140,7 +134,6 @@ class IndexerPlan(SelectPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """Shared memory regions, in order."""
         stages, tiles, pages = self.ring_stages, self.lists.tile_stages, self.pages_per_stage
         groups = self.consumer_warpgroups
         return [
@@ -260,16 +253,11 @@ class LogitsPlan(IndexerPlan):
     """The fused indexer's plan without the memory of the selection: only its stream of pages."""
 
     stages: int = 24
+    unscored_length = 0
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return f"sm100_indexer_logits_h{self.num_heads}_{self.stage_kind}"
-
-    @property
-    def unscored_length(self) -> int:
-        """Every token of every row is scored."""
-        return 0
 
     @property
     def load_registers(self) -> int:
@@ -279,7 +267,6 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """Shared memory regions, in order."""
         selecting = (*select_regions(self), *select_barrier_regions(self))
         absent = {region.name for region in selecting} | {"scratch"}
         return [region for region in super().regions if region.name not in absent]

@@ -80,12 +80,8 @@ def load_pages(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Load this warp's pages of the tile into the ring.
-
-    Args:
-        first_ids: what `announce` returned.
-        depth: pages in flight, in steps of 1 / DEPTH_STEPS; None: one for each stage.
-    """
+    """Load this warp's pages of the tile into the ring. first_ids: what `announce` returned. depth:
+    pages in flight, in steps of 1 / DEPTH_STEPS; None: one for each stage."""
     count = tile.num_pages
     ahead = first_ids  # this lane's page id of the next 32 turns
     for block in cutlass.range(0, count, WARP_SIZE, unroll=1):
@@ -148,7 +144,7 @@ def indexer_kernel(
     published: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA of the grid; arguments as in `launch_indexer` and `launch_splits`."""
+    """One CTA of the grid; arguments as in `launch_indexer`."""
     operands = Operands(weights, seq_lens, block_table, topk_indices, published, num_pages)
     x = set_up(keys_map, queries_map, operands, None, plan)
     loads, selects = plan.roles
@@ -240,10 +236,8 @@ def write_block(
     valid: cutlass.Boolean,
     present: cutlass.Boolean,
 ) -> None:
-    """Write a block's best score to its number in the row; of a page outside the cache, NaN.
-
-    All lanes call. Nothing is written beyond the row's blocks.
-    """
+    """Write a block's best score to its number in the row; of a page outside the cache, NaN. All
+    lanes call. Nothing is written beyond the row's blocks."""
     seen = present and position < sink.length
     if not (valid and seen):
         score = Float32.nan

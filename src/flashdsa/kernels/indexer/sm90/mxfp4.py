@@ -27,10 +27,8 @@ LOWER_ROWS = 8
 
 
 def place_of_codes(thread: Int32) -> Int32:
-    """Half word of a page at which the codes of the caller's first token, group 0, begin.
-
-    Two tokens share a row of 128 bytes; the swizzle exchanges 16 bytes, a group, by the row.
-    """
+    """Half word of a page at which the codes of the caller's first token, group 0, begin. Two
+    tokens share a row of 128 bytes; the swizzle exchanges 16 bytes, a group, by the row."""
     lane = thread % WARP_SIZE
     token = thread % WARPGROUP_SIZE // WARP_SIZE * 16 + lane // 4
     row, group = token // 2, token % 2 * GROUPS
@@ -39,12 +37,9 @@ def place_of_codes(thread: Int32) -> Int32:
 
 @cute.jit
 def load_keys(words: cute.Tensor, page: Any, place: Int32, plan: cutlass.Constexpr) -> None:
-    """Convert the page's keys into registers.
-
-    Args:
-        words: (16,) Int32, the left operand: of each group the first 16 columns of both tokens,
-            then the others. page: pointer to its bytes. place: see `place_of_codes`.
-    """
+    """Convert the page's keys into registers. words: (16,) Int32, the left operand: of each group
+    the first 16 columns of both tokens, then the others. page: pointer to its bytes. place: see
+    `place_of_codes`."""
     lane = cute.arch.lane_idx()
     # place = 64 row + ..., so that the token is known again.
     token = place // 64 * 2 + ((place // 8) ^ (place // 64)) // GROUPS % 2

@@ -160,11 +160,8 @@ class Sums(NamedTuple):
 def score_page(
     x: Scoring, weights: cute.Tensor, state: PipelineState, tile_stage: Int32, word: Int32
 ) -> Sums:
-    """Wait for a page, read it, free its stage, multiply, and sum over this lane's heads.
-
-    Args:
-        word: `word_of_scale` of the lane's token.
-    """
+    """Wait for a page, read it, free its stage, multiply, and sum over this lane's heads. word:
+    `word_of_scale` of the lane's token."""
     inputs, scorer, plan, lane = x.inputs, x.scorer, x.plan, x.thread % WARP_SIZE
     stage = state.stage
     # page_full[stage], the round's phase: TMA has brought keys and scales, or page_valid says that
@@ -180,32 +177,31 @@ def score_page(
     if lane == 0:
         inputs.page_ring.release(stage + nothing_when_loaded(scale, valid))
     warpgroup.wait_group(0)
-    upper, lower = sum_heads(scorer.accumulator, weights, plan)
+    upper, lower = sum_heads(scorer.accumulator, weights, 0, plan)
     return Sums(upper, lower, scale, valid)
 
 
 def nothing_when_loaded(scale: Float32, valid: Int32) -> Int32:
-    """0, known only when both are in registers; `valid` is 0 or 1, which no compiler knows.
-
-    ptxas issues an arrival after loads whose values are needed later, but does not wait for them:
-    they could still be on their way when TMA overwrites what they read.
-    """
+    """0, known only when both are in registers; `valid` is 0 or 1, which no compiler knows. ptxas
+    issues an arrival after loads whose values are needed later, but does not wait for them: they
+    could still be on their way when TMA overwrites what they read."""
     return (valid >> 1) & scale.bitcast(Int32)
 
 
 @cute.jit
 def sum_heads(
-    accumulator: cute.Tensor, weights: cute.Tensor, plan: cutlass.Constexpr
+    accumulator: cute.Tensor, weights: cute.Tensor, first: cutlass.Constexpr, plan: Any
 ) -> tuple[Float32, Float32]:
-    """Sums over this lane's heads for rows lane / 4 and lane / 4 + 8 of the warp's 16."""
+    """Sums over this lane's heads for rows lane / 4 and lane / 4 + 8 of the warp's 16, from the
+    accumulator's register `first` on."""
     upper, upper_odd = Float32(0.0), Float32(0.0)
     lower, lower_odd = Float32(0.0), Float32(0.0)
     for c in cutlass.range_constexpr(plan.num_heads // 8):
         even, odd = weights[2 * c], weights[2 * c + 1]
-        upper += even * doubled_relu(accumulator[4 * c])
-        upper_odd += odd * doubled_relu(accumulator[4 * c + 1])
-        lower += even * doubled_relu(accumulator[4 * c + 2])
-        lower_odd += odd * doubled_relu(accumulator[4 * c + 3])
+        upper += even * doubled_relu(accumulator[first + 4 * c])
+        upper_odd += odd * doubled_relu(accumulator[first + 4 * c + 1])
+        lower += even * doubled_relu(accumulator[first + 4 * c + 2])
+        lower_odd += odd * doubled_relu(accumulator[first + 4 * c + 3])
     return upper + upper_odd, lower + lower_odd
 
 
@@ -230,13 +226,9 @@ def score_pages(
     x: Scoring, prepared: Prepared, pages: PageRange, store: cutlass.Constexpr, sink: Any
 ) -> None:
     """Score the calling warpgroup's pages, two at a time: those whose number in the CTA is its own,
-    modulo the warpgroups.
-
-    Args:
-        store: called for each two pages as store(sink, score, position, valid, present): the score
-            of this lane's token, whether its page id is in the cache, and whether the lane has a
-            page.
-    """
+    modulo the warpgroups. store: called for each two pages as store(sink, score, position, valid,
+    present): the score of this lane's token, whether its page id is in the cache, and whether the
+    lane has a page."""
     inputs, thread, plan = x.inputs, x.thread, x.plan
     groups, weights = plan.consumer_warpgroups, prepared.weights
     turn = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))

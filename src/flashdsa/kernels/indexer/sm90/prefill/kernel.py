@@ -80,7 +80,6 @@ class LoadContext(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """The plan."""
         return self.memory.plan
 
 
@@ -429,11 +428,7 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 
 
 def compile_prefill(plan: PrefillPlan) -> Any:
-    """A TVM-FFI function (q_index, k_index, k_scale, weights, starts, ends, topk_indices,
-    workspace, num_ctas), with scores (..., topk_indices, topk_scores, workspace, num_ctas), among
-    listed keys (..., ends, listed, counts, topk_indices, ...), or of the scores alone (..., ends,
-    scores, num_ctas), on torch's current stream; with a cluster_size at last if CTAs share tiles.
-    Needs no GPU. See `launch_prefill`."""
+    """Compile `launch_prefill`; a plan says which arguments it has. Needs no GPU."""
     queries, keys, starts, scales = (cute.sym_int32() for _ in range(4))
     topk, ctas = cute.sym_int32(), cute.sym_int32()
     element = Float8E4M3FN if plan.is_fp8 else BFloat16
