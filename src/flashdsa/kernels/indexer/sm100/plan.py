@@ -9,8 +9,13 @@ from typing import Any, ClassVar
 from flashdsa.dsl.umma import E4M3, SharedOperand, SharedTile, TilePart, UmmaProduct
 from flashdsa.hw import REGISTER_STEP, SM100, TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
 from flashdsa.kernels.indexer.plan import SelectPlan
-from flashdsa.kernels.indexer.regions import select_barrier_regions, select_barriers, select_regions
-from flashdsa.kernels.indexer.sizes import SCRATCH_WORDS, TILE_WORDS
+from flashdsa.kernels.indexer.regions import (
+    scratch_region,
+    select_barrier_regions,
+    select_barriers,
+    select_regions,
+)
+from flashdsa.kernels.indexer.sizes import TILE_WORDS
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion, TmemPlan, TmemRegion, plan_tmem
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
@@ -146,7 +151,7 @@ class IndexerPlan(SelectPlan):
             SmemRegion(
                 "page_valid", stages * self.valid_words * 4, 16, "1 where it is in the cache"
             ),
-            SmemRegion("scratch", SCRATCH_WORDS * 4, 16, "scans and broadcasts of the consumers"),
+            scratch_region(),
             SmemRegion("page_full", stages * 8, 8, "mbarriers: TMA -> mma and a warpgroup"),
             SmemRegion("page_empty", stages * 8, 8, "mbarriers: 4 warps -> load"),
             SmemRegion("score_full", groups * 8, 8, "mbarriers: mma -> a warpgroup"),
@@ -267,6 +272,6 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        selecting = (*select_regions(self), *select_barrier_regions(self))
-        absent = {region.name for region in selecting} | {"scratch"}
+        selecting = (*select_regions(self), *select_barrier_regions(self), scratch_region())
+        absent = {region.name for region in selecting}
         return [region for region in super().regions if region.name not in absent]

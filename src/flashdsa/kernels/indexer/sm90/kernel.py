@@ -12,11 +12,9 @@ pages, up to 12 in flight | score a page, append (key, position), histogram
 the next tile's head ...  | counts to the other CTAs, theirs back: the row's threshold
 "no more"                 | ids of the part's winners, after those of the parts before
 
-The scores alone: every token's into a (B, max_len) matrix, or every block's best. Two rows of a
-request may be scored together, for the ranking that follows (topk_kernel.py).
-
-partition of pages from seq_lens     | -inf beyond the rows' lengths
-heads of tiles, pages                | score a page, store 64 scores
+The scores alone: every token's into a (B, max_len) matrix, or every block's best. The load warps
+have a partition of all pages; consumers write -inf beyond the rows' lengths, then 64 scores a page.
+Two rows of a request may be scored together, for the ranking that follows (topk_kernel.py).
 """
 
 from typing import Any, NamedTuple

@@ -164,20 +164,6 @@ PAIR_PLANS = (
 )
 """The kernels that score rows in pairs."""
 
-_STREAM = (
-    "pages",
-    "queries",
-    "weights",
-    "halves",
-    "work_tiles",
-    "page_valid",
-    "page_full",
-    "page_empty",
-    "tile_full",
-    "tile_empty",
-)
-
-
 BLOCK = 8
 """Tokens of a block whose best score is written in place of theirs: DeepSeek-V4.1's."""
 
@@ -213,7 +199,9 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        return [region for region in super().regions if region.name in _STREAM]
+        selecting = (*select_regions(self), *select_barrier_regions(self), scratch_region())
+        absent = {region.name for region in selecting}
+        return [region for region in super().regions if region.name not in absent]
 
 
 LOGITS_PLANS = (

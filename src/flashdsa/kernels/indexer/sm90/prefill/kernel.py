@@ -1,9 +1,11 @@
 """The indexer over shared keys for Hopper: a CTA scores a tile of queries, and ranks it.
 
-load | score, two warpgroups ------------------------- |
------------------------------------------------------------ a tile's queries | weights and ranges 64
-keys, up to 8 in flight| 64 keys x all columns, relu, head sums -> workspace (in L2), bins ... |
-after a segment: every team of warps ranks its queries the next tile's | rows of the best
+load, one warp             | score, two warpgroups
+-------------------------- | ---------------------------------------------------------------------
+a tile's queries           | weights and ranges
+64 keys, up to 8 in flight | 64 keys x all columns, relu, head sums -> workspace (in L2), bins
+...                        | after a segment: every team of warps ranks its queries
+the next tile's            | rows of the best
 """
 
 from typing import Any, NamedTuple
