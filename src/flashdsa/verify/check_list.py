@@ -17,7 +17,6 @@ from flashdsa.verify import (
     judge_entries,
     judge_indexer,
     judge_indexer_training,
-    judge_prefill,
     judge_sparse_mla,
 )
 from flashdsa.verify import check_cases as cases
@@ -269,12 +268,12 @@ def _keys_seen(case: PrefillCase) -> int:
 
 
 def _judge_prefill_scores(inputs: PrefillInputs, backend: str) -> list[Comparison]:
-    return judge_prefill.check_prefill_scores(inputs, backend)[1]
+    return judge_indexer.check_prefill_scores(inputs, backend)[1]
 
 
 def _judge_prefill_selection(inputs: PrefillInputs, backend: str) -> list[Comparison]:
     scores = calls.prefill_logits(inputs, backend)
-    return judge_prefill.check_prefill_selection(inputs, scores, backend)
+    return judge_indexer.check_prefill_selection(inputs, scores, backend)
 
 
 def _single_steps(seed: int, backend: str, device: str) -> list[Check]:
