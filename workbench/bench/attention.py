@@ -13,13 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashdsa.bench import attention
-from flashdsa.bench.attention import (
-    AttentionInputs,
-    BackwardInputs,
-    decode_case,
-    judge_backward,
-    judge_forward,
-)
+from flashdsa.bench import attention as ours
 from flashdsa.bench.cases import Case, Task, Verdict
 from flashdsa.bench.runner import Peer
 from flashdsa.bench.timer import Call
@@ -34,7 +28,7 @@ Prepared = tuple[Call, Callable[[Any], Verdict]]
 def flash_mla_forward(case: Case, task: Task) -> Prepared:
     """FlashMLA's sparse prefill, of the package sgl-flash-mla."""
     peer = import_module("flash_mla").flash_mla_sparse_fwd
-    x: AttentionInputs = task.inputs
+    x: ours.AttentionInputs = task.inputs
     q, sink = padded_heads(x.q, x.attn_sink)
     ids, lengths = padded_lists(x.indices, x.topk_length)
     call = partial(
@@ -47,7 +41,7 @@ def flash_mla_forward(case: Case, task: Task) -> Prepared:
         topk_length=lengths,
         use_legacy=True,
     )
-    return call, lambda found: judge_forward(x, found[0][:, : case.h])
+    return call, lambda found: ours.judge_forward(x, found[0][:, : case.h])
 
 
 def flash_mla_decode(case: Case, task: Task) -> Prepared:
@@ -58,7 +52,7 @@ def flash_mla_decode(case: Case, task: Task) -> Prepared:
     if not case.options["packed"]:
         raise NotImplementedError("takes packed rows only")
     module = import_module("flash_mla")
-    x: AttentionInputs = task.inputs
+    x: ours.AttentionInputs = task.inputs
     next_n = int(case.options["next_n"])
     q = padded_heads(x.q)[0].view(case.s // next_n, next_n, -1, D_QK)
     cache = x.kv.view(-1, PAGE_SIZE, 1, x.kv.shape[1])
@@ -71,7 +65,7 @@ def flash_mla_decode(case: Case, task: Task) -> Prepared:
 
     every_slot = x._replace(topk_length=None)
     heads = q.shape[2]
-    return call, lambda found: judge_forward(
+    return call, lambda found: ours.judge_forward(
         every_slot, found[0].reshape(case.s, heads, D_V)[:, : case.h]
     )
 
@@ -81,13 +75,13 @@ def cudnn_backward(case: Case, task: Task) -> Prepared:
     if case.options.get("deterministic"):
         raise NotImplementedError("not deterministic on Hopper")
     peer = cudnn_function("sparse_attention_backward_wrapper")
-    x: BackwardInputs = task.inputs
+    x: ours.BackwardInputs = task.inputs
     forward, sink = x.forward, x.forward.attn_sink
     if sink is None:
         sink = torch.full((case.h,), -torch.inf, device=forward.q.device)
     operands = (forward.q, forward.kv, x.out, x.d_out, x.lse, sink, forward.indices)
     call = partial(peer, *operands, topk_length=forward.topk_length)
-    return call, lambda found: judge_backward(x, found["dq"], found["dkv"])
+    return call, lambda found: ours.judge_backward(x, found["dq"], found["dkv"])
 
 
 def padded_heads(q: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -117,10 +111,10 @@ FORWARD_CASES = (
 )
 DECODE_CASES = (
     *attention.DECODE_CASES,
-    decode_case(128, 1, kind="bf16"),
-    decode_case(128, 64, kind="bf16"),
-    decode_case(16, 128, kind="bf16"),
-    decode_case(64, 128, kind="ragged"),
+    ours.decode_case(128, 1, kind="bf16"),
+    ours.decode_case(128, 64, kind="bf16"),
+    ours.decode_case(16, 128, kind="bf16"),
+    ours.decode_case(64, 128, kind="ragged"),
 )
 BACKWARD_CASES = (
     *attention.BACKWARD_CASES,

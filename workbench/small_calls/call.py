@@ -19,7 +19,7 @@ from flashdsa.backends.emulated.runner import Emulator, running_on
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import KernelSpec
-from flashdsa.verify import calls, judge_indexer, judge_prefill, judge_sparse_mla
+from flashdsa.verify import calls, judge_indexer, judge_sparse_mla
 from flashdsa.verify import judge_indexer_training as judge_training
 from flashdsa.verify.check_list import Check, checks_of
 from flashdsa.verify.compare import Comparison
@@ -147,7 +147,7 @@ def _judge_selection(inputs: Any, backend: str) -> list[Comparison]:
 
 def _judge_prefill(inputs: Any, backend: str) -> list[Comparison]:
     scores = calls.prefill_logits(inputs, backend)
-    return judge_prefill.check_prefill_selection(inputs, scores, backend)
+    return judge_indexer.check_prefill_selection(inputs, scores, backend)
 
 
 _OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., list[Comparison]]]] = {
@@ -158,7 +158,7 @@ _OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., list[Comparison]]
     "dsa_topk_prefill": (make_prefill_inputs, _judge_prefill),
     "prefill_logits": (
         make_prefill_inputs,
-        lambda x, b: judge_prefill.check_prefill_scores(x, b)[1],
+        lambda x, b: judge_indexer.check_prefill_scores(x, b)[1],
     ),
     "attention_target": (make_indexer_training_inputs, judge_training.check_target),
     "indexer_scores": (make_indexer_training_inputs, judge_training.check_index_scores),

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 pytest.importorskip("transformers.models.deepseek_v4", reason="needs a newer transformers")
 
 from workbench.__main__ import cli
-from workbench.v4_layer import parts, timing
+from workbench.v4_layer import parts
 from workbench.v4_layer.layers import KINDS, OURS, build, judge
 
 OF_CSA = set(parts.PARTS)
@@ -84,7 +84,7 @@ def test_a_sample_that_the_host_was_late_for_is_taken_again(
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "_sleep", spins.append)
-    found = timing.in_turns({"x": lambda: clock.append("x")}, "cuda", 1, 0)["x"]
-    assert len(clock) == timing.WARMUP_CALLS + 4 and spins[1] > spins[0]
+    found = parts.in_turns({"x": lambda: clock.append("x")}, "cuda", 1, 0)["x"]
+    assert len(clock) == parts.WARMUP_CALLS + 4 and spins[1] > spins[0]
     assert (found.elapsed.median, found.device.median) == (1e3 * 6, 1e3 * 7)
     assert 0 < found.host.median < 1e5 and found.device.late == 0

@@ -13,8 +13,7 @@ import torch
 from flashdsa.bench.checkout import find_checkout
 from flashdsa.bench.machine import clocks, describe_machine, versions
 from workbench.v4_layer.layers import EAGER, OURS, Error, Inputs, Layer, build, judge
-from workbench.v4_layer.parts import record, time_parts
-from workbench.v4_layer.timing import PROTOCOL, Call, Measured, in_turns
+from workbench.v4_layer.parts import PROTOCOL, Call, Measured, in_turns, record, time_parts
 
 SCHEMA = "flashdsa-v4-layer/1"
 FORWARD, BOTH = "forward", "forward and backward"

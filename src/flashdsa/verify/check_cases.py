@@ -258,24 +258,21 @@ PREFILL = [
     PrefillCase("fp16", causal(6, 300), 50, num_heads=4, dtype=_FP16),
 ]
 TRAINING = [
-    IndexerTrainingCase(
-        SparseMlaCase("64 index heads, 256 of 1024 keys", 4, 1024, 64, 256), index_heads=64
-    ),
+    IndexerTrainingCase(SparseMlaCase("64 index heads, 256 of 1024 keys", 4, 1024, 64, 256),
+                        index_heads=64),
     IndexerTrainingCase(
         SparseMlaCase("invalid slots over NaN keys", 6, 300, 16, 96, duplicates=True, invalid=True,
                       empty_rows=True, topk_length=True, poison=True), index_heads=32
     ),
-    IndexerTrainingCase(
-        SparseMlaCase("sink, 8 heads", 5, 200, 8, 64, attn_sink="finite"), index_heads=16
-    ),
+    IndexerTrainingCase(SparseMlaCase("sink, 8 heads", 5, 200, 8, 64, attn_sink="finite"),
+                        index_heads=16),
     IndexerTrainingCase(
         SparseMlaCase("infinite sinks, 32 heads", 5, 200, 32, 64, attn_sink="infinite",
                       invalid=True), index_heads=16
     ),
     IndexerTrainingCase(SparseMlaCase("128 heads", 3, 200, 128, 96), index_heads=64),
-    IndexerTrainingCase(
-        SparseMlaCase("3000 slots: several key blocks", 2, 4000, 8, 3000), index_heads=16
-    ),
+    IndexerTrainingCase(SparseMlaCase("3000 slots: several key blocks", 2, 4000, 8, 3000),
+                        index_heads=16),
     *(
         IndexerTrainingCase(
             SparseMlaCase(f"entries of 512 columns, {heads} heads", 3, 150, heads, 70, d_qk=512,
@@ -283,12 +280,8 @@ TRAINING = [
         )
         for heads in (128, 64, 32, 16, 8)
     ),
-    IndexerTrainingCase(
-        SparseMlaCase("index fp32", 4, 200, 16, 64, dtype=_FP32), index_heads=16
-    ),
-    IndexerTrainingCase(
-        SparseMlaCase("index fp16", 4, 200, 16, 64, dtype=_FP16), index_heads=16
-    ),
+    IndexerTrainingCase(SparseMlaCase("index fp32", 4, 200, 16, 64, dtype=_FP32), index_heads=16),
+    IndexerTrainingCase(SparseMlaCase("index fp16", 4, 200, 16, 64, dtype=_FP16), index_heads=16),
 ]
 
 

@@ -17,7 +17,6 @@ from flashdsa.verify import (
     judge_entries,
     judge_indexer,
     judge_indexer_training,
-    judge_prefill,
     judge_sparse_mla,
 )
 from flashdsa.verify import check_cases as cases
@@ -110,15 +109,11 @@ def _attention(seed: int, backend: str, device: str) -> list[Check]:
         ("sparse_mla", calls.sparse_mla, judge_sparse_mla.check_autograd),
         ("mla_bwd", _call_backward, judge_sparse_mla.check_backward),
     )
-    into_buffers = (
-        "sparse_mla_fwd_out",
-        calls.sparse_mla_fwd_out,
-        judge_sparse_mla.check_forward_out,
-    )
+    out = ("sparse_mla_fwd_out", calls.sparse_mla_fwd_out, judge_sparse_mla.check_forward_out)
     checks = [
         *each([forward], [*cases.ATTENTION, *cases.FORWARD], make, backend, _attention_work),
         *each(by_autograd, cases.ATTENTION, make, backend, _attention_work),
-        *each([into_buffers], cases.INTO_BUFFERS, make, backend, _attention_work),
+        *each([out], cases.INTO_BUFFERS, make, backend, _attention_work),
     ]
     for case in cases.BACKWARD:
         options: dict[str, Any] = {"deterministic": case.deterministic, "dkv_dtype": case.dkv_dtype}
@@ -143,49 +138,27 @@ def _call_backward(inputs: SparseMlaInputs, backend: str, **options: Any) -> obj
 
 def _composed(seed: int, backend: str, device: str) -> list[Check]:
     """A case or two of each function."""
-    rows: list[tuple[str, str, Callable[[], list[Comparison]]]] = [
-        (
-            "merge_attention",
-            f"3 parts, {name}",
-            partial(
-                judge_composed.check_merge,
-                SparseMlaCase("parts", 6, 200, 16, 48, dtype=dtype),
-                seed,
-                device,
-            ),
-        )
-        for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32))
-    ]
-    for name in ("lse_for_merge", "lse_to_base2", "lse_from_base2"):
-        convert = partial(judge_composed.check_lse_conversions, name, seed, device)
-        rows.append((name, "8 x 16, infinities", convert))
-    rows += [
-        (
-            "quantize_kv",
-            "300 rows of any size",
-            partial(judge_composed.check_quantize_kv, seed, device),
-        ),
-        (
-            "write_kv_cache",
-            "50 rows, some padding",
-            partial(judge_composed.check_write_kv_cache, seed, device),
-        ),
-        ("read_kv_cache", "60 slots", partial(judge_composed.check_read_kv_cache, seed, device)),
-        (
-            "causal_ranges",
-            "5 sequences, one empty",
-            partial(judge_composed.check_causal_ranges, device),
-        ),
-        ("expand_blocks", "12 queries", partial(judge_composed.check_expand_blocks, seed, device)),
-        (
-            "fake_quantize_index",
-            "160 vectors",
-            partial(judge_composed.check_fake_quantize, seed, device),
-        ),
-    ]
+    on = (seed, device)
+    rows: list[tuple[str, str, Callable[[], list[Comparison]]]] = []
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
-        dense = partial(judge_composed.check_dense_kl_loss, dtype, seed, device)
+        parts = SparseMlaCase("parts", 6, 200, 16, 48, dtype=dtype)
+        merge = partial(judge_composed.check_merge, parts, *on)
+        dense = partial(judge_composed.check_dense_kl_loss, dtype, *on)
+        rows.append(("merge_attention", f"3 parts, {name}", merge))
         rows.append(("indexer_kl_loss_dense", f"9 queries of 80 keys, {name}", dense))
+    for name in ("lse_for_merge", "lse_to_base2", "lse_from_base2"):
+        convert = partial(judge_composed.check_lse_conversions, name, *on)
+        rows.append((name, "8 x 16, infinities", convert))
+    causal = partial(judge_composed.check_causal_ranges, device)
+    rows.append(("causal_ranges", "5 sequences, one empty", causal))
+    for name, case, check in (
+        ("quantize_kv", "300 rows of any size", judge_composed.check_quantize_kv),
+        ("write_kv_cache", "50 rows, some padding", judge_composed.check_write_kv_cache),
+        ("read_kv_cache", "60 slots", judge_composed.check_read_kv_cache),
+        ("expand_blocks", "12 queries", judge_composed.check_expand_blocks),
+        ("fake_quantize_index", "160 vectors", judge_composed.check_fake_quantize),
+    ):
+        rows.append((name, case, partial(check, *on)))
     return [Check(name, case, check, check) for name, case, check in rows]
 
 
@@ -269,12 +242,12 @@ def _keys_seen(case: PrefillCase) -> int:
 
 
 def _judge_prefill_scores(inputs: PrefillInputs, backend: str) -> list[Comparison]:
-    return judge_prefill.check_prefill_scores(inputs, backend)[1]
+    return judge_indexer.check_prefill_scores(inputs, backend)[1]
 
 
 def _judge_prefill_selection(inputs: PrefillInputs, backend: str) -> list[Comparison]:
     scores = calls.prefill_logits(inputs, backend)
-    return judge_prefill.check_prefill_selection(inputs, scores, backend)
+    return judge_indexer.check_prefill_selection(inputs, scores, backend)
 
 
 def _single_steps(seed: int, backend: str, device: str) -> list[Check]:
@@ -307,22 +280,13 @@ def _single_steps(seed: int, backend: str, device: str) -> list[Check]:
         rows.append(("topk_indices", name, check))
     for dtype, some_k, some_q in (("", k, q), (", fp32", wide_k, wide_q)):
         write_slots = padded.int() if dtype else padded
+        of_k = partial(judge_indexer.check_quantize_k, some_k, backend)
+        of_q = partial(judge_indexer.check_quantize_q, some_q, weights, backend)
+        write = partial(judge_indexer.check_cache_write, some_k, write_slots, cache, backend)
         rows += [
-            (
-                "quantize_index_k",
-                f"1000 keys{dtype}",
-                partial(judge_indexer.check_quantize_k, some_k, backend),
-            ),
-            (
-                "quantize_index_q",
-                f"8 x 64 heads{dtype}",
-                partial(judge_indexer.check_quantize_q, some_q, weights, backend),
-            ),
-            (
-                "write_index_k_cache",
-                f"1000 slots, some padding{dtype}",
-                partial(judge_indexer.check_cache_write, some_k, write_slots, cache, backend),
-            ),
+            ("quantize_index_k", f"1000 keys{dtype}", of_k),
+            ("quantize_index_q", f"8 x 64 heads{dtype}", of_q),
+            ("write_index_k_cache", f"1000 slots, some padding{dtype}", write),
         ]
     in_fp4 = cache[..., :68].contiguous()
     in_fp4.flatten(1)[:, 4096:] %= 20  # exponents that may be far apart

@@ -7,7 +7,7 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.cpu import prefill
 from flashdsa.verify.compare import failures
-from flashdsa.verify.judge_prefill import check_prefill_scores, check_prefill_selection
+from flashdsa.verify.judge_indexer import check_prefill_scores, check_prefill_selection
 from flashdsa.verify.prefill_cases import PREFILL_CASES, PrefillCase, causal, make_prefill_inputs
 
 

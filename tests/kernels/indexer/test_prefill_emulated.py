@@ -16,7 +16,7 @@ from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, PrefillPlan
 from flashdsa.ops.prefill import TopkPrefillOperands
 from flashdsa.plan import BudgetError
 from flashdsa.verify.compare import failures
-from flashdsa.verify.judge_prefill import check_prefill_scores, check_prefill_selection
+from flashdsa.verify.judge_indexer import check_prefill_scores, check_prefill_selection
 from flashdsa.verify.prefill_cases import PrefillCase, causal, make_prefill_inputs
 from ptxemu import Policy
 

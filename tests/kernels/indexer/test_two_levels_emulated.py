@@ -14,8 +14,7 @@ from flashdsa.verify import calls
 from flashdsa.verify.check_cases import PREFILL
 from flashdsa.verify.compare import failures
 from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
-from flashdsa.verify.judge_indexer import check_selection
-from flashdsa.verify.judge_prefill import check_prefill_selection
+from flashdsa.verify.judge_indexer import check_prefill_selection, check_selection
 from flashdsa.verify.prefill_cases import PrefillCase, make_prefill_inputs
 from workbench.small_calls.call import SmallCall, emulator_of
 from workbench.small_calls.two_levels import SHARED_BLOCKS, SHARED_FURTHER, SHARED_LISTED

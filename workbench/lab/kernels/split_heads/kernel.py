@@ -31,18 +31,11 @@ SOFTMAX, LOAD, REDUCE, MMA = range(4)
 
 @cute.kernel
 def heads_kernel(
-    q_map: GridConstant[tensor_map.TensorMap],
-    do_map: GridConstant[tensor_map.TensorMap],
-    kv_map: GridConstant[tensor_map.TensorMap],
-    lse: cute.Tensor,
-    delta: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    dq: cute.Tensor,
-    dkv: cute.Tensor,
-    scale: Float32,
-    plan: cutlass.Constexpr,
-):
+    q_map: GridConstant[tensor_map.TensorMap], do_map: GridConstant[tensor_map.TensorMap],
+    kv_map: GridConstant[tensor_map.TensorMap], lse: cute.Tensor, delta: cute.Tensor,
+    indices: cute.Tensor, topk_length: cute.Tensor, dq: cute.Tensor, dkv: cute.Tensor,
+    scale: Float32, plan: cutlass.Constexpr,
+):  # fmt: skip
     """One CTA of a pair; arguments as in `Operands`."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())

@@ -272,24 +272,11 @@ def compress_kernel_bwd(
 
 @cute.jit
 def launch_compress_bwd(
-    plan: cutlass.Constexpr,
-    stream: Any,
-    kv: cute.Tensor,
-    gate: cute.Tensor,
-    cu_seqlens: cute.Tensor,
-    ends: cute.Tensor,
-    ape: Any,
-    norm_weight: Any,
-    cos: Any,
-    sin: Any,
-    eps: Float32,
-    grad: cute.Tensor,
-    d_kv: cute.Tensor,
-    d_gate: cute.Tensor,
-    d_ape: Any,
-    d_weight: Any,
-    ctas: Int32,
-):
+    plan: cutlass.Constexpr, stream: Any, kv: cute.Tensor, gate: cute.Tensor,
+    cu_seqlens: cute.Tensor, ends: cute.Tensor, ape: Any, norm_weight: Any, cos: Any, sin: Any,
+    eps: Float32, grad: cute.Tensor, d_kv: cute.Tensor, d_gate: cute.Tensor, d_ape: Any,
+    d_weight: Any, ctas: Int32,
+):  # fmt: skip
     """Write the gradients on `stream`.
 
     Args:

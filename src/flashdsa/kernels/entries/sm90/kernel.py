@@ -118,22 +118,11 @@ def add_entry(
 
 @cute.jit
 def launch_numbers(
-    plan: cutlass.Constexpr,
-    stream: Any,
-    kv: cute.Tensor,
-    gate: cute.Tensor,
-    cu_seqlens: cute.Tensor,
-    ends: cute.Tensor,
-    ape: cute.Tensor,
-    norm_weight: cute.Tensor,
-    cos: cute.Tensor,
-    sin: cute.Tensor,
-    eps: Float32,
-    grad: cute.Tensor,
-    numbers: cute.Tensor,
-    d_kv: cute.Tensor,
-    d_gate: cute.Tensor,
-):
+    plan: cutlass.Constexpr, stream: Any, kv: cute.Tensor, gate: cute.Tensor,
+    cu_seqlens: cute.Tensor, ends: cute.Tensor, ape: cute.Tensor, norm_weight: cute.Tensor,
+    cos: cute.Tensor, sin: cute.Tensor, eps: Float32, grad: cute.Tensor, numbers: cute.Tensor,
+    d_kv: cute.Tensor, d_gate: cute.Tensor,
+):  # fmt: skip
     """Write `numbers` (E * NUMBERS, d) fp32 on `stream`: of each column of an entry its largest
     logit, 1 over the sum of its weights, what is pooled, the gradient of that, and what the entry
     adds to the gradient of the norm's weight, which is 0 without an entry. And set to 0 what no
@@ -149,22 +138,11 @@ def launch_numbers(
 
 @cute.jit
 def launch_slots(
-    plan: cutlass.Constexpr,
-    stream: Any,
-    kv: cute.Tensor,
-    gate: cute.Tensor,
-    cu_seqlens: cute.Tensor,
-    ends: cute.Tensor,
-    ape: cute.Tensor,
-    norm_weight: cute.Tensor,
-    cos: cute.Tensor,
-    sin: cute.Tensor,
-    numbers: cute.Tensor,
-    d_kv: cute.Tensor,
-    d_gate: cute.Tensor,
-    d_ape: cute.Tensor,
-    stripes: Int32,
-):
+    plan: cutlass.Constexpr, stream: Any, kv: cute.Tensor, gate: cute.Tensor,
+    cu_seqlens: cute.Tensor, ends: cute.Tensor, ape: cute.Tensor, norm_weight: cute.Tensor,
+    cos: cute.Tensor, sin: cute.Tensor, numbers: cute.Tensor, d_kv: cute.Tensor,
+    d_gate: cute.Tensor, d_ape: cute.Tensor, stripes: Int32,
+):  # fmt: skip
     """Write the gradients of kv and gate, and parts of that of `ape`, on `stream`.
 
     Args:
@@ -205,21 +183,10 @@ def compress_kernel(x: Operands, eps: Float32, entries: cute.Tensor, plan: cutla
 
 @cute.jit
 def launch_compress(
-    plan: cutlass.Constexpr,
-    stream: Any,
-    kv: cute.Tensor,
-    gate: cute.Tensor,
-    cu_seqlens: cute.Tensor,
-    ends: cute.Tensor,
-    ape: Any,
-    norm_weight: Any,
-    cos: Any,
-    sin: Any,
-    state: Any,
-    seen: Any,
-    eps: Float32,
-    entries: cute.Tensor,
-):
+    plan: cutlass.Constexpr, stream: Any, kv: cute.Tensor, gate: cute.Tensor,
+    cu_seqlens: cute.Tensor, ends: cute.Tensor, ape: Any, norm_weight: Any, cos: Any, sin: Any,
+    state: Any, seen: Any, eps: Float32, entries: cute.Tensor,
+):  # fmt: skip
     """Write `entries` (E, d) bf16, E at least 1, those after the last one 0, on `stream`.
 
     Args:
@@ -237,7 +204,7 @@ def launch_compress(
 
 
 def compile_compress(plan: CompressPlan) -> Any:
-    """Compile `launch_compress`, or the gradient's launch in `backward.py` or `sliced.py`."""
+    """Compile `launch_compress`, or a launch of the gradient."""
     width = plan.d * (1 + plan.overlap)
     tokens = cute.sym_int32()
     kv, gate = (

@@ -144,19 +144,10 @@ def launch_mend(x: Backward, stream: Any):
 
 @cute.kernel
 def indexer_bwd_kernel(
-    q: cute.Tensor,
-    k: cute.Tensor,
-    weights: cute.Tensor,
-    lists: Lists,
-    dq: cute.Tensor,
-    dk: cute.Tensor,
-    dw: cute.Tensor,
-    choice: cute.Tensor,
-    number: Int32,
-    spread: Int32,
-    parts: Parts,
-    plan: cutlass.Constexpr,
-):
+    q: cute.Tensor, k: cute.Tensor, weights: cute.Tensor, lists: Lists, dq: cute.Tensor,
+    dk: cute.Tensor, dw: cute.Tensor, choice: cute.Tensor, number: Int32, spread: Int32,
+    parts: Parts, plan: cutlass.Constexpr,
+):  # fmt: skip
     """One CTA; arguments as in `launch_backward`."""
     thread, _, _ = cute.arch.thread_idx()
     memory = BwdMemory.allocate(plan)

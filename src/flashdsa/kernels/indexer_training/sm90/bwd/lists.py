@@ -336,17 +336,10 @@ def clear_rows(dk: cute.Tensor, x: Slots) -> None:
 
 @cute.kernel
 def lists_kernel(
-    indices: cute.Tensor,
-    gradients: cute.Tensor,
-    topk_length: cute.Tensor,
-    num_keys: Int32,
-    dk: cute.Tensor,
-    clears: Int32,
-    lists: Lists,
-    choice: cute.Tensor,
-    number: Int32,
+    indices: cute.Tensor, gradients: cute.Tensor, topk_length: cute.Tensor, num_keys: Int32,
+    dk: cute.Tensor, clears: Int32, lists: Lists, choice: cute.Tensor, number: Int32,
     plan: cutlass.Constexpr,
-):
+):  # fmt: skip
     """One group; arguments as in `launch_lists`."""
     thread, _, _ = cute.arch.thread_idx()
     group, _, _ = cute.arch.block_idx()
@@ -367,15 +360,9 @@ def lists_kernel(
 
 @cute.kernel
 def count_kernel(
-    indices: cute.Tensor,
-    gradients: cute.Tensor,
-    topk_length: cute.Tensor,
-    num_keys: Int32,
-    counts: cute.Tensor,
-    named: cute.Tensor,
-    step: Int32,
-    plan: cutlass.Constexpr,
-):
+    indices: cute.Tensor, gradients: cute.Tensor, topk_length: cute.Tensor, num_keys: Int32,
+    counts: cute.Tensor, named: cute.Tensor, step: Int32, plan: cutlass.Constexpr,
+):  # fmt: skip
     """One group of every `step`; arguments as in `launch_counts`."""
     thread, _, _ = cute.arch.thread_idx()
     sample, _, _ = cute.arch.block_idx()
@@ -392,18 +379,10 @@ def count_kernel(
 
 @cute.jit
 def launch_lists(
-    indices: cute.Tensor,
-    gradients: cute.Tensor,
-    topk_length: cute.Tensor,
-    num_keys: Int32,
-    dk: cute.Tensor,
-    clears: Int32,
-    lists: Lists,
-    choice: cute.Tensor,
-    number: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
+    indices: cute.Tensor, gradients: cute.Tensor, topk_length: cute.Tensor, num_keys: Int32,
+    dk: cute.Tensor, clears: Int32, lists: Lists, choice: cute.Tensor, number: Int32,
+    plan: cutlass.Constexpr, stream: Any,
+):  # fmt: skip
     """Launch on `stream`.
 
     Args:
@@ -427,16 +406,9 @@ def launch_lists(
 
 @cute.jit
 def launch_counts(
-    indices: cute.Tensor,
-    gradients: cute.Tensor,
-    topk_length: cute.Tensor,
-    num_keys: Int32,
-    counts: cute.Tensor,
-    named: cute.Tensor,
-    step: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
+    indices: cute.Tensor, gradients: cute.Tensor, topk_length: cute.Tensor, num_keys: Int32,
+    counts: cute.Tensor, named: cute.Tensor, step: Int32, plan: cutlass.Constexpr, stream: Any,
+):  # fmt: skip
     """Launch on `stream`; other arguments as in `launch_lists`.
 
     Args:

@@ -94,15 +94,9 @@ def sum_kernel(
 
 @cute.jit
 def launch_sum(
-    parts: Parts,
-    groups: Int32,
-    dq: cute.Tensor,
-    dw: cute.Tensor,
-    choice: cute.Tensor,
-    number: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
+    parts: Parts, groups: Int32, dq: cute.Tensor, dw: cute.Tensor, choice: cute.Tensor,
+    number: Int32, plan: cutlass.Constexpr, stream: Any,
+):  # fmt: skip
     """Launch on `stream`, after the backward, if any groups are in parts.
 
     Args:

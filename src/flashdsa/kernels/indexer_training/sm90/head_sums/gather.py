@@ -323,15 +323,9 @@ def load_query_piece(
 
 @cute.jit
 def copy_tile(
-    role: Gatherer,
-    own: list[Int32],
-    to: Int32,
-    rings: Rings,
-    item: Item,
-    number: Float32,
-    is_first: Any,
-    tile: cutlass.Constexpr,
-) -> Rings:
+    role: Gatherer, own: list[Int32], to: Int32, rings: Rings, item: Item, number: Float32,
+    is_first: Any, tile: cutlass.Constexpr,
+) -> Rings:  # fmt: skip
     """Copy a tile of the step, and meanwhile the query's Q if the tile `is_first`; return the next
     states.
 

@@ -232,16 +232,10 @@ def add_all(role: Adder) -> None:
 
 @cute.kernel
 def head_sums_kernel(
-    q_map: GridConstant[tensor_map.TensorMap],
-    keys: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    lse: cute.Tensor,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    sm_scale: Float32,
-    plan: cutlass.Constexpr,
-):
+    q_map: GridConstant[tensor_map.TensorMap], keys: cute.Tensor, indices: cute.Tensor,
+    topk_length: cute.Tensor, lse: cute.Tensor, attn_sink: cute.Tensor, out: cute.Tensor,
+    sm_scale: Float32, plan: cutlass.Constexpr,
+):  # fmt: skip
     """One CTA; arguments as in `launch_head_sums`."""
     thread, _, _ = cute.arch.thread_idx()
     memory = gather.TargetMemory.allocate(plan)
@@ -274,18 +268,10 @@ def locate(
 
 @cute.jit
 def launch_head_sums(
-    plan: cutlass.Constexpr,
-    stream: Any,
-    q: cute.Tensor,
-    keys: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    lse: cute.Tensor,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    sm_scale: Float32,
-    num_ctas: Int32,
-):
+    plan: cutlass.Constexpr, stream: Any, q: cute.Tensor, keys: cute.Tensor, indices: cute.Tensor,
+    topk_length: cute.Tensor, lse: cute.Tensor, attn_sink: cute.Tensor, out: cute.Tensor,
+    sm_scale: Float32, num_ctas: Int32,
+):  # fmt: skip
     """Launch on `stream`.
 
     Args:

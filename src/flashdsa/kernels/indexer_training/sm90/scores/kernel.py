@@ -252,15 +252,9 @@ def load_end(at: Int32) -> Int32:
 
 @cute.kernel
 def scores_kernel(
-    q: cute.Tensor,
-    keys: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    weights: cute.Tensor,
-    out: cute.Tensor,
-    parts: Int32,
-    plan: cutlass.Constexpr,
-):
+    q: cute.Tensor, keys: cute.Tensor, indices: cute.Tensor, topk_length: cute.Tensor,
+    weights: cute.Tensor, out: cute.Tensor, parts: Int32, plan: cutlass.Constexpr,
+):  # fmt: skip
     """One CTA; arguments as in `launch_scores`."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
@@ -312,16 +306,9 @@ def scores_kernel(
 
 @cute.jit
 def launch_scores(
-    plan: cutlass.Constexpr,
-    stream: Any,
-    q: cute.Tensor,
-    keys: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    weights: cute.Tensor,
-    out: cute.Tensor,
-    parts: Int32,
-):
+    plan: cutlass.Constexpr, stream: Any, q: cute.Tensor, keys: cute.Tensor, indices: cute.Tensor,
+    topk_length: cute.Tensor, weights: cute.Tensor, out: cute.Tensor, parts: Int32,
+):  # fmt: skip
     """Launch on `stream`.
 
     Args:
