@@ -13,9 +13,8 @@ PER_REPEAT = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 
 LATE = Policy(asynchronous="late", warps="round_robin")
 
 
-def program(body: str, registers: int, *, address: str = "lane of the warp") -> str:
+def program(body: str, registers: int) -> str:
     """`body` runs in every warp; %t is a TMEM address in the warp's own lanes."""
-    del address
     return f"""
 .visible .entry k()
 {{
@@ -231,34 +230,21 @@ def test_upper_16_lanes_are_allowed_for_shapes_of_16() -> None:
     assert registers_of(recorder.ctas[0].warps[0], "v", 1)[0, 0] == 16 * 512
 
 
+ILLEGAL, UNSUPPORTED = IllegalInstructionError, UnsupportedInstructionError
+
+
 @pytest.mark.parametrize(
-    ("body", "error", "match"),
+    ("text", "error", "match"),
     [
-        ("tcgen05.ld.sync.aligned.16x256b.x64.b32 {%v0}, [%t];", IllegalInstructionError, "x64"),
-        (
-            "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%v0}, [%t];",
-            IllegalInstructionError,
-            "expected 2 registers; got 1",
-        ),
-        (
-            "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v0}, [%t], 3;",
-            IllegalInstructionError,
-            "immHalfSplitoff",
-        ),
-        (
-            "tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {%v0}, [%t];",
-            UnsupportedInstructionError,
-            "red",
-        ),
-        (
-            "tcgen05.ld.sync.aligned.32x32b.x1.unpack::16b.b32 {%v0}, [%t];",
-            UnsupportedInstructionError,
-            "unpack::16b",
-        ),
+        ("ld.sync.aligned.16x256b.x64.b32 {%v0}, [%t]", ILLEGAL, "x64"),
+        ("ld.sync.aligned.32x32b.x2.b32 {%v0}, [%t]", ILLEGAL, "expected 2 registers; got 1"),
+        ("ld.sync.aligned.32x32b.x1.b32 {%v0}, [%t], 3", ILLEGAL, "immHalfSplitoff"),
+        ("ld.red.sync.aligned.32x32b.x2.min.u32 {%v0}, [%t]", UNSUPPORTED, "red"),
+        ("ld.sync.aligned.32x32b.x1.unpack::16b.b32 {%v0}, [%t]", UNSUPPORTED, "unpack::16b"),
     ],
 )
 def test_what_the_isa_does_not_have_is_refused_at_load(
-    body: str, error: type[Exception], match: str
+    text: str, error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
-        run.launch(program(body, 1))
+        run.launch(program(f"tcgen05.{text};", 1))
