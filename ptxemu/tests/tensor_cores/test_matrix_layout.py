@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from ptxemu.descriptors.matrix_layout import (
-    Major,
-    MatrixLayout,
-    chunk_plan,
-    pieces,
-)
+from ptxemu.descriptors.matrix_layout import Major, MatrixLayout, chunk_plan, pieces
 from ptxemu.descriptors.swizzle import PERIOD, Swizzle
 
 MODES = {

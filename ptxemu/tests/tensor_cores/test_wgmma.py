@@ -65,21 +65,15 @@ def slots(warp: Any, prefix: str) -> list[int]:
     return found
 
 
-def read_d(recorder: run.Recorder, n: int, dtype: str) -> NDArray[Any]:
-    """D (64, n) from the registers of the four warps."""
-    values = []
-    for warp in recorder.ctas[0].warps:
-        words = np.stack([warp.registers[slot] for slot in slots(warp, "d")])
-        if dtype == "f16":
-            halves = words.view(np.float16).reshape(len(words), 32, 2)
-            values.append(halves.transpose(0, 2, 1).reshape(-1, 32))
-        else:
-            values.append(words.view({"f32": np.float32, "s32": np.int32}[dtype]))
-    result = np.zeros((64, n), values[0].dtype)
+def read_d(recorder: run.Recorder, n: int) -> NDArray[Any]:
+    """D (64, n) of f32 from the registers of the four warps."""
+    warps = recorder.ctas[0].warps
+    values = [np.stack([w.registers[slot] for slot in slots(w, "d")]) for w in warps]
+    result = np.zeros((64, n), np.float32)
     for row in range(64):
         for column in range(n):
             warp, lane, value = fragment_of_d(row, column)
-            result[row, column] = values[warp][value, lane]
+            result[row, column] = values[warp].view(np.float32)[value, lane]
     return result
 
 
@@ -88,19 +82,15 @@ def multiply(
     b: NDArray[Any],
     text: str,
     *,
-    scale: int = 0,
     mode: str = "128B",
-    a_major: str = "K",
-    b_major: str = "K",
     d: float = 0.0,
     policy: Policy | None = None,
 ) -> run.Recorder:
     """Run a program on A (64, k) and B (n, k) of whole-byte element types."""
-    placed: dict[str, run.Placed] = {}
 
     def fill(cta: Any) -> None:
-        placed["a"] = run.place(cta.shared, a, A_AT, mode, a_major)
-        placed["b"] = run.place(cta.shared, b, B_AT, mode, b_major)
+        run.place(cta.shared, a, A_AT, mode, "K")
+        run.place(cta.shared, b, B_AT, mode, "K")
         for warp in cta.warps:
             for slot in slots(warp, "d"):
                 warp.registers[slot] = np.full(32, d, np.float32).view(np.uint32)
@@ -108,13 +98,13 @@ def multiply(
 
     probe = np.zeros(256 * 1024, np.uint8)
     descriptors = []
-    for matrix, at, major in ((a, A_AT, a_major), (b, B_AT, b_major)):
-        where = run.place(probe, matrix, at, mode, major)
+    for matrix, at in ((a, A_AT), (b, B_AT)):
+        where = run.place(probe, matrix, at, mode, "K")
         descriptors.append(
             WgmmaDescriptor(where.start, where.leading, where.stride, MODES[mode]).encode()
         )
     return run.launch(
-        text, args=(*descriptors, scale), target="sm_90a", warps=4, fill=fill, policy=policy
+        text, args=(*descriptors, 0), target="sm_90a", warps=4, fill=fill, policy=policy
     )
 
 
@@ -143,7 +133,7 @@ def test_machine_code_does_what_it_knows(
         text = program(32, "f32", atype, atype, immediates=", 1, 1, 0", a_in_registers=True)
         a, b = np.ones((64, 16)), np.ones((32, 16))
         recorder = multiply(run.codes(a, atype), run.codes(b, atype), text)
-        assert np.array_equal(read_d(recorder, 32, "f32"), a @ b.T)
+        assert np.array_equal(read_d(recorder, 32), a @ b.T)
     is_code = "machine code" in request.node.name
     assert len(by_numpy) == (0 if is_code else 8)
 
@@ -162,7 +152,7 @@ def test_products_on_the_same_d_accumulate_in_order(asynchronous: str) -> None:
     for seed in range(3):
         policy = Policy(asynchronous=asynchronous, seed=seed)
         recorder = multiply(run.codes(a, "bf16"), run.codes(b, "bf16"), text, policy=policy, d=9.0)
-        assert np.array_equal(read_d(recorder, 8, "f32"), 4 * (a @ b.T))
+        assert np.array_equal(read_d(recorder, 8), 4 * (a @ b.T))
         assert recorder.complaints == []
         of_a_warp = [op for op in recorder.issued if op.issuer.index == 2]
         for earlier, later in itertools.pairwise(of_a_warp):
@@ -183,7 +173,7 @@ def test_a_fence_orders_products_of_other_shapes_on_some_of_the_same_d(asynchron
     for seed in range(4):
         policy = Policy(asynchronous=asynchronous, seed=seed)
         recorder = multiply(run.codes(a, "bf16"), run.codes(b, "bf16"), text, policy=policy, d=9.0)
-        assert np.array_equal(read_d(recorder, 16, "f32"), expected)
+        assert np.array_equal(read_d(recorder, 16), expected)
         assert recorder.complaints == []
 
 
