@@ -21,14 +21,16 @@ from flashdsa.dsl.static import Static
 
 
 def memory_of(spec: KernelSpec) -> type[Memory] | None:
-    """The class that the kernel's sources allocate."""
-    found = set()
-    for path in source_files(spec.build.partition(":")[0]):
+    """The class that the kernel's file allocates, or else one of its other sources."""
+    build = spec.build.partition(":")[0]
+    found: dict[str, set[type[Memory]]] = {}
+    for path in source_files(build):
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
         for name in re.findall(r"(\w+)\.allocate\(plan\)", path.read_text()):
-            module = path.relative_to(PACKAGE.parent).with_suffix("").parts
-            found.add(getattr(import_module(".".join(module)), name))
-    assert len(found) <= 1
-    return found.pop() if found else None
+            found.setdefault(module, set()).add(getattr(import_module(module), name))
+    classes = found.get(build) or {one for every in found.values() for one in every}
+    assert len(classes) <= 1
+    return classes.pop() if classes else None
 
 
 def names_of(plan: Any) -> dict[str, type]:
