@@ -7,6 +7,8 @@ import numpy as np
 
 from ptxemu import api
 from ptxemu.events import Observer
+from ptxemu.launch_setup import LaunchSetup
+from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.sched.policy import Policy
 
 _HEADER = ".version 9.0\n.target {arch}\n.address_size 64\n"
@@ -131,6 +133,11 @@ def run(
         observer=seen,
     )
     return Ran(own, seen, result)
+
+
+def setup(text, arrays, *, block=64, grid=1):
+    """The launch of a module's kernel `k` on arrays."""
+    return LaunchSetup(api.load(text), "k", grid, block, tuple(arrays), GlobalMemory())
 
 
 def aligned(array, alignment=256):

@@ -200,11 +200,9 @@ def test_every_wait_that_a_mutant_lacks_is_in_the_kernel(name: str) -> None:
     function, barrier = control.mutate.args
     spec = TABLE[control.row].spec
     folder = spec.build.partition(":")[0].rpartition(".")[0]
-    parts = [
-        import_module(f"{where}.{path.stem}")
-        for where in (folder, "flashdsa.kernels.attention.sm90.decode.shared")
-        for path in Path(import_module(where).__path__[0]).glob("*.py")
-    ]
+    package = Path(import_module(folder).__path__[0])
+    parts = [import_module(f"{folder}.{path.stem}") for path in package.glob("*.py")]
+    parts += [one for part in parts for one in vars(part).values() if inspect.ismodule(one)]
     owner = next(m for m in parts if hasattr(m, function))
     source = inspect.getsource(getattr(owner, function))
     assert re.search(rf"\bmemory\.{barrier}\b", source)

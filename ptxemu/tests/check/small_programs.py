@@ -128,6 +128,10 @@ _FOUR: tuple[tuple[Place, ...], ...] = (
 )
 
 
+def _program(shape: str, places: tuple[Place, ...], *threads: tuple[Op, ...]) -> Program:
+    return Program(shape, places, threads)
+
+
 def _put(at: str, value: int, style: Style, guard: object = None) -> Op:
     order = "release" if style[1] == "ordered" else "relaxed"
     return write(at, value, order, style[2], guard)
@@ -150,27 +154,25 @@ def _messages(places: tuple[Place, ...], a: Style, b: Style) -> Iterator[Program
     """Message passing: data, and a flag."""
     for weak in (True, False):
         put = _data(write("x", 1), weak=weak)
-        yield Program(
+        yield _program(
             "MP",
             places,
-            (
-                (put, *a[0], _put("y", 1, a)),
-                (_get("y", "a", b), *b[0], _data(read("x", "b", guard=("a", 1)), weak=weak)),
-            ),
+            (put, *a[0], _put("y", 1, a)),
+            (_get("y", "a", b), *b[0], _data(read("x", "b", guard=("a", 1)), weak=weak)),
         )
         got = _data(read("x", "b", guard=("a", 2)), weak=weak)
-        yield Program(
+        yield _program(
             "MP, an atomic between",
             (*places, places[0]),
-            ((put, *a[0], _put("y", 1, a)), (_get("y", "a", b), *b[0], got), (atomic("y", "c"),)),
+            (put, *a[0], _put("y", 1, a)),
+            (_get("y", "a", b), *b[0], got),
+            (atomic("y", "c"),),
         )
-        yield Program(
+        yield _program(
             "MP, two writes",
             places,
-            (
-                (put, _put("y", 1, a), *a[0], write("y", 2, "relaxed", GPU)),
-                (read("y", "c", "relaxed", GPU), _get("y", "a", b), *b[0], got),
-            ),
+            (put, _put("y", 1, a), *a[0], write("y", 2, "relaxed", GPU)),
+            (read("y", "c", "relaxed", GPU), _get("y", "a", b), *b[0], got),
         )
 
 
@@ -192,29 +194,23 @@ def _counters(places: tuple[Place, ...], a: Style, b: Style) -> Iterator[Program
             for s in (a, b)
         ),
     )
-    yield Program(
+    yield _program(
         "reset, seen by a read",
         places,
-        (
-            (atomic("c", ""), *a[0], _put("y", 1, a)),
-            (read("c", "a", "relaxed", b[2]), *b[0], write("c", 0, guard=("a", 1))),
-        ),
+        (atomic("c", ""), *a[0], _put("y", 1, a)),
+        (read("c", "a", "relaxed", b[2]), *b[0], write("c", 0, guard=("a", 1))),
     )
-    yield Program(
+    yield _program(
         "reset, a store seen by an atomic",
         places,
-        (
-            (_put("c", 1, a),),
-            (atomic("c", "a", "relaxed", b[2]), *b[0], write("c", 0, guard=("a", 1))),
-        ),
+        (_put("c", 1, a),),
+        (atomic("c", "a", "relaxed", b[2]), *b[0], write("c", 0, guard=("a", 1))),
     )
-    yield Program(
+    yield _program(
         "red and fence",
         places,
-        (
-            (write("x", 1), *a[0], _put("y", 1, a)),
-            (atomic("y", "", "relaxed", b[2]), *b[0], read("x", "b")),
-        ),
+        (write("x", 1), *a[0], _put("y", 1, a)),
+        (atomic("y", "", "relaxed", b[2]), *b[0], read("x", "b")),
     )
     yield Program(
         "lock",
@@ -250,59 +246,49 @@ def _pairs(places: tuple[Place, ...], a: Style, b: Style) -> Iterator[Program]:
 
 def _triples(places: tuple[Place, ...], a: Style, b: Style) -> Iterator[Program]:
     """Three threads."""
-    yield Program(
+    yield _program(
         "WRC",
         places,
-        (
-            (write("x", 1),),
-            (read("x", "c"), *a[0], _put("y", 1, a)),
-            (_get("y", "a", b), *b[0], read("x", "b", guard=("a", 1))),
-        ),
+        (write("x", 1),),
+        (read("x", "c"), *a[0], _put("y", 1, a)),
+        (_get("y", "a", b), *b[0], read("x", "b", guard=("a", 1))),
     )
-    yield Program(
+    yield _program(
         "WRC, strong",
         places,
-        (
-            (write("x", 1, "relaxed", GPU),),
-            (read("x", "c", "relaxed", GPU), *a[0], _put("y", 1, a)),
-            (_get("y", "a", b), *b[0], read("x", "b", "relaxed", GPU, ("a", 1))),
-        ),
+        (write("x", 1, "relaxed", GPU),),
+        (read("x", "c", "relaxed", GPU), *a[0], _put("y", 1, a)),
+        (_get("y", "a", b), *b[0], read("x", "b", "relaxed", GPU, ("a", 1))),
     )
-    yield Program(
+    yield _program(
         "observed, then told",
         places,
-        (
-            (write("x", 1, "relaxed", GPU),),
-            (read("x", "c", "relaxed", GPU), *a[0], _put("y", 1, a)),
-            (_get("y", "a", b), *b[0], write("x", 2, guard=("a", 1))),
-        ),
+        (write("x", 1, "relaxed", GPU),),
+        (read("x", "c", "relaxed", GPU), *a[0], _put("y", 1, a)),
+        (_get("y", "a", b), *b[0], write("x", 2, guard=("a", 1))),
     )
-    yield Program(
+    yield _program(
         "ISA2",
         places,
-        (
-            (write("x", 1), *a[0], _put("y", 1, a)),
-            (_get("y", "a", b), *b[0], _put("z", 1, b, ("a", 1))),
-            (_get("z", "b", a), *a[0], read("x", "c", guard=("b", 1))),
-        ),
+        (write("x", 1), *a[0], _put("y", 1, a)),
+        (_get("y", "a", b), *b[0], _put("z", 1, b, ("a", 1))),
+        (_get("z", "b", a), *a[0], read("x", "c", guard=("b", 1))),
     )
-    yield Program(
+    yield _program(
         "reset, a store seen by an atomic through another",
         places,
-        (
-            (_put("c", 1, a),),
-            (atomic("c", "b", "relaxed", a[2]),),
-            (atomic("c", "a", "relaxed", b[2]), *b[0], write("c", 0, guard=("a", 2))),
-        ),
+        (_put("c", 1, a),),
+        (atomic("c", "b", "relaxed", a[2]),),
+        (atomic("c", "a", "relaxed", b[2]), *b[0], write("c", 0, guard=("a", 2))),
     )
     told = write("s", 1, guard=("a", 1))
     beside = ((0, 0), (1, places[1][1]), (1, places[1][1]))
     looked = (read("s", "c"), read("x", "b", guard=("c", 1)))
     first = (write("x", 1), *a[0], _put("y", 1, a))
     second = _get("y", "a", b)
-    yield Program("barrier", beside, (first, (second, told, *b[0], BARRIER), (BARRIER, *looked)))
-    yield Program(
-        "barrier, fence", beside, (first, (second, told, BARRIER), (BARRIER, *b[0], *looked))
+    yield _program("barrier", beside, first, (second, told, *b[0], BARRIER), (BARRIER, *looked))
+    yield _program(
+        "barrier, fence", beside, first, (second, told, BARRIER), (BARRIER, *b[0], *looked)
     )
 
 
@@ -319,4 +305,4 @@ def programs() -> Iterator[Program]:
             (_get("x", "a", a), *a[0], _get("y", "b", a)),
             (_get("y", "c", b), *b[0], _get("x", "d", b)),
         )
-        yield Program("IRIW", places, ((_put("x", 1, a),), (_put("y", 1, b),), *looks))
+        yield _program("IRIW", places, (_put("x", 1, a),), (_put("y", 1, b),), *looks)

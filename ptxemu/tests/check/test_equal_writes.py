@@ -30,18 +30,12 @@ def codes(found: list[Finding]) -> set[tuple[str, str]]:
 BULK_STORES = (
     ELECT
     + """
-st.shared.b32 [%r2], 7;
-st.shared.b32 [%r2+4], 7;
-st.shared.b32 [%r2+8], 7;
+st.shared.b32 [%r2], 7; st.shared.b32 [%r2+4], 7; st.shared.b32 [%r2+8], 7;
 st.shared.b32 [%r2+12], 7;
 OTHER_VALUE
-fence.proxy.async;
-bar.sync 0;
-elect.sync _|%p3, 0xffffffff;
-@!%p3 bra END;
+fence.proxy.async; bar.sync 0; elect.sync _|%p3, 0xffffffff; @!%p3 bra END;
 SOURCE
-cp.async.bulk.global.shared::cta.bulk_group [%rd_out], [%r6], 16;
-cp.async.bulk.commit_group;
+cp.async.bulk.global.shared::cta.bulk_group [%rd_out], [%r6], 16; cp.async.bulk.commit_group;
 cp.async.bulk.wait_group 0;
 END:
 """
@@ -69,9 +63,7 @@ INITS = (
     + """
 WHO mbarrier.init.shared::cta.b64 [%r1], COUNT;
 BEFORE
-fence.mbarrier_init.release.cluster;
-bar.sync 0;
-@%p0 mbarrier.arrive.shared::cta.b64 _, [%r1];
+fence.mbarrier_init.release.cluster; bar.sync 0; @%p0 mbarrier.arrive.shared::cta.b64 _, [%r1];
 """
     + wait()
 )

@@ -17,14 +17,8 @@ POLICIES = [
 ]
 
 ELECT = """
-mov.u32 %r0, %tid.x;
-setp.eq.u32 %p0, %r0, 0;
-shr.u32 %r9, %r0, 5;
-setp.eq.u32 %p1, %r9, 0;
-setp.eq.u32 %p2, %r9, 1;
-mov.u32 %r1, smem;
-add.u32 %r2, %r1, 1024;
-shl.b32 %r3, %r0, 2;
+mov.u32 %r0, %tid.x; setp.eq.u32 %p0, %r0, 0; shr.u32 %r9, %r0, 5; setp.eq.u32 %p1, %r9, 0;
+setp.eq.u32 %p2, %r9, 1; mov.u32 %r1, smem; add.u32 %r2, %r1, 1024; shl.b32 %r3, %r0, 2;
 add.u32 %r4, %r2, %r3;
 """
 """%p0: thread 0; %p1, %p2: warp 0, 1; %r1: the mbarrier; %r2: the buffer; %r4: a thread's word."""
@@ -52,13 +46,10 @@ BULK_STORE = (
     + """
 st.shared.b32 [%r4], %r0;
 FENCE
-bar.sync 0;
-@!%p0 bra END;
-cp.async.bulk.global.shared::cta.bulk_group [%rd_out], [%r2], 256;
+bar.sync 0; @!%p0 bra END; cp.async.bulk.global.shared::cta.bulk_group [%rd_out], [%r2], 256;
 cp.async.bulk.commit_group;
 WAIT_GROUP
-st.shared.b32 [%r4], 99;
-cp.async.bulk.wait_group 0;
+st.shared.b32 [%r4], 99; cp.async.bulk.wait_group 0;
 END:
 """
 )
@@ -67,13 +58,9 @@ END:
 BULK_LOAD = (
     ELECT
     + """
-@!%p0 bra READY;
-mbarrier.init.shared::cta.b64 [%r1], 1;
+@!%p0 bra READY; mbarrier.init.shared::cta.b64 [%r1], 1;
 INIT_FENCE
-READY:
-bar.sync 0;
-@!%p0 bra CONSUME;
-mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 256;
+READY: bar.sync 0; @!%p0 bra CONSUME; mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 256;
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd_in], 256, [%r1];
 CONSUME:
 WAIT_MBARRIER
@@ -87,14 +74,9 @@ ld.shared.b32 %r5, [%r4];
 DSMEM = (
     ELECT
     + """
-st.shared.b32 [%r4], %r0;
-barrier.cluster.arrive.aligned;
-barrier.cluster.wait.aligned;
-mov.u32 %r5, %cluster_ctarank;
-setp.eq.u32 %p3, %r5, 0;
-@%p3 bra BEHIND;
-mapa.shared::cluster.u32 %r6, %r4, 0;
-ld.shared::cluster.b32 %r7, [%r6];
+st.shared.b32 [%r4], %r0; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+mov.u32 %r5, %cluster_ctarank; setp.eq.u32 %p3, %r5, 0; @%p3 bra BEHIND;
+mapa.shared::cluster.u32 %r6, %r4, 0; ld.shared::cluster.b32 %r7, [%r6];
 BEHIND:
 NEEDED
 """
@@ -104,37 +86,20 @@ NEEDED
 MMA_HEAD = (
     ELECT
     + """
-@!%p0 bra READY;
-mbarrier.init.shared::cta.b64 [%r1], 1;
-fence.mbarrier_init.release.cluster;
-READY:
-@!%p1 bra ALLOCATED;
-add.u32 %r5, %r1, 64;
+@!%p0 bra READY; mbarrier.init.shared::cta.b64 [%r1], 1; fence.mbarrier_init.release.cluster;
+READY: @!%p1 bra ALLOCATED; add.u32 %r5, %r1, 64;
 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r5], 64;
-ALLOCATED:
-mov.u32 %r6, 0;
-mov.u32 %r7, %ntid.x;
-shl.b32 %r7, %r7, 2;
-ZERO:
-st.shared.b32 [%r4], 0;
-add.u32 %r4, %r4, %r7;
-add.u32 %r6, %r6, %r7;
-setp.lt.u32 %p4, %r6, 16384;
-@%p4 bra ZERO;
-fence.proxy.async.shared::cta;
-tcgen05.fence::before_thread_sync;
-bar.sync 0;
-tcgen05.fence::after_thread_sync;
+ALLOCATED: mov.u32 %r6, 0; mov.u32 %r7, %ntid.x; shl.b32 %r7, %r7, 2;
+ZERO: st.shared.b32 [%r4], 0; add.u32 %r4, %r4, %r7; add.u32 %r6, %r6, %r7;
+setp.lt.u32 %p4, %r6, 16384; @%p4 bra ZERO; fence.proxy.async.shared::cta;
+tcgen05.fence::before_thread_sync; bar.sync 0; tcgen05.fence::after_thread_sync;
 ld.shared.b32 %r10, [%r1+64];
 """
 )
 """64 threads: operands of zeros at %r2 (16 KiB), 64 columns at %r10."""
 
 DESCRIPTOR = """
-shr.u32 %r11, %r2, 4;
-and.b32 %r11, %r11, 16383;
-cvt.u64.u32 %rd0, %r11;
-or.b64 %rd0, %rd0, DESC;
+shr.u32 %r11, %r2, 4; and.b32 %r11, %r11, 16383; cvt.u64.u32 %rd0, %r11; or.b64 %rd0, %rd0, DESC;
 mov.u32 %r12, IDESC;
 """
 # K-major, 128B swizzle (2 in bits 61-63), version 1, SBO = 1024 bytes
@@ -146,9 +111,7 @@ DESCRIPTOR = DESCRIPTOR.replace("IDESC", str(_IDESC)).replace("DESC", str(_DESC)
 COMMIT = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r1];\n"
 LOAD = "tcgen05.ld.sync.aligned.16x256b.x1.b32 {%r14, %r15, %r16, %r17}, [%r18];\n"
 TAIL = """
-bar.sync 0;
-@!%p1 bra GONE;
-tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r10, 64;
+bar.sync 0; @!%p1 bra GONE; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r10, 64;
 GONE:
 """
 
@@ -306,19 +269,12 @@ def test_fence_mbarrier_init_before_a_relaxed_cluster_barrier(policy: Policy) ->
     program = (
         ELECT
         + """
-@!%p0 bra READY;
-mbarrier.init.shared::cta.b64 [%r1], 2;
+@!%p0 bra READY; mbarrier.init.shared::cta.b64 [%r1], 2;
 NEEDED
-READY:
-barrier.cluster.arrive.relaxed.aligned;
-barrier.cluster.wait.aligned;
-@!%p0 bra WAITING;
+READY: barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned; @!%p0 bra WAITING;
 mapa.shared::cluster.u32 %r6, %r1, 0;
 mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r6];
-WAITING:
-mov.u32 %r5, %cluster_ctarank;
-setp.ne.u32 %p3, %r5, 0;
-@%p3 bra END;
+WAITING: mov.u32 %r5, %cluster_ctarank; setp.ne.u32 %p3, %r5, 0; @%p3 bra END;
 """
         + wait()
         + "END:\nbarrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
@@ -334,31 +290,14 @@ def test_two_stages_that_are_refilled_behind_their_empty_barrier_are_silent(poli
     program = (
         TID
         + """
-mov.u32 %r1, smem;
-setp.eq.u32 %p0, %r0, 0;
-@!%p0 bra READY;
-mbarrier.init.shared::cta.b64 [%r1], 1;
-mbarrier.init.shared::cta.b64 [%r1+8], 1;
-mbarrier.init.shared::cta.b64 [%r1+16], 32;
-mbarrier.init.shared::cta.b64 [%r1+24], 32;
+mov.u32 %r1, smem; setp.eq.u32 %p0, %r0, 0; @!%p0 bra READY;
+mbarrier.init.shared::cta.b64 [%r1], 1; mbarrier.init.shared::cta.b64 [%r1+8], 1;
+mbarrier.init.shared::cta.b64 [%r1+16], 32; mbarrier.init.shared::cta.b64 [%r1+24], 32;
 fence.mbarrier_init.release.cluster;
-READY:
-bar.sync 0;
-mov.u32 %r20, 0;
-mov.u64 %rd5, %rd_in;
-NEXT:
-and.b32 %r21, %r20, 1;
-shr.u32 %r22, %r20, 1;
-and.b32 %r22, %r22, 1;
-shl.b32 %r23, %r21, 3;
-add.u32 %r10, %r1, %r23;
-add.u32 %r11, %r10, 16;
-shl.b32 %r24, %r21, 10;
-add.u32 %r12, %r1, %r24;
-add.u32 %r12, %r12, 1024;
-setp.ge.u32 %p1, %r0, 32;
-@%p1 bra CONSUMER;
-@!%p0 bra DONE;
+READY: bar.sync 0; mov.u32 %r20, 0; mov.u64 %rd5, %rd_in;
+NEXT: and.b32 %r21, %r20, 1; shr.u32 %r22, %r20, 1; and.b32 %r22, %r22, 1; shl.b32 %r23, %r21, 3;
+add.u32 %r10, %r1, %r23; add.u32 %r11, %r10, 16; shl.b32 %r24, %r21, 10; add.u32 %r12, %r1, %r24;
+add.u32 %r12, %r12, 1024; setp.ge.u32 %p1, %r0, 32; @%p1 bra CONSUMER; @!%p0 bra DONE;
 xor.b32 %r25, %r22, 1;
 """
         + wait("%r25", "E", "%r11")
@@ -368,19 +307,11 @@ cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r12], [%rd5]
 bra DONE;
 CONSUMER:
 FULL_WAIT
-sub.u32 %r26, %r0, 32;
-shl.b32 %r26, %r26, 2;
-add.u32 %r27, %r12, %r26;
-ld.shared.b32 %r28, [%r27];
-add.u32 %r29, %r29, %r28;
+sub.u32 %r26, %r0, 32; shl.b32 %r26, %r26, 2; add.u32 %r27, %r12, %r26;
+ld.shared.b32 %r28, [%r27]; add.u32 %r29, %r29, %r28;
 RELEASE
-DONE:
-add.u64 %rd5, %rd5, 128;
-add.u32 %r20, %r20, 1;
-setp.lt.u32 %p2, %r20, 6;
-@%p2 bra NEXT;
-@!%p1 bra END;
-sub.u32 %r30, %r0, 32;
+DONE: add.u64 %rd5, %rd5, 128; add.u32 %r20, %r20, 1; setp.lt.u32 %p2, %r20, 6; @%p2 bra NEXT;
+@!%p1 bra END; sub.u32 %r30, %r0, 32;
 """
         + store("out", "%r29", "%r30")
         + "END:"

@@ -2,8 +2,6 @@
 
 from tests.check.fake_run import LOAD, STORE, TMEM, FakeRun, load_tile
 
-from ptxemu.events import AccessKind, FenceKind, Proxy, Space
-
 MMA = "tcgen05.mma.cta_group::1.kind::f16 [d], a, b, idesc, p"
 
 
@@ -68,11 +66,3 @@ def test_in_tensor_memory_the_order_is_asked_each_time(run: FakeRun) -> None:
     assert run.codes == []
     run.read(run.issue(a, MMA, kind="tcgen05.mma"), [0, 2048], 128, space=TMEM)
     assert run.codes == ["unordered-mma"]
-
-
-def test_members_of_enums_are_attributes_of_their_classes() -> None:
-    """Python 3.11 has properties there, which take ten times as long."""
-    for enum in (Space, AccessKind, Proxy, FenceKind):
-        for name, member in enum.__members__.items():
-            assert vars(enum)[name] is member
-    assert [space.number for space in Space] == list(range(len(Space)))

@@ -14,16 +14,9 @@ DEADLOCK = RACE + "setp.lt.u32 %p0, %r0, 32;\n@%p0 bra END;\nbar.sync 1, 64;\nEN
 REVERSE = (
     TID
     + """shl.b32 %r1, %r0, 2;
-mov.u32 %r2, smem;
-add.u32 %r3, %r2, %r1;
-st.shared.b32 [%r3], %r0;
-bar.sync 0;
-xor.b32 %r4, %r1, 252;
-add.u32 %r4, %r2, %r4;
-ld.shared.b32 %r5, [%r4];
-mul.wide.u32 %rd0, %r0, 4;
-add.s64 %rd1, %rd_out, %rd0;
-st.global.b32 [%rd1], %r5;
+mov.u32 %r2, smem; add.u32 %r3, %r2, %r1; st.shared.b32 [%r3], %r0; bar.sync 0;
+xor.b32 %r4, %r1, 252; add.u32 %r4, %r2, %r4; ld.shared.b32 %r5, [%r4];
+mul.wide.u32 %rd0, %r0, 4; add.s64 %rd1, %rd_out, %rd0; st.global.b32 [%rd1], %r5;
 """
 )
 

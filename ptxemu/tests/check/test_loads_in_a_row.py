@@ -19,8 +19,7 @@ mov.u32 %r4, smem; add.u32 %r5, %r4, %r2; add.u32 %r6, %r4, %r3; mov.u32 %r7, 3;
 mov.u32 %r8, %ctaid.x; shl.b32 %r8, %r8, 13; add.u32 %r8, %r8, %r2;
 cvt.u64.u32 %rd0, %r8; add.u64 %rd1, %rd_data, %rd0; mov.u64 %rd2, %rd_data;
 mov.u32 %r20, 0; mov.u32 %r21, 0; mov.u32 %r22, 0; mov.u32 %r23, 0; mov.u16 %h0, 0;
-mov.u32 %r9, 0; mov.f32 %f0, 0f00000000; setp.eq.u32 %p2, %r0, 0;
-st.shared.u32 [%r5], %r0;
+mov.u32 %r9, 0; mov.f32 %f0, 0f00000000; setp.eq.u32 %p2, %r0, 0; st.shared.u32 [%r5], %r0;
 """
 FORMS = (
     (8, "ld.shared.u32 %r20, [%r5+{0}]; add.u32 %r7, %r7, %r20;"),

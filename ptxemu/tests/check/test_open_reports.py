@@ -12,26 +12,15 @@ from tests.kernel_run import TID, store
 from ptxemu.sched.policy import Policy
 
 START = """
-mov.u32 %r1, smem;
-setp.ne.u32 %p0, %r0, 0;
-@%p0 bra READY;
-mbarrier.init.shared.b64 [%r1+8], 32;
-READY:
-setp.ge.u32 %p1, %r0, 32;
-@%p1 bra ALLOCATED;
+mov.u32 %r1, smem; setp.ne.u32 %p0, %r0, 0; @%p0 bra READY; mbarrier.init.shared.b64 [%r1+8], 32;
+READY: setp.ge.u32 %p1, %r0, 32; @%p1 bra ALLOCATED;
 tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;
-ALLOCATED:
-bar.sync 0;
-tcgen05.fence::after_thread_sync;
-ld.shared.b32 %r2, [%r1];
-mov.u32 %r3, 7;
-setp.lt.u32 %p2, %r0, 128;
-@%p1 bra OTHER;
+ALLOCATED: bar.sync 0; tcgen05.fence::after_thread_sync; ld.shared.b32 %r2, [%r1];
+mov.u32 %r3, 7; setp.lt.u32 %p2, %r0, 128; @%p1 bra OTHER;
 """
 TELL = "tcgen05.fence::before_thread_sync;\nmbarrier.arrive.shared.b64 _, [%r1+8];\n"
 HEAR = """
-SPIN: mbarrier.try_wait.parity.shared.b64 %p3, [%r1+8], 0;
-@!%p3 bra SPIN;
+SPIN: mbarrier.try_wait.parity.shared.b64 %p3, [%r1+8], 0; @!%p3 bra SPIN;
 tcgen05.fence::after_thread_sync;
 """
 STORE = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r3};\n"

@@ -7,16 +7,9 @@ from tests.kernel_run import TID
 EXCHANGE = (
     TID
     + """
-mov.u32 %r1, smem;
-shl.b32 %r2, %r0, 2;
-add.u32 %r2, %r1, %r2;
-st.shared.b32 [%r2], %r0;
-setp.ge.u32 %p0, %r0, {limit};
-@%p0 bra AFTER;
-bar.sync 0{count};
-AFTER:
-xor.b32 %r3, %r2, {distance};
-ld.shared.b32 %r4, [%r3];
+mov.u32 %r1, smem; shl.b32 %r2, %r0, 2; add.u32 %r2, %r1, %r2; st.shared.b32 [%r2], %r0;
+setp.ge.u32 %p0, %r0, {limit}; @%p0 bra AFTER; bar.sync 0{count};
+AFTER: xor.b32 %r3, %r2, {distance}; ld.shared.b32 %r4, [%r3];
 """
 )
 

@@ -11,17 +11,9 @@ from ptxemu.sched.policy import Policy
 HEAD = (
     TID
     + """
-shr.u32 %r9, %r0, 5;
-and.b32 %r8, %r0, 31;
-mov.u32 %r1, smem;
-setp.ne.u32 %p0, %r0, 0;
-@%p0 bra READY;
-mbarrier.init.shared.b64 [%r1], 1;
-mbarrier.init.shared.b64 [%r1+8], 1;
-READY: bar.sync 0;
-setp.ne.u32 %p1, %r8, 0;
-setp.eq.u32 %p2, %r9, 0;
-@%p2 bra PRODUCER;
+shr.u32 %r9, %r0, 5; and.b32 %r8, %r0, 31; mov.u32 %r1, smem; setp.ne.u32 %p0, %r0, 0;
+@%p0 bra READY; mbarrier.init.shared.b64 [%r1], 1; mbarrier.init.shared.b64 [%r1+8], 1;
+READY: bar.sync 0; setp.ne.u32 %p1, %r8, 0; setp.eq.u32 %p2, %r9, 0; @%p2 bra PRODUCER;
 mov.u32 %r2, 0;
 """
 )
@@ -29,9 +21,7 @@ WAIT = """W{0}: mbarrier.try_wait.parity.shared.b64 %p9, [%r1{1}], {2};
 @!%p9 bra W{0};
 """
 LOOP = """
-add.u32 %r2, %r2, 1;
-setp.lt.u32 %p3, %r2, 4;
-@%p3 bra {0};
+add.u32 %r2, %r2, 1; setp.lt.u32 %p3, %r2, 4; @%p3 bra {0};
 """
 CONSUMER = (
     "C: and.b32 %r3, %r2, 1;\n"
@@ -96,16 +86,11 @@ def test_a_product_issued_behind_the_wait_tells_of_it(run: FakeRun) -> None:
 
 
 WORKER = """
-W{0}: mov.u32 %r2, 0;
-C{0}: and.b32 %r3, %r2, 1;
+W{0}: mov.u32 %r2, 0; C{0}: and.b32 %r3, %r2, 1;
 {wait}
-@%p1 bra R{0};
-mbarrier.arrive{order}.shared.b64 _, [%r1+8];
+@%p1 bra R{0}; mbarrier.arrive{order}.shared.b64 _, [%r1+8];
 R{0}:
-add.u32 %r2, %r2, 1;
-setp.lt.u32 %p3, %r2, 4;
-@%p3 bra C{0};
-bra END;
+add.u32 %r2, %r2, 1; setp.lt.u32 %p3, %r2, 4; @%p3 bra C{0}; bra END;
 """
 
 

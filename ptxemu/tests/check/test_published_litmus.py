@@ -125,9 +125,3 @@ def test_the_verdict_is_that_of_the_model(program: Published) -> None:
         assert any("error" in one for one in found)
     else:
         assert not any(found)
-
-
-def test_names_are_unique_and_many() -> None:
-    names = [program.name for program in PROGRAMS]
-    assert len(names) == len(set(names))
-    assert len(names) >= 100

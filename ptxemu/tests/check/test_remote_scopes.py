@@ -7,21 +7,11 @@ from tests.kernel_run import TID
 REMOTE = (
     TID
     + """
-mov.u32 %r1, smem;
-setp.ne.u32 %p0, %r0, 0;
-mov.u32 %r9, %cluster_ctarank;
-@%p0 bra READY;
-mbarrier.init.shared.b64 [%r1], 1;
-fence.mbarrier_init.release.cluster;
-READY:
-barrier.cluster.arrive.release.aligned;
-barrier.cluster.wait.acquire.aligned;
-setp.eq.u32 %p1, %r9, 0;
-@%p1 bra OWNER;
-@%p0 bra DONE;
-mapa.shared::cluster.u32 %r2, %r1, 0;
-mbarrier.arrive{scope}.shared::cluster.b64 _, [%r2];
-bra DONE;
+mov.u32 %r1, smem; setp.ne.u32 %p0, %r0, 0; mov.u32 %r9, %cluster_ctarank; @%p0 bra READY;
+mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster;
+READY: barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;
+setp.eq.u32 %p1, %r9, 0; @%p1 bra OWNER; @%p0 bra DONE; mapa.shared::cluster.u32 %r2, %r1, 0;
+mbarrier.arrive{scope}.shared::cluster.b64 _, [%r2]; bra DONE;
 OWNER:
 {wait}
 DONE:
@@ -109,36 +99,22 @@ def test_bytes_that_are_delivered_into_a_cta_need_no_wider_wait(policy) -> None:
 RING = (
     TID
     + """
-mov.u32 %r1, smem;
-add.u32 %r2, %r1, 128;
-setp.ne.u32 %p0, %r0, 0;
-setp.lt.u32 %p5, %r0, 32;
-@%p0 bra READY;
-mbarrier.init.shared.b64 [%r1], 1;
-mbarrier.init.shared.b64 [%r1+8], 32;
+mov.u32 %r1, smem; add.u32 %r2, %r1, 128; setp.ne.u32 %p0, %r0, 0; setp.lt.u32 %p5, %r0, 32;
+@%p0 bra READY; mbarrier.init.shared.b64 [%r1], 1; mbarrier.init.shared.b64 [%r1+8], 32;
 fence.mbarrier_init.release.cluster;
-READY:
-bar.sync 0;
-@!%p5 bra CONSUMER;
-@%p0 bra END;
+READY: bar.sync 0; @!%p5 bra CONSUMER; @%p0 bra END;
 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 128;
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd_x], 128, [%r1];
-EMPTY: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1+8], 0;
-@!%p2 bra EMPTY;
+EMPTY: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1+8], 0; @!%p2 bra EMPTY;
 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 128;
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd_x+128], 128, [%r1];
 bra END;
 CONSUMER:
-FULL: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], 0;
-@!%p2 bra FULL;
-and.b32 %r0, %r0, 31;
-shl.b32 %r5, %r0, 2;
-add.u32 %r6, %r2, %r5;
-ld.shared.u32 %r7, [%r6];
+FULL: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], 0; @!%p2 bra FULL;
+and.b32 %r0, %r0, 31; shl.b32 %r5, %r0, 2; add.u32 %r6, %r2, %r5; ld.shared.u32 %r7, [%r6];
 {before}
 mbarrier.arrive{arrive}.cta.shared::cta.b64 _, [%r1+8];
-AGAIN: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], 1;
-@!%p2 bra AGAIN;
+AGAIN: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r1], 1; @!%p2 bra AGAIN;
 ld.shared.u32 %r8, [%r6];
 END:
 """

@@ -7,13 +7,9 @@ from tests.kernel_run import TID, store
 from ptxemu.sched.policy import Policy
 
 ALLOC = """
-mov.u32 %r1, smem;
-tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;
-ld.shared.b32 %r2, [%r1];
-mov.u32 %r3, 7;
-tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r3};
-tcgen05.wait::st.sync.aligned;
-tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r4}, [%r2];
+mov.u32 %r1, smem; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;
+ld.shared.b32 %r2, [%r1]; mov.u32 %r3, 7; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r3};
+tcgen05.wait::st.sync.aligned; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r4}, [%r2];
 """
 WAIT = "tcgen05.wait::ld.sync.aligned;\n"
 BARRIER = "bar.sync 0;\n"

@@ -7,19 +7,13 @@ from tests.kernel_run import TID, store
 from ptxemu.sched.policy import Policy
 
 USE = """
-mov.u32 %r1, smem;
-tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r1], 32;
-ld.shared.b32 %r2, [%r1];
-mov.u32 %r3, 7;
-tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r3};
-tcgen05.wait::st.sync.aligned;
-tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r4}, [%r2];
+mov.u32 %r1, smem; tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r1], 32;
+ld.shared.b32 %r2, [%r1]; mov.u32 %r3, 7; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r3};
+tcgen05.wait::st.sync.aligned; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r4}, [%r2];
 tcgen05.wait::ld.sync.aligned;
 """
 OTHER = """
-tcgen05.fence::before_thread_sync;
-barrier.cluster.arrive.aligned;
-barrier.cluster.wait.aligned;
+tcgen05.fence::before_thread_sync; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
 tcgen05.fence::after_thread_sync;
 """
 FREE = "tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r2, 32;\n"

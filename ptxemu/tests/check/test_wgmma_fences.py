@@ -21,9 +21,7 @@ def missing(body: str) -> list[str]:
     text = f"""{HEADER}
 .visible .entry k() {{
   .reg .pred %p; .reg .b32 %d<8>; .reg .b32 %a<4>; .reg .b32 %r<4>; .reg .b64 %rd<2>;
-  .shared .align 128 .b8 smem[4096];
-  mov.u32 %r0, smem;
-  shr.u32 %r1, %r0, 4;
+  .shared .align 128 .b8 smem[4096]; mov.u32 %r0, smem; shr.u32 %r1, %r0, 4;
   cvt.u64.u32 %rd0, %r1;
   {body}
   {WAIT}

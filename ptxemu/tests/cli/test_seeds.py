@@ -21,28 +21,16 @@ from ptxemu.cli.outcome import Outcome, Results
 from ptxemu.cli.schedules import ASYNCHRONOUS
 
 LOOK = """
-mov.u32 %r0, %ctaid.x;
-setp.ne.u32 %p0, %r0, 0;
-@%p0 bra READER;
-st.global.b32 [%rd_a], 7;
-st.relaxed.gpu.global.b32 [%rd_a+64], 1;
-bra END;
-READER:
-ld.relaxed.gpu.global.b32 %r1, [%rd_a+64];
-setp.ne.u32 %p1, %r1, 1;
-@%p1 bra END;
-ld.global.b32 %r2, [%rd_a];
-st.global.b32 [%rd_a+128], %r2;
+mov.u32 %r0, %ctaid.x; setp.ne.u32 %p0, %r0, 0; @%p0 bra READER; st.global.b32 [%rd_a], 7;
+st.relaxed.gpu.global.b32 [%rd_a+64], 1; bra END;
+READER: ld.relaxed.gpu.global.b32 %r1, [%rd_a+64]; setp.ne.u32 %p1, %r1, 1; @%p1 bra END;
+ld.global.b32 %r2, [%rd_a]; st.global.b32 [%rd_a+128], %r2;
 END:
 """
 """The second CTA reads the data only where its one look at the flag comes late enough."""
 ENDLESS = """
-mov.u32 %r0, %ctaid.x;
-st.global.b32 [%rd_a], %r0;
-AGAIN:
-ld.volatile.global.b32 %r1, [%rd_a+64];
-add.u32 %r2, %r2, %r1;
-add.u32 %r2, %r2, 1;
+mov.u32 %r0, %ctaid.x; st.global.b32 [%rd_a], %r0;
+AGAIN: ld.volatile.global.b32 %r1, [%rd_a+64]; add.u32 %r2, %r2, %r1; add.u32 %r2, %r2, 1;
 bra AGAIN;
 """
 SEEDS = 6

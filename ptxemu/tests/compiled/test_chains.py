@@ -53,11 +53,9 @@ def test_random_programs_give_the_same_bits_and_counts(seed, ends, monkeypatch):
 
 ROWS = """
 mov.u32 %r0, %tid.x; mul.wide.u32 %rd0, %r0, 16; add.u64 %rd0, %rd0, %rd_out;
-mov.u32 %r1, 7; mov.u32 %r2, %r0; mov.u32 %r3, 9; mov.u32 %r4, 11;
-st.global.u32 [%rd0], %r1;
+mov.u32 %r1, 7; mov.u32 %r2, %r0; mov.u32 %r3, 9; mov.u32 %r4, 11; st.global.u32 [%rd0], %r1;
 {step}
-add.u64 %rd0, %rd0, 512; add.u32 %r1, %r1, 1;
-st.global.v4.u32 [%rd0], {{%r1, %r2, %r3, %r4}};
+add.u64 %rd0, %rd0, 512; add.u32 %r1, %r1, 1; st.global.v4.u32 [%rd0], {{%r1, %r2, %r3, %r4}};
 """
 
 
@@ -117,13 +115,9 @@ def test_read_only_memory_is_not_written(ends, monkeypatch):
 def test_lanes_that_take_a_lock_in_turn_get_it(ends, monkeypatch):
     body = """
 mov.u32 %r0, 0; mov.u32 %r3, 0;
-AGAIN:
-atom.global.cas.b32 %r1, [%rd_lock], 0, 1;
-setp.ne.u32 %p0, %r1, 0;
-@%p0 bra AGAIN;
+AGAIN: atom.global.cas.b32 %r1, [%rd_lock], 0, 1; setp.ne.u32 %p0, %r1, 0; @%p0 bra AGAIN;
 ld.volatile.global.u32 %r2, [%rd_out]; add.u32 %r2, %r2, 1; st.volatile.global.u32 [%rd_out], %r2;
-atom.global.exch.b32 %r1, [%rd_lock], 0;
-add.u32 %r3, %r3, 1; setp.lt.u32 %p1, %r3, 3;
+atom.global.exch.b32 %r1, [%rd_lock], 0; add.u32 %r3, %r3, 1; setp.lt.u32 %p1, %r3, 3;
 @%p1 bra AGAIN;
 """
     monkeypatch.setenv("PTXEMU_CORE", "llvm")

@@ -123,8 +123,7 @@ ld.param.u64 %a, [data]; mov.u32 %t, %tid.x; mul.wide.u32 %a, %t, 8; mov.b32 %i,
 {" ".join(load)} {" ".join(test)}
 LOOP:
 {body}
-add.u32 %i, %i, 1; setp.lt.u32 %q, %i, 3;
-@%q bra LOOP;
+add.u32 %i, %i, 1; setp.lt.u32 %q, %i, 3; @%q bra LOOP;
 {" ".join(store)} {" ".join(keep)}
 ret;
 }}

@@ -118,36 +118,28 @@ def test_tensor_maps_encoded_by_the_driver_work():
     assert run.findings == []
 
 
-def test_a_race_is_raised_on_leaving():
+def race(**options):
+    """A kernel that lacks its barrier, emulated."""
     a = torch.arange(64, dtype=torch.int32)
-    b = torch.zeros_like(a)
-    with pytest.raises(ptxemu.HazardError, match=r"small_kernels\.py") as raised:  # noqa: SIM117
-        with cutedsl.emulate():
-            racy = cute.compile(
-                kernels.reverse, *tensors(a, b), cute.runtime.make_fake_stream(), False
-            )
-            racy(*tensors(a, b), 0)
+    both = tensors(a, torch.zeros_like(a))
+    with cutedsl.emulate(**options) as run:
+        cute.compile(kernels.reverse, *both, cute.runtime.make_fake_stream(), False)(*both, 0)
+    return run
+
+
+def test_a_race_is_raised_on_leaving():
+    with pytest.raises(ptxemu.HazardError, match=r"small_kernels\.py") as raised:
+        race()
     assert {finding.level for finding in raised.value.findings} == {"error"}
 
 
 def test_a_race_is_only_collected_if_so_asked():
-    a = torch.arange(64, dtype=torch.int32)
-    b = torch.zeros_like(a)
-    with cutedsl.emulate(on_finding="collect") as run:
-        cute.compile(kernels.reverse, *tensors(a, b), cute.runtime.make_fake_stream(), False)(
-            *tensors(a, b), 0
-        )
+    run = race(on_finding="collect")
     assert run.findings and run.findings == run.launches[0].findings
 
 
 def test_without_check_nothing_is_found():
-    a = torch.arange(64, dtype=torch.int32)
-    b = torch.zeros_like(a)
-    with cutedsl.emulate(check=False) as run:
-        cute.compile(kernels.reverse, *tensors(a, b), cute.runtime.make_fake_stream(), False)(
-            *tensors(a, b), 0
-        )
-    assert run.findings == []
+    assert race(check=False).findings == []
 
 
 def test_the_end_of_a_tensor_is_known():

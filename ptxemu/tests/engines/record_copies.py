@@ -65,12 +65,7 @@ class Driver:
         for array in case.arrays:
             pointer = ctypes.c_uint64()
             self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(len(array) + 256))
-            self.call(
-                "cuMemcpyHtoD_v2",
-                pointer,
-                array.ctypes.data_as(ctypes.c_void_p),
-                ctypes.c_size_t(len(array)),
-            )
+            self._copy("cuMemcpyHtoD_v2", pointer, _host(array), array)
             addresses.append(pointer.value)
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), case.ptx.encode() + b"\0")
@@ -78,29 +73,11 @@ class Driver:
         values = [self._pack(arg, addresses) for arg in case.args]
         buffers = [ctypes.create_string_buffer(value, len(value)) for value in values]
         pointers = (ctypes.c_void_p * len(buffers))(*(ctypes.addressof(b) for b in buffers))
-        u = ctypes.c_uint
-        self.call(
-            "cuLaunchKernel",
-            function,
-            u(case.grid),
-            u(1),
-            u(1),
-            u(32),
-            u(1),
-            u(1),
-            u(case.smem),
-            None,
-            pointers,
-            None,
-        )
+        shape = map(ctypes.c_uint, (case.grid, 1, 1, 32, 1, 1, case.smem))
+        self.call("cuLaunchKernel", function, *shape, None, pointers, None)
         self.call("cuCtxSynchronize")
         for array, address in zip(case.arrays, addresses, strict=True):
-            self.call(
-                "cuMemcpyDtoH_v2",
-                array.ctypes.data_as(ctypes.c_void_p),
-                ctypes.c_uint64(address),
-                ctypes.c_size_t(len(array)),
-            )
+            self._copy("cuMemcpyDtoH_v2", _host(array), ctypes.c_uint64(address), array)
             self.call("cuMemFree_v2", ctypes.c_uint64(address))
         self.call("cuModuleUnload", module)
 
@@ -122,6 +99,10 @@ class Driver:
         if code:
             raise RuntimeError(f"cuTensorMapEncodeTiled: {code}")
         return struct.pack("<16Q", *words)
+
+
+def _host(array: Any) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 def _say(text: str) -> None:

@@ -129,8 +129,7 @@ def test_unknown_form_is_refused_at_load(text: str, message: str) -> None:
 def test_copy_into_an_mbarrier_is_a_complaint() -> None:
     body = f"""{INIT} @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], 16;
       @%p0 {COPY} [%r1], [%in], 16, [%bar];
-    WAIT:
-      mbarrier.try_wait.parity.shared::cta.b64 %p2, [%bar], 0;
+    WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%bar], 0;
       @!%p2 bra WAIT;"""
     observer = Accesses()
     run(body, {"in": ARRAY}, registers="and.b32 %r1, %bar, -16;", observer=observer)

@@ -55,8 +55,7 @@ def test_wait_without_read_means_that_the_writes_are_done() -> None:
 def test_only_the_oldest_groups_are_waited_for() -> None:
     two = """
       @%p0 cp.async.bulk.global.shared::cta.bulk_group [%out], [%smem], 64;
-      cp.async.bulk.commit_group;
-      add.u32 %r8, %smem, 64; add.u64 %rd0, %out, 64;
+      cp.async.bulk.commit_group; add.u32 %r8, %smem, 64; add.u64 %rd0, %out, 64;
       @%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd0], [%r8], 64;
       cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 1; bar.sync 0;
     """
@@ -108,8 +107,7 @@ def test_stores_of_lanes_with_different_operands_are_different_copies() -> None:
 
 THREAD_COPY = """
   shl.b32 %r0, %tid, 2; add.u32 %r1, %smem, %r0; cvt.u64.u32 %rd0, %r0;
-  add.u64 %rd1, %in, %rd0; add.u64 %rd2, %out, %rd0;
-  st.shared.u32 [%r1], 5;
+  add.u64 %rd1, %in, %rd0; add.u64 %rd2, %out, %rd0; st.shared.u32 [%r1], 5;
   cp.async.ca.shared.global [%r1], [%rd1], 4;
 """
 READ_BACK = "ld.shared.u32 %r9, [%r1]; st.global.u32 [%rd2], %r9;"
@@ -143,14 +141,11 @@ def test_cp_async_may_be_missing_without_its_wait(waits: str) -> None:
 
 
 ARRIVE = """
-  @%p0 mbarrier.init.shared::cta.b64 [%bar], {count};
-  bar.sync 0;
+  @%p0 mbarrier.init.shared::cta.b64 [%bar], {count}; bar.sync 0;
   {copy}
   cp.async.mbarrier.arrive{noinc}.shared::cta.b64 [%bar];
   {then}
-WAIT:
-  mbarrier.try_wait.parity.shared::cta.b64 %p2, [%bar], 0;
-  @!%p2 bra WAIT;
+WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%bar], 0; @!%p2 bra WAIT;
 """
 
 

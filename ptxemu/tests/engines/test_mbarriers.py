@@ -27,15 +27,13 @@ def wait(parity, number, opcode="mbarrier.try_wait.parity.shared.b64", address="
 def test_a_producer_and_a_consumer_pass_data_through_a_ring_of_two_stages(opcode, seed):
     """Warp 0 writes 8 items into 2 slots, warp 1 reads them; full at +0, empty at +16."""
     body = f"""{TID} mov.u32 %r1, smem; and.b32 %r2, %r0, 31; setp.eq.u32 %p0, %r0, 0;
-@!%p0 bra begin;
-mbarrier.init.shared.b64 [%r1], 32; mbarrier.init.shared.b64 [%r1+8], 32;
+@!%p0 bra begin; mbarrier.init.shared.b64 [%r1], 32; mbarrier.init.shared.b64 [%r1+8], 32;
 mbarrier.init.shared.b64 [%r1+16], 1; mbarrier.init.shared.b64 [%r1+24], 1;
 begin: bar.sync 0; mov.b32 %r3, 0; setp.ge.u32 %p1, %r0, 32; @%p1 bra consume;
 produce: and.b32 %r4, %r3, 1; shr.u32 %r5, %r3, 1; and.b32 %r5, %r5, 1; xor.b32 %r5, %r5, 1;
 mad.lo.u32 %r6, %r4, 8, %r1; mad.lo.u32 %r7, %r4, 128, %r1; mad.lo.u32 %r7, %r2, 4, %r7;
 wait0: {opcode}.parity.shared.b64 %p2, [%r6+16], %r5; @!%p2 bra wait0;
-mad.lo.u32 %r8, %r3, 100, %r2; st.shared.u32 [%r7+64], %r8;
-mbarrier.arrive.shared.b64 _, [%r6];
+mad.lo.u32 %r8, %r3, 100, %r2; st.shared.u32 [%r7+64], %r8; mbarrier.arrive.shared.b64 _, [%r6];
 add.u32 %r3, %r3, 1; setp.lt.u32 %p3, %r3, 8; @%p3 bra produce; ret;
 consume: and.b32 %r4, %r3, 1; shr.u32 %r5, %r3, 1; and.b32 %r5, %r5, 1;
 mad.lo.u32 %r6, %r4, 8, %r1; mad.lo.u32 %r7, %r4, 128, %r1; mad.lo.u32 %r7, %r2, 4, %r7;

@@ -12,14 +12,11 @@ from ptxemu.events import AccessKind, Proxy, Space
 INIT = "@%p0 mbarrier.init.shared::cta.b64 [%bar], 1; fence.proxy.async; bar.sync 0;"
 WAIT = """
   @%p0 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {tx};
-WAIT:
-  mbarrier.try_wait.parity.shared::cta.b64 %p2, [%bar], 0;
-  @!%p2 bra WAIT;
+WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%bar], 0; @!%p2 bra WAIT;
 """
 DUMP = """
   shl.b32 %r20, %tid, 2; mul.wide.u32 %rd8, %rank, {size}; add.u64 %rd8, %out, %rd8;
-DUMP:
-  add.u32 %r21, %smem, %r20; ld.shared.u32 %r22, [%r21];
+DUMP: add.u32 %r21, %smem, %r20; ld.shared.u32 %r22, [%r21];
   cvt.u64.u32 %rd9, %r20; add.u64 %rd9, %rd8, %rd9; st.global.u32 [%rd9], %r22;
   add.u32 %r20, %r20, 128; setp.lt.u32 %p3, %r20, {size}; @%p3 bra DUMP;
 """
@@ -30,6 +27,17 @@ MATRIX = np.arange(32 * 64, dtype=np.uint16).reshape(32, 64)
 def matrix_map(array: np.ndarray = MATRIX, *, box: tuple[int, int], swizzle: int = 0) -> bytes:
     rows, columns = array.shape
     return encode_tiled(1, address(array), (columns, rows), (2 * columns,), box, swizzle=swizzle)
+
+
+def load(coordinates: str, *, mode: str = "tile", group: str = "") -> str:
+    """Initialise the mbarrier, and let thread 0 issue a load from %map."""
+    opcode = LOAD.format(mode=mode, group=group)
+    return f"{INIT} @%p0 {opcode} [%smem], [%map, {{{coordinates}}}], [%bar];"
+
+
+def landed(tx: int, size: int) -> str:
+    """Wait for bytes, and dump shared memory to %out."""
+    return WAIT.format(tx=tx) + DUMP.format(size=size)
 
 
 def placed(rows: np.ndarray, swizzle: int, size: int) -> np.ndarray:
@@ -46,9 +54,8 @@ def placed(rows: np.ndarray, swizzle: int, size: int) -> np.ndarray:
 def test_gather4_loads_four_rows_anywhere(swizzle: int) -> None:
     width = 16 if swizzle == 1 else 32
     out = np.zeros(1024, np.uint8)
-    mode = LOAD.format(mode="tile::gather4", group=".cta_group::1")
-    body = f"{INIT} @%p0 {mode} [%smem], [%map, {{16, 5, 31, 0, 5}}], [%bar];"
-    body += WAIT.format(tx=8 * width) + DUMP.format(size=1024)
+    body = load("16, 5, 31, 0, 5", mode="tile::gather4", group=".cta_group::1")
+    body += landed(8 * width, 1024)
     args = {"map": matrix_map(box=(width, 1), swizzle=swizzle), "out": out, "in": MATRIX}
     run(body, args, target="sm_100a")
     rows = MATRIX[[5, 31, 0, 5], 16 : 16 + width]
@@ -57,9 +64,7 @@ def test_gather4_loads_four_rows_anywhere(swizzle: int) -> None:
 
 def test_gather4_fills_rows_outside_and_counts_them() -> None:
     out = np.full(512, 9, np.uint8)
-    mode = LOAD.format(mode="tile::gather4", group="")
-    body = f"{INIT} @%p0 {mode} [%smem], [%map, {{48, -1, 3, 32, 100000}}], [%bar];"
-    body += WAIT.format(tx=4 * 64) + DUMP.format(size=512)
+    body = load("48, -1, 3, 32, 100000", mode="tile::gather4") + landed(4 * 64, 512)
     run(body, {"map": matrix_map(box=(32, 1)), "out": out, "in": MATRIX}, target="sm_100a")
     expected = np.zeros((4, 32), np.uint16)
     expected[1, :16] = MATRIX[3, 48:]
@@ -67,8 +72,7 @@ def test_gather4_fills_rows_outside_and_counts_them() -> None:
 
 
 def test_gather4_wants_a_box_of_one_row() -> None:
-    mode = LOAD.format(mode="tile::gather4", group="")
-    body = f"{INIT} @%p0 {mode} [%smem], [%map, {{0, 1, 2, 3, 4}}], [%bar];"
+    body = load("0, 1, 2, 3, 4", mode="tile::gather4")
     with pytest.raises(ExecutionError, match="box of one row"):
         run(body, {"map": matrix_map(box=(32, 4)), "in": MATRIX}, target="sm_100a")
 
@@ -92,9 +96,7 @@ def test_scatter4_stores_four_rows_and_skips_those_outside() -> None:
 @pytest.mark.parametrize("swizzle", [4, 5, 6])
 def test_swizzles_with_larger_atoms_go_there_and_back(swizzle: int) -> None:
     array, out = MATRIX.copy(), np.zeros(4096, np.uint8)
-    mode = LOAD.format(mode="tile", group="")
-    body = f"""{INIT} @%p0 {mode} [%smem], [%map, {{0, 0}}], [%bar];
-      {WAIT.format(tx=4096)} {DUMP.format(size=4096)} bar.sync 0; fence.proxy.async;
+    body = f"""{load("0, 0")} {landed(4096, 4096)} bar.sync 0; fence.proxy.async;
       @%p0 cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%back, {{0, 0}}], [%smem];
       cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"""
     back = np.zeros_like(array)
@@ -120,9 +122,7 @@ def test_padded_types_leave_gaps_in_every_16_bytes(data_type: int, kept: int) ->
     made = encode_tiled(
         data_type, address(padded), (128, 4), (padded.shape[1],), (128, 2), swizzle=3
     )
-    mode = LOAD.format(mode="tile", group="")
-    body = f"{INIT} @%p0 {mode} [%smem], [%map, {{0, 1}}], [%bar];"
-    body += WAIT.format(tx=2 * 8 * kept) + DUMP.format(size=1024)
+    body = load("0, 1") + landed(2 * 8 * kept, 1024)
     run(body, {"map": made, "out": out, "in": padded}, target="sm_100a")
     rows = np.zeros((2, 8, 16), np.uint8)
     rows[:, :, :kept] = packed[1:3].reshape(2, 8, kept)
@@ -133,9 +133,7 @@ def test_unpadded_sub_byte_type_moves_packed_bytes() -> None:
     packed = np.arange(256, dtype=np.uint8).reshape(4, 64)
     out = np.zeros(256, np.uint8)
     made = encode_tiled(13, address(packed), (128, 4), (64,), (64, 4))
-    mode = LOAD.format(mode="tile", group="")
-    body = f"{INIT} @%p0 {mode} [%smem], [%map, {{32, 0}}], [%bar];"
-    body += WAIT.format(tx=128) + DUMP.format(size=256)
+    body = load("32, 0") + landed(128, 256)
     run(body, {"map": made, "out": out, "in": packed}, target="sm_100a")
     assert np.array_equal(out[:128].reshape(4, 32), packed[:, 16:48])
 
@@ -147,11 +145,8 @@ PAIR = """
   @%p5 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%bar], {tx};
   {load}
   @!%p4 bra END;
-WAIT:
-  mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%bar], 0;
-  @!%p2 bra WAIT;
-END:
-  barrier.cluster.arrive; barrier.cluster.wait;
+WAIT: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%bar], 0; @!%p2 bra WAIT;
+END: barrier.cluster.arrive; barrier.cluster.wait;
 """
 
 
@@ -191,9 +186,7 @@ def test_mbarrier_outside_the_pair_is_an_error() -> None:
 
 def test_load_reads_and_writes_late() -> None:
     array, out = MATRIX.copy(), np.zeros(4096, np.uint8)
-    mode = LOAD.format(mode="tile", group="")
-    body = f"""{INIT} @%p0 {mode} [%smem], [%map, {{0, 0}}], [%bar];
-      @%p0 st.global.u16 [%in], 999; {WAIT.format(tx=128)} {DUMP.format(size=128)}"""
+    body = load("0, 0") + "@%p0 st.global.u16 [%in], 999;" + landed(128, 128)
     args = {"map": matrix_map(array, box=(64, 1)), "out": out, "in": array}
     run(body, args, policy=LATE)
     assert out.view(np.uint16)[:2].tolist() == [999, 1]
@@ -205,9 +198,7 @@ def test_load_reads_and_writes_late() -> None:
 @pytest.mark.parametrize("policy", [LATE, EAGER])
 def test_bytes_that_come_before_they_are_expected_count(policy: object) -> None:
     out = np.zeros(128, np.uint8)
-    mode = LOAD.format(mode="tile", group="")
-    body = f"{INIT} @%p0 {mode} [%smem], [%map, {{0, 3}}], [%bar]; bar.sync 0; nanosleep.u32 9;"
-    body += WAIT.format(tx=128) + DUMP.format(size=128)
+    body = load("0, 3") + "bar.sync 0; nanosleep.u32 9;" + landed(128, 128)
     args = {"map": matrix_map(box=(64, 1)), "out": out, "in": MATRIX}
     run(body, args, policy=policy)  # type: ignore[arg-type]
     assert np.array_equal(out.view(np.uint16), MATRIX[3])
@@ -215,8 +206,7 @@ def test_bytes_that_come_before_they_are_expected_count(policy: object) -> None:
 
 def test_accesses_are_the_operations_own_and_of_the_async_proxy() -> None:
     observer = Accesses()
-    mode = LOAD.format(mode="tile", group="")
-    body = f"{INIT} @%p0 {mode} [%smem], [%map, {{32, 30}}], [%bar]; {WAIT.format(tx=512)}"
+    body = load("32, 30") + WAIT.format(tx=512)
     args = {"map": matrix_map(box=(32, 8), swizzle=3), "in": MATRIX}
     run(body, args, observer=observer)
     read, written = observer.of_operations()
@@ -232,8 +222,7 @@ def test_map_in_global_memory_is_read_through_the_tensormap_proxy() -> None:
     observer = Accesses()
     made = aligned(128)
     made[:] = np.frombuffer(matrix_map(box=(64, 1)), np.uint8)
-    mode = LOAD.format(mode="tile", group="")
-    body = f"{INIT} @%p0 {mode} [%smem], [%map, {{0, 0}}], [%bar]; {WAIT.format(tx=128)}"
+    body = load("0, 0") + WAIT.format(tx=128)
     run(body, {"map": made, "in": MATRIX}, observer=observer)
     first = observer.of_operations()[0]
     assert (first.proxy, first.size) == (Proxy.TENSORMAP, 128)
@@ -293,11 +282,9 @@ def test_replaced_map_is_used_behind_the_copy_to_global_memory() -> None:
     held = aligned(128)
     body = f"""{INIT}
       shl.b32 %r0, %tid, 2; add.u32 %r1, %smem, %r0; cvt.u64.u32 %rd0, %r0;
-      add.u64 %rd1, %old, %rd0; ld.global.u32 %r2, [%rd1]; st.shared.u32 [%r1], %r2;
-      bar.sync 0;
+      add.u64 %rd1, %old, %rd0; ld.global.u32 %r2, [%rd1]; st.shared.u32 [%r1], %r2; bar.sync 0;
       @%p0 tensormap.replace.tile.global_address.shared::cta.b1024.b64 [%smem], %new;
-      @%p0 tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%smem], 0, 16;
-      bar.sync 0;
+      @%p0 tensormap.replace.tile.global_dim.shared::cta.b1024.b32 [%smem], 0, 16; bar.sync 0;
       tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned
         [%made], [%smem], 128;
       fence.proxy.tensormap::generic.acquire.gpu [%made], 128;

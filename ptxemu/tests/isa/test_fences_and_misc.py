@@ -15,39 +15,36 @@ from ptxemu.events import Fence, FenceKind, Space
 SHARED, GLOBAL = frozenset((Space.SHARED,)), frozenset((Space.GLOBAL,))
 
 
+def memory(order, scope):
+    return Fence(FenceKind.MEMORY, order, scope)
+
+
+RELEASE = Fence(FenceKind.TENSORMAP_RELEASE, scope="gpu")
+ACQUIRE = Fence(FenceKind.TENSORMAP_ACQUIRE, scope="gpu")
+
+
 @pytest.mark.parametrize(
     ("instruction", "fence"),
     [
-        ("fence.acq_rel.gpu", Fence(FenceKind.MEMORY, "acq_rel", "gpu")),
-        ("fence.cluster", Fence(FenceKind.MEMORY, "acq_rel", "cluster")),
-        ("fence.sc.cta", Fence(FenceKind.MEMORY, "sc", "cta")),
-        (
-            "fence.acquire.sync_restrict::shared::cluster.cluster",
-            Fence(FenceKind.MEMORY, "acquire", "cluster"),
-        ),
-        (
-            "fence.release.sync_restrict::shared::cta.cluster",
-            Fence(FenceKind.MEMORY, "release", "cluster"),
-        ),
-        ("membar.gl", Fence(FenceKind.MEMORY, "sc", "gpu")),
-        ("membar.sys", Fence(FenceKind.MEMORY, "sc", "sys")),
-        ("fence.proxy.async", Fence(FenceKind.ASYNC_PROXY)),
-        ("fence.proxy.async.shared::cta", Fence(FenceKind.ASYNC_PROXY, spaces=SHARED)),
-        ("fence.proxy.async.global", Fence(FenceKind.ASYNC_PROXY, spaces=GLOBAL)),
-        ("fence.proxy.alias", Fence(FenceKind.ALIAS_PROXY)),
-        ("fence.mbarrier_init.release.cluster", Fence(FenceKind.MBARRIER_INIT)),
-        (
-            "fence.proxy.tensormap::generic.release.gpu",
-            Fence(FenceKind.TENSORMAP_RELEASE, scope="gpu"),
-        ),
-        (
-            "fence.proxy.tensormap::generic.acquire.gpu [%rd_x], 128",
-            Fence(FenceKind.TENSORMAP_ACQUIRE, scope="gpu"),
-        ),
+        ("acq_rel.gpu", memory("acq_rel", "gpu")),
+        ("cluster", memory("acq_rel", "cluster")),
+        ("sc.cta", memory("sc", "cta")),
+        ("acquire.sync_restrict::shared::cluster.cluster", memory("acquire", "cluster")),
+        ("release.sync_restrict::shared::cta.cluster", memory("release", "cluster")),
+        ("membar.gl", memory("sc", "gpu")),
+        ("membar.sys", memory("sc", "sys")),
+        ("proxy.async", Fence(FenceKind.ASYNC_PROXY)),
+        ("proxy.async.shared::cta", Fence(FenceKind.ASYNC_PROXY, spaces=SHARED)),
+        ("proxy.async.global", Fence(FenceKind.ASYNC_PROXY, spaces=GLOBAL)),
+        ("proxy.alias", Fence(FenceKind.ALIAS_PROXY)),
+        ("mbarrier_init.release.cluster", Fence(FenceKind.MBARRIER_INIT)),
+        ("proxy.tensormap::generic.release.gpu", RELEASE),
+        ("proxy.tensormap::generic.acquire.gpu [%rd_x], 128", ACQUIRE),
     ],
 )
 def test_a_fence_is_told_by_kind(instruction, fence):
-    seen = run(f"{instruction};", x=np.zeros(32, np.uint32)).seen.sync
+    text = instruction if instruction.startswith("membar") else f"fence.{instruction}"
+    seen = run(f"{text};", x=np.zeros(32, np.uint32)).seen.sync
     assert [(what, told) for what, _, told, _ in seen] == [("fenced", fence)]
 
 

@@ -23,8 +23,7 @@ def test_a_vector_of_32_bytes_is_copied(vector, type_, registers, dtype, words):
     size = words * x.itemsize
     via_shared = f"""
 mov.u32 %r20, smem; mad.lo.u32 %r21, %r0, {size}, %r20;
-st.shared.{vector}.{type_} [%r21], {registers};
-ld.shared.{vector}.{type_} {registers}, [%r21];
+st.shared.{vector}.{type_} [%r21], {registers}; ld.shared.{vector}.{type_} {registers}, [%r21];
 """
     body = (
         TID
@@ -39,8 +38,7 @@ ld.shared.{vector}.{type_} {registers}, [%r21];
 def test_lanes_that_are_masked_keep_their_registers_and_write_nothing():
     body = f"""
 {TID} mov.b32 %r1, 99; setp.lt.u32 %p1, %r0, 5;
-mul.wide.u32 %rd1, %r0, 4; add.s64 %rd1, %rd_x, %rd1;
-@%p1 ld.global.u32 %r1, [%rd1];
+mul.wide.u32 %rd1, %r0, 4; add.s64 %rd1, %rd_x, %rd1; @%p1 ld.global.u32 %r1, [%rd1];
 {store("y", "%r1")}
 @!%p1 st.global.u32 [%rd1], %r0;"""
     ran = run(body, x=np.full(32, 7, np.uint32), y=32)
@@ -68,14 +66,9 @@ mov.u32 %r1, smem; mov.b32 %r2, 77; st.shared.u32 [%r1+8], %r2;
 cvt.u64.u32 %rd1, %r1; cvta.shared.u64 %rd1, %rd1; add.s64 %rd1, %rd1, 8;
 mov.u64 %rd2, depot; cvta.local.u64 %rd3, %rd2; add.u32 %r3, %r0, 1000;
 st.local.u32 [%rd2+4], %r3; add.s64 %rd3, %rd3, 4;
-mov.u64 %rd4, table; cvta.const.u64 %rd4, %rd4;
-and.b32 %r4, %r0, 3;
-setp.eq.u32 %p0, %r4, 0; setp.eq.u32 %p1, %r4, 1; setp.eq.u32 %p2, %r4, 2;
-mov.b64 %rd5, %rd_x;
-@%p0 mov.b64 %rd5, %rd1;
-@%p1 mov.b64 %rd5, %rd3;
-@%p2 mov.b64 %rd5, %rd4;
-ld.u32 %r5, [%rd5];
+mov.u64 %rd4, table; cvta.const.u64 %rd4, %rd4; and.b32 %r4, %r0, 3;
+setp.eq.u32 %p0, %r4, 0; setp.eq.u32 %p1, %r4, 1; setp.eq.u32 %p2, %r4, 2; mov.b64 %rd5, %rd_x;
+@%p0 mov.b64 %rd5, %rd1; @%p1 mov.b64 %rd5, %rd3; @%p2 mov.b64 %rd5, %rd4; ld.u32 %r5, [%rd5];
 {store("y", "%r5")}"""
     ran = run(body, shared=64, x=np.array([42], np.uint32), y=32, before=before)
     expected = [(77, 1000 + thread, 1234, 42)[thread % 4] for thread in range(32)]
@@ -211,8 +204,7 @@ def test_vprintf_text_is_collected():
 mov.u64 %rd1, depot; cvta.local.u64 %rd2, %rd1;
 st.local.u32 [%rd1], %r0; mov.b64 %rd5, 0d3FF8000000000000; st.local.u64 [%rd1+8], %rd5;
 mov.u64 %rd6, word; cvta.global.u64 %rd6, %rd6; st.local.u64 [%rd1+16], %rd6;
-mov.b32 %r2, 255; st.local.u32 [%rd1+24], %r2;
-mov.u64 %rd3, text; cvta.global.u64 %rd4, %rd3;
+mov.b32 %r2, 255; st.local.u32 [%rd1+24], %r2; mov.u64 %rd3, text; cvta.global.u64 %rd4, %rd3;
 {{ .param .b64 a0; st.param.b64 [a0], %rd4; .param .b64 a1; st.param.b64 [a1], %rd2;
 .param .b32 r0; call.uni (r0), vprintf, (a0, a1); ld.param.b32 %r1, [r0]; }}
 {store("y", "%r1")}"""

@@ -60,8 +60,7 @@ def test_bulk_copies_go_to_the_one_replica():
     ran = run(
         f"""{TID} mov.u32 %r1, smem; shl.b32 %r2, %r0, 2; add.u32 %r2, %r1, %r2;
         st.shared.u32 [%r2], %r0; fence.proxy.async; bar.warp.sync -1; setp.ne.u32 %p0, %r0, 0;
-        @%p0 bra DONE;
-        multimem.cp.async.bulk.global.shared::cta.bulk_group [%rd_x], [%r1], 128;
+        @%p0 bra DONE; multimem.cp.async.bulk.global.shared::cta.bulk_group [%rd_x], [%r1], 128;
         multimem.cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd_y], [%r1], 128;
         cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
         DONE:""",

@@ -13,13 +13,11 @@ FUNCTIONS = """
 { .reg .b32 %v; ld.param.b32 %v, [a]; add.u32 %v, %v, 7; st.param.b32 [r], %v; ret; }
 .func (.param .b64 r) other(.param .b32 a)
 { .reg .b64 %v; mov.b64 %v, 1; st.param.b64 [r], %v; ret; }
-.global .u32 five = 5;
-.global .align 8 .u64 places[2] = {five, generic(five)};
+.global .u32 five = 5; .global .align 8 .u64 places[2] = {five, generic(five)};
 """
 CALL = f"""{TID} TARGET
 .param .b32 arg; .param .b32 res; st.param.b32 [arg], %r0;
-P: .callprototype (.param .b32 _) _ (.param .b32 _);
-GUARD call (res), %rd1, (arg), P;
+P: .callprototype (.param .b32 _) _ (.param .b32 _); GUARD call (res), %rd1, (arg), P;
 ld.param.b32 %r2, [res]; mul.wide.u32 %rd5, %r0, 4; add.s64 %rd5, %rd_y, %rd5;
 st.global.u32 [%rd5], %r2;"""
 BY_LANE = """and.b32 %r1, %r0, 1; setp.eq.u32 %p0, %r1, 0; mov.u64 %rd1, twice; mov.u64 %rd2, plus7;

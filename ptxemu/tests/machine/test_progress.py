@@ -12,10 +12,7 @@ from ptxemu.sched.policy import Policy
 
 CLOCK = """
 mov.u64 %rd0, {0};
-L: {1}mov.u64 %rd1, {0};
-sub.u64 %rd2, %rd1, %rd0;
-setp.lt.u64 %p0, %rd2, 1000000;
-@%p0 bra L;
+L: {1}mov.u64 %rd1, {0}; sub.u64 %rd2, %rd1, %rd0; setp.lt.u64 %p0, %rd2, 1000000; @%p0 bra L;
 """
 
 
@@ -29,30 +26,18 @@ def test_a_wait_for_a_clock_ends(clock: str, sleep: str) -> None:
 def test_asynchronous_work_that_comes_late_comes_when_warps_sleep(sleep: str, most: int) -> None:
     """Warp 1 polls until warp 0 has waited for twenty copies, one behind the other."""
     copies = f"""
-    {TID} setp.ge.u32 %p0, %r0, 32;
-    mov.u32 %r1, smem;
-    add.u32 %r2, %r1, 16;
-    setp.eq.u32 %p1, %r0, 0;
-    @%p1 st.shared.u32 [%r1+8], 0;
-    @%p1 mbarrier.init.shared.b64 [%r1], 1;
-    fence.mbarrier_init.release.cluster;
-    bar.sync 0;
-    @%p0 bra POLL;
-    mov.u32 %r3, 0;
+    {TID} setp.ge.u32 %p0, %r0, 32; mov.u32 %r1, smem; add.u32 %r2, %r1, 16;
+    setp.eq.u32 %p1, %r0, 0; @%p1 st.shared.u32 [%r1+8], 0;
+    @%p1 mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster; bar.sync 0;
+    @%p0 bra POLL; mov.u32 %r3, 0;
     COPY: @%p1 mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 128;
     @%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes
         [%r2], [%rd_x], 128, [%r1];
     and.b32 %r4, %r3, 1;
-    WAIT: mbarrier.try_wait.parity.shared.b64 %p2, [%r1], %r4;
-    @!%p2 bra WAIT;
-    add.u32 %r3, %r3, 1;
-    setp.lt.u32 %p3, %r3, 20;
-    @%p3 bra COPY;
-    @%p1 st.relaxed.cta.shared.u32 [%r1+8], 1;
-    bra END;
-    POLL: {sleep} ld.relaxed.cta.shared.u32 %r5, [%r1+8];
-    setp.eq.u32 %p2, %r5, 0;
-    @%p2 bra POLL;
+    WAIT: mbarrier.try_wait.parity.shared.b64 %p2, [%r1], %r4; @!%p2 bra WAIT;
+    add.u32 %r3, %r3, 1; setp.lt.u32 %p3, %r3, 20; @%p3 bra COPY;
+    @%p1 st.relaxed.cta.shared.u32 [%r1+8], 1; bra END;
+    POLL: {sleep} ld.relaxed.cta.shared.u32 %r5, [%r1+8]; setp.eq.u32 %p2, %r5, 0; @%p2 bra POLL;
     END:
     """
     late = Policy(asynchronous="late", warps="round_robin")
@@ -68,12 +53,8 @@ def test_a_loop_that_looks_at_a_clock_and_never_ends_is_a_livelock() -> None:
 
 def test_the_lanes_of_a_warp_take_a_spin_lock_one_by_one() -> None:
     lock = """
-    L: atom.acquire.gpu.global.cas.b32 %r1, [%rd_f], 0, 1;
-    setp.ne.u32 %p0, %r1, 0;
-    @%p0 bra L;
-    ld.global.b32 %r2, [%rd_x];
-    add.u32 %r2, %r2, 1;
-    st.global.b32 [%rd_x], %r2;
+    L: atom.acquire.gpu.global.cas.b32 %r1, [%rd_f], 0, 1; setp.ne.u32 %p0, %r1, 0; @%p0 bra L;
+    ld.global.b32 %r2, [%rd_x]; add.u32 %r2, %r2, 1; st.global.b32 [%rd_x], %r2;
     atom.release.gpu.global.exch.b32 %r3, [%rd_f], 0;
     """
     assert run(lock, f=1, x=1).x[0] == 32

@@ -2,15 +2,14 @@
 
 import numpy as np
 import pytest
-from tests.kernel_run import TID, source
+from tests.kernel_run import TID, setup, source
 
 from ptxemu import api
 from ptxemu.errors import LaunchError
-from ptxemu.launch_setup import LaunchSetup
-from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.mutate import Replay, Report, mutate
 from ptxemu.mutate.effects import EffectRecorder
 
+ZEROS = (np.zeros(64, np.uint32),)
 EXCHANGE = """
     shl.b32 %r1, %r0, 2;
     mov.u32 %r2, smem;
@@ -26,9 +25,7 @@ STORE = "mul.wide.u32 %rd0, %r0, 4; add.s64 %rd1, %rd_out, %rd0; st.global.b32 [
 
 def verdicts(body, *, block=64):
     text = source(TID + body, {"out": None}, shared=1024)
-    module = api.load(text)
-    setup = LaunchSetup(module, "k", 1, block, (np.zeros(64, np.uint32),), GlobalMemory())
-    report = Report("k", *mutate(Replay(setup)))
+    report = Report("k", *mutate(Replay(setup(text, ZEROS, block=block))))
     return [(r.mutation.site.category, r.verdict) for r in report.results], report
 
 
@@ -78,7 +75,7 @@ def effects(body, block=64):
     text = source(TID + body, {"out": None}, shared=1024)
     recorder = EffectRecorder("k")
     module = api.load(text)
-    module.launch("k", 1, block, args=(np.zeros(64, np.uint32),), observer=recorder)
+    module.launch("k", 1, block, args=ZEROS, observer=recorder)
     instructions = module.syntax.functions["k"].instructions
     waits = [i.pc for i in instructions if i.modifiers[:2] == ("mbarrier", "try_wait")]
     return recorder.effects, waits
@@ -137,9 +134,7 @@ TCGEN05 = """
 def test_a_tcgen05_fence_has_an_effect_if_no_other_orders_the_same():
     """The second and the third have one, and the last, for the one before it is not used."""
     text = source(TID + TCGEN05, {"out": None}, shared=1024, arch="sm_100a")
-    module = api.load(text)
-    setup = LaunchSetup(module, "k", 1, 64, (np.zeros(64, np.uint32),), GlobalMemory())
-    _, results = mutate(Replay(setup), only=["tcgen05-fence"], notes=True)
+    _, results = mutate(Replay(setup(text, ZEROS)), only=["tcgen05-fence"], notes=True)
     assert [(r.mutation.site.instruction.opcode.split("::")[1], r.verdict) for r in results] == [
         ("before_thread_sync", "redundant"),
         ("after_thread_sync", "survived"),
@@ -169,8 +164,7 @@ def test_a_wait_for_loads_is_redundant_only_if_no_load_is_pending():
         tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r4, 32;
     """
     text = source(TID + body, {"out": None}, shared=1024, arch="sm_100a")
-    setup = LaunchSetup(api.load(text), "k", 1, 32, (np.zeros(64, np.uint32),), GlobalMemory())
-    _, results = mutate(Replay(setup), only=["tcgen05-wait"])
+    _, results = mutate(Replay(setup(text, ZEROS, block=32)), only=["tcgen05-wait"])
     loads = [r.verdict for r in results if "wait::ld" in r.mutation.site.instruction.text]
     assert loads == ["caught", "redundant", "caught"]
 
@@ -189,11 +183,10 @@ def test_launches_of_one_kernel_are_judged_together():
         READY:
         """,
     )
-    module = api.load(source(TID + body, {"out": None}, shared=1024))
+    text = source(TID + body, {"out": None}, shared=1024)
 
     def subject(first):
-        args = (np.full(64, first, np.uint32),)
-        return Replay(LaunchSetup(module, "k", 1, 64, args, GlobalMemory()))
+        return Replay(setup(text, [np.full(64, first, np.uint32)]))
 
     def verdicts_of(*subjects):
         _, results = mutate(subjects[0], also=subjects[1:])
@@ -206,8 +199,7 @@ def test_launches_of_one_kernel_are_judged_together():
 
 def test_launches_of_other_kernels_are_refused():
     def subject(body):
-        module = api.load(source(TID + body, {"out": None}, shared=1024))
-        return Replay(LaunchSetup(module, "k", 1, 64, (np.zeros(64),), GlobalMemory()))
+        return Replay(setup(source(TID + body, {"out": None}, shared=1024), ZEROS))
 
     with pytest.raises(LaunchError, match="not of one kernel"):
         mutate(subject("bar.sync 0;"), also=[subject("bar.sync 1;")])

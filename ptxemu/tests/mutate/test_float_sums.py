@@ -1,11 +1,8 @@
 """What a mutant computes is not held against sums whose order the schedule decides."""
 
 import numpy as np
-from tests.kernel_run import TID, source
+from tests.kernel_run import TID, setup, source
 
-from ptxemu import api
-from ptxemu.launch_setup import LaunchSetup
-from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.mutate import Replay, measure
 from ptxemu.mutate.runner import POLICIES
 
@@ -22,11 +19,9 @@ st.global.u32 [%rd_other], 7;
 def test_sums_of_any_order_and_scratch_are_no_results_and_ignored_codes_no_faults() -> None:
     arrays = np.zeros(66, np.float32), np.zeros(1, np.uint32)
     text = source(TID + BODY, ("sums", "other"))
-    module = api.load(text)
 
     def replay(*scratch: str, ignored: tuple[str, ...] = ()) -> Replay:
-        setup = LaunchSetup(module, "k", 1, 64, arrays, GlobalMemory())
-        return Replay(setup, scratch, ignored)
+        return Replay(setup(text, arrays), scratch, ignored)
 
     baseline = measure(replay(), POLICIES[:1])
     same = "same-value-race"

@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from tests.kernel_run import TID, source
+from tests.kernel_run import TID, setup, source
 
-from ptxemu import api
 from ptxemu.errors import PtxEmuError
-from ptxemu.launch_setup import LaunchSetup
-from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.mutate import Replay, Report, mutate
 from ptxemu.mutate.runner import Equivalents
 from tests import producer_consumer
@@ -21,15 +18,16 @@ AT_THE_END = Equivalents.parse(
 
 
 def replay(text, arrays, *, block):
-    module = api.load(text)
-    return Replay(LaunchSetup(module, "k", 1, block, tuple(arrays), GlobalMemory()))
+    return Replay(setup(text, arrays, block=block))
+
+
+def original():
+    return replay(producer_consumer.TEXT, producer_consumer.arrays(), block=128)
 
 
 @pytest.fixture(scope="module")
 def report():
-    subject = replay(
-        producer_consumer.TEXT, producer_consumer.arrays(), block=producer_consumer.THREADS
-    )
+    subject = original()
     return Report("k", *mutate(subject, equivalents=AT_THE_END))
 
 
@@ -84,9 +82,7 @@ def test_the_table_and_the_json_agree(report):
 
 
 def test_processes_give_the_same_results_as_one(report):
-    subject = replay(
-        producer_consumer.TEXT, producer_consumer.arrays(), block=producer_consumer.THREADS
-    )
+    subject = original()
     _, results = mutate(subject, jobs=2, equivalents=AT_THE_END)
     verdicts = [(r.verdict, r.how, r.message) for r in results]
     assert verdicts == [(r.verdict, r.how, r.message) for r in report.results]
@@ -94,9 +90,7 @@ def test_processes_give_the_same_results_as_one(report):
 
 def test_what_is_argued_is_tried_last():
     """So that a run which is stopped lacks only what runs longest."""
-    subject = replay(
-        producer_consumer.TEXT, producer_consumer.arrays(), block=producer_consumer.THREADS
-    )
+    subject = original()
     first = Equivalents.parse(f"{producer_consumer.line_of('fence.mbarrier_init')} removed: first")
     tried = []
     mutate(subject, equivalents=first, on_result=lambda *told: tried.append(told[2].mutation))
@@ -105,9 +99,7 @@ def test_what_is_argued_is_tried_last():
 
 
 def test_only_and_limit_choose_mutants():
-    subject = replay(
-        producer_consumer.TEXT, producer_consumer.arrays(), block=producer_consumer.THREADS
-    )
+    subject = original()
     _, results = mutate(subject, only=["barrier", "commit"])
     assert [r.mutation.site.category for r in results] == ["barrier"] * 3 + ["commit"]
     _, results = mutate(subject, limit=3)

@@ -21,6 +21,10 @@ def check(found, expected):
     assert same(found, np.array(expected, found.dtype)).all()
 
 
+def rows(*arrays):
+    return zip(*(array.tolist() for array in arrays), strict=True)
+
+
 def close_calls():
     """Products a little beside a tie of float32, and sums that float64 cannot hold."""
     rng = np.random.default_rng(1)
@@ -48,9 +52,7 @@ def close_calls():
 @given(f32_lanes(), f32_lanes(), f32_lanes())
 @few
 def test_fma_of_any_bits_rounds_once_to_nearest(a, b, c):
-    expected = [
-        reference.fma(F32, *x, "rn") for x in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
-    ]
+    expected = [reference.fma(F32, *x, "rn") for x in rows(a, b, c)]
     check(rounding.fma_f32(a, b, c), expected)
 
 
@@ -58,9 +60,7 @@ def test_fma_of_any_bits_rounds_once_to_nearest(a, b, c):
 @pytest.mark.parametrize("mode", MODES)
 def test_fma_beside_ties_rounds_once(case, mode):
     a, b, c = close_calls()[case]
-    expected = [
-        reference.fma(F32, *x, mode) for x in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
-    ]
+    expected = [reference.fma(F32, *x, mode) for x in rows(a, b, c)]
     if mode == "rn":
         check(rounding.fma_f32(a, b, c), expected)
     check(rounding.fma_f32_in(a, b, c, mode), expected)
@@ -78,23 +78,14 @@ def test_some_of_the_close_calls_go_wrong_when_float64_rounds_first():
 @given(a=f32_lanes(), b=f32_lanes(), c=f32_lanes())
 @few
 def test_directed_f32_operations_round_once(mode, a, b, c):
-    la, lb, lc = a.tolist(), b.tolist(), c.tolist()
+    check(rounding.fma_f32_in(a, b, c, mode), [reference.fma(F32, *x, mode) for x in rows(a, b, c)])
     check(
-        rounding.fma_f32_in(a, b, c, mode),
-        [reference.fma(F32, *x, mode) for x in zip(la, lb, lc, strict=True)],
+        rounding.add_f32_in(a, b, mode), [reference.fma(F32, x, 1, y, mode) for x, y in rows(a, b)]
     )
-    check(
-        rounding.add_f32_in(a, b, mode),
-        [reference.fma(F32, x, 1, y, mode) for x, y in zip(la, lb, strict=True)],
-    )
-    products = [
-        reference.fma(F32, x, y, math.copysign(0.0, x * y), mode)
-        for x, y in zip(la, lb, strict=True)
-    ]
+    products = [reference.fma(F32, x, y, math.copysign(0.0, x * y), mode) for x, y in rows(a, b)]
     check(rounding.mul_f32_in(a, b, mode), products)
     check(
-        rounding.div_f32_in(a, b, mode),
-        [reference.divide(F32, x, y, mode) for x, y in zip(la, lb, strict=True)],
+        rounding.div_f32_in(a, b, mode), [reference.divide(F32, x, y, mode) for x, y in rows(a, b)]
     )
 
 
@@ -119,25 +110,15 @@ def test_square_roots_of_f32_round_once(mode, a):
 @given(a=f64_lanes(8), b=f64_lanes(8), c=f64_lanes(8))
 @settings(max_examples=8, deadline=None)
 def test_f64_operations_round_once(mode, a, b, c):
-    la, lb, lc = a.tolist(), b.tolist(), c.tolist()
-    check(
-        exact.fma_f64(a, b, c, mode),
-        [reference.fma(F64, *x, mode) for x in zip(la, lb, lc, strict=True)],
-    )
-    check(
-        exact.add_f64_in(a, b, mode),
-        [reference.fma(F64, x, 1, y, mode) for x, y in zip(la, lb, strict=True)],
-    )
+    check(exact.fma_f64(a, b, c, mode), [reference.fma(F64, *x, mode) for x in rows(a, b, c)])
+    check(exact.add_f64_in(a, b, mode), [reference.fma(F64, x, 1, y, mode) for x, y in rows(a, b)])
     products = [
         reference.fma(F64, x, y, math.copysign(0, math.copysign(1, x) * math.copysign(1, y)), mode)
-        for x, y in zip(la, lb, strict=True)
+        for x, y in rows(a, b)
     ]
     check(exact.mul_f64_in(a, b, mode), products)
-    check(
-        exact.div_f64_in(a, b, mode),
-        [reference.divide(F64, x, y, mode) for x, y in zip(la, lb, strict=True)],
-    )
-    check(exact.sqrt_f64_in(a, mode), [root(F64, x, mode) for x in la])
+    check(exact.div_f64_in(a, b, mode), [reference.divide(F64, x, y, mode) for x, y in rows(a, b)])
+    check(exact.sqrt_f64_in(a, mode), [root(F64, x, mode) for x in a.tolist()])
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64])

@@ -20,17 +20,10 @@ CTAS = 9
 WORK = """
 mov.u32 %r0, %tid.x; mov.u32 %r1, %ctaid.x; mad.lo.u32 %r2, %r1, 64, %r0;
 shl.b32 %r4, %r0, 2; mov.u32 %r5, smem; add.u32 %r4, %r4, %r5;
-mul.wide.u32 %rd0, %r2, 4; add.u64 %rd0, %rd0, %rd_out;
-add.u32 %r6, %r1, 12; mov.u32 %r3, %r2;
-LOOP:
-mad.lo.u32 %r3, %r3, 1664525, 1013904223;
-st.shared.u32 [%r4], %r3;
-bar.sync 0;
-xor.b32 %r7, %r4, 128; ld.shared.u32 %r8, [%r7]; mad.lo.u32 %r3, %r3, 3, %r8;
-bar.sync 0;
-sub.u32 %r6, %r6, 1; setp.ne.u32 %p0, %r6, 0;
-@%p0 bra LOOP;
-st.global.u32 [%rd0], %r3;
+mul.wide.u32 %rd0, %r2, 4; add.u64 %rd0, %rd0, %rd_out; add.u32 %r6, %r1, 12; mov.u32 %r3, %r2;
+LOOP: mad.lo.u32 %r3, %r3, 1664525, 1013904223; st.shared.u32 [%r4], %r3; bar.sync 0;
+xor.b32 %r7, %r4, 128; ld.shared.u32 %r8, [%r7]; mad.lo.u32 %r3, %r3, 3, %r8; bar.sync 0;
+sub.u32 %r6, %r6, 1; setp.ne.u32 %p0, %r6, 0; @%p0 bra LOOP; st.global.u32 [%rd0], %r3;
 """
 """Two warps a CTA, more rounds in later ones."""
 FEW = 32

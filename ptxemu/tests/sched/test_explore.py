@@ -7,13 +7,10 @@ import numpy as np
 import pytest
 from tests.check.published_litmus import PROGRAMS, RACE, SOME, Published, Verdict
 from tests.check.test_published_litmus import NAMES, TAKEN, Text
-from tests.kernel_run import aligned, source
+from tests.kernel_run import aligned, setup, source
 
-from ptxemu import api
 from ptxemu.cli.main import main
 from ptxemu.exploration import Exploration, Order
-from ptxemu.launch_setup import LaunchSetup
-from ptxemu.memory.global_memory import GlobalMemory
 
 MOST = 300
 
@@ -22,9 +19,8 @@ def explored(
     body: str, *, grid: int, block: int, memory: np.ndarray | None = None, most: int = MOST
 ) -> tuple[Exploration, list[Order]]:
     array = aligned(np.zeros(512, np.uint32) if memory is None else memory)
-    module = api.load(source(body, {"a": array}, shared=64))
-    setup = LaunchSetup(module, "k", grid, block, (array,), GlobalMemory())
-    exploration = Exploration(setup)
+    text = source(body, {"a": array}, shared=64)
+    exploration = Exploration(setup(text, [array], grid=grid, block=block))
     return exploration, list(exploration.run(most))
 
 
@@ -82,39 +78,18 @@ def test_barriers_leave_one_order() -> None:
 
 
 RING = """
-mov.u32 %r0, %tid.x;
-mov.u32 %r1, smem;
-setp.eq.u32 %p0, %r0, 0;
-@%p0 mbarrier.init.shared.b64 [%r1], 1;
-@%p0 mbarrier.init.shared.b64 [%r1+8], 1;
-bar.sync 0;
-mov.u32 %r5, 0;
-setp.ge.u32 %p1, %r0, 32;
-@%p1 bra CONSUMER;
-@!%p0 bra END;
-PRODUCER:
-xor.b32 %r6, %r5, 1;
-EMPTY: {wait}.parity.shared.b64 %p2, [%r1+8], %r6;
-@!%p2 bra EMPTY;
-st.shared.b32 [%r1+16], %r5;
+mov.u32 %r0, %tid.x; mov.u32 %r1, smem; setp.eq.u32 %p0, %r0, 0;
+@%p0 mbarrier.init.shared.b64 [%r1], 1; @%p0 mbarrier.init.shared.b64 [%r1+8], 1; bar.sync 0;
+mov.u32 %r5, 0; setp.ge.u32 %p1, %r0, 32; @%p1 bra CONSUMER; @!%p0 bra END;
+PRODUCER: xor.b32 %r6, %r5, 1;
+EMPTY: {wait}.parity.shared.b64 %p2, [%r1+8], %r6; @!%p2 bra EMPTY; st.shared.b32 [%r1+16], %r5;
 {arrive}
-xor.b32 %r5, %r5, 1;
-add.u32 %r7, %r7, 1;
-setp.lt.u32 %p3, %r7, 3;
-@%p3 bra PRODUCER;
-bra END;
-CONSUMER:
-setp.ne.u32 %p0, %r0, 32;
-@%p0 bra END;
+xor.b32 %r5, %r5, 1; add.u32 %r7, %r7, 1; setp.lt.u32 %p3, %r7, 3; @%p3 bra PRODUCER; bra END;
+CONSUMER: setp.ne.u32 %p0, %r0, 32; @%p0 bra END;
 AGAIN:
-FULL: {wait}.parity.shared.b64 %p2, [%r1], %r5;
-@!%p2 bra FULL;
-ld.shared.b32 %r8, [%r1+16];
-mbarrier.arrive.shared.b64 %rd1, [%r1+8];
-xor.b32 %r5, %r5, 1;
-add.u32 %r7, %r7, 1;
-setp.lt.u32 %p3, %r7, 3;
-@%p3 bra AGAIN;
+FULL: {wait}.parity.shared.b64 %p2, [%r1], %r5; @!%p2 bra FULL; ld.shared.b32 %r8, [%r1+16];
+mbarrier.arrive.shared.b64 %rd1, [%r1+8]; xor.b32 %r5, %r5, 1; add.u32 %r7, %r7, 1;
+setp.lt.u32 %p3, %r7, 3; @%p3 bra AGAIN;
 END:
 """
 """A ring of one stage, three rounds."""
@@ -158,16 +133,9 @@ def test_a_bound_leaves_it_open() -> None:
 
 
 RARE = """
-mov.u32 %r1, %ctaid.x;
-setp.ne.u32 %p1, %r1, 0;
-atom.global.add.u32 %r2, [%rd_a], 1;
-atom.global.add.u32 %r3, [%rd_a], 1;
-setp.ne.u32 %p2, %r2, 2;
-setp.ne.u32 %p3, %r3, 5;
-@%p1 bra END;
-@%p2 bra END;
-@%p3 bra END;
-trap;
+mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 0; atom.global.add.u32 %r2, [%rd_a], 1;
+atom.global.add.u32 %r3, [%rd_a], 1; setp.ne.u32 %p2, %r2, 2; setp.ne.u32 %p3, %r3, 5;
+@%p1 bra END; @%p2 bra END; @%p3 bra END; trap;
 END:
 """
 """CTA 0 is to take the third ticket of six, and the last."""

@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from tests.kernel_run import TID, source
+from tests.kernel_run import TID, setup, source
 
 from ptxemu import api
-from ptxemu.launch_setup import LaunchSetup
-from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.mutate import Replay, mutate
 from ptxemu.sched.policy import Policy
 
@@ -61,7 +59,7 @@ def test_the_same_seed_parts_the_same_lanes() -> None:
 def test_mutants_of_warp_syncs_are_tried_where_lanes_go_apart() -> None:
     text = source(EXCHANGE.format(sync="bar.warp.sync -1;"), {"out": None}, shared=128)
     arrays = (np.zeros(32, np.uint32),)
-    subject = Replay(LaunchSetup(api.load(text), "k", 1, 32, arrays, GlobalMemory()))
+    subject = Replay(setup(text, arrays, block=32))
     assert mutate(subject, policies=[Policy()])[1] == []
     _, results = mutate(subject, policies=[Policy(lanes_apart=0.2)])
     assert [(r.mutation.site.name, r.verdict) for r in results] == [

@@ -14,14 +14,9 @@ TWO_SMS = replace(SM_90A, num_sms=2)
 GRID_BARRIER = (
     TID
     + """
-    setp.ne.u32 %p0, %r0, 0;
-    @%p0 bra END;
-    mov.u32 %r1, %nctaid.x;
+    setp.ne.u32 %p0, %r0, 0; @%p0 bra END; mov.u32 %r1, %nctaid.x;
     atom.add.acq_rel.gpu.global.u32 %r2, [%rd_arrived], 1;
-    SPIN:
-    ld.acquire.gpu.global.u32 %r3, [%rd_arrived];
-    setp.lt.u32 %p1, %r3, %r1;
-    @%p1 bra SPIN;
+    SPIN: ld.acquire.gpu.global.u32 %r3, [%rd_arrived]; setp.lt.u32 %p1, %r3, %r1; @%p1 bra SPIN;
     END:
 """
 )
@@ -51,8 +46,7 @@ def test_without_need_no_more_ctas_are_resident_than_sms():
     """CTAs that do not wait for each other: each runs alone on one of the SMs."""
     one_sm = replace(SM_90A, num_sms=1)
     body = """
-    atom.add.global.u32 %r1, [%rd_inside], 1;
-    atom.max.global.u32 %r2, [%rd_most], %r1;
+    atom.add.global.u32 %r1, [%rd_inside], 1; atom.max.global.u32 %r2, [%rd_most], %r1;
     red.add.global.u32 [%rd_inside], -1;
     """
     assert run(body, grid=8, block=1, device=one_sm, inside=1, most=1).most[0] == 0
@@ -60,13 +54,9 @@ def test_without_need_no_more_ctas_are_resident_than_sms():
 
 def test_ctas_that_compute_for_long_need_no_others():
     body = """
-    atom.add.global.u32 %r1, [%rd_inside], 1;
-    atom.max.global.u32 %r2, [%rd_most], %r1;
+    atom.add.global.u32 %r1, [%rd_inside], 1; atom.max.global.u32 %r2, [%rd_most], %r1;
     mov.u32 %r3, 0;
-    LOOP:
-    add.u32 %r3, %r3, 1;
-    setp.lt.u32 %p0, %r3, 500;
-    @%p0 bra LOOP;
+    LOOP: add.u32 %r3, %r3, 1; setp.lt.u32 %p0, %r3, 500; @%p0 bra LOOP;
     red.add.global.u32 [%rd_inside], -1;
     """
     one_sm = replace(SM_90A, num_sms=1)

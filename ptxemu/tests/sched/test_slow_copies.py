@@ -10,23 +10,14 @@ from ptxemu.sched.policy import Policy
 from ptxemu.sched.scheduler import Scheduler
 
 TWO_COPIES = f"""
-{TID} setp.ne.u32 %p0, %r0, 0;
-@%p0 bra END;
-mov.u32 %r1, smem;
-add.u32 %r2, %r1, 16;
-add.u32 %r3, %r1, 128;
-mbarrier.init.shared.b64 [%r1], 1;
-mbarrier.init.shared.b64 [%r1+8], 1;
-fence.mbarrier_init.release.cluster;
-mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 64;
+{TID} setp.ne.u32 %p0, %r0, 0; @%p0 bra END; mov.u32 %r1, smem; add.u32 %r2, %r1, 16;
+add.u32 %r3, %r1, 128; mbarrier.init.shared.b64 [%r1], 1; mbarrier.init.shared.b64 [%r1+8], 1;
+fence.mbarrier_init.release.cluster; mbarrier.arrive.expect_tx.shared.b64 _, [%r1], 64;
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r2], [%rd_x], 64, [%r1];
-add.u32 %r4, %r1, 8;
-mbarrier.arrive.expect_tx.shared.b64 _, [%r1+8], 64;
+add.u32 %r4, %r1, 8; mbarrier.arrive.expect_tx.shared.b64 _, [%r1+8], 64;
 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%rd_x], 64, [%r4];
-WAIT: mbarrier.try_wait.parity.shared.b64 %p1, [%r1+8], 0;
-@!%p1 bra WAIT;
-mbarrier.test_wait.parity.shared.b64 %p2, [%r1], 0;
-selp.u32 %r5, 1, 0, %p2;
+WAIT: mbarrier.try_wait.parity.shared.b64 %p1, [%r1+8], 0; @!%p1 bra WAIT;
+mbarrier.test_wait.parity.shared.b64 %p2, [%r1], 0; selp.u32 %r5, 1, 0, %p2;
 st.global.u32 [%rd_out], %r5;
 END:
 """

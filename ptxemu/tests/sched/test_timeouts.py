@@ -10,32 +10,15 @@ from ptxemu.sched.policy import Policy
 PEEK = (
     TID
     + """
-    mov.u32 %r1, smem;
-    setp.ne.u32 %p0, %r0, 0;
-    mov.u32 %r5, 0;
-    @%p0 bra READY;
+    mov.u32 %r1, smem; setp.ne.u32 %p0, %r0, 0; mov.u32 %r5, 0; @%p0 bra READY;
     mbarrier.init.shared.b64 [%r1], 1;
-    READY:
-    bar.sync 0;
-    setp.lt.u32 %p2, %r0, 32;
-    @%p2 bra WAIT;
-    mov.u32 %r2, 0;
-    WORK:
-    st.shared.u32 [%r1+64], %r2;
-    add.u32 %r2, %r2, 1;
-    setp.lt.u32 %p3, %r2, 200;
-    @%p3 bra WORK;
-    setp.ne.u32 %p0, %r0, 32;
-    @%p0 bra END;
-    mbarrier.arrive.shared.b64 _, [%r1];
+    READY: bar.sync 0; setp.lt.u32 %p2, %r0, 32; @%p2 bra WAIT; mov.u32 %r2, 0;
+    WORK: st.shared.u32 [%r1+64], %r2; add.u32 %r2, %r2, 1; setp.lt.u32 %p3, %r2, 200;
+    @%p3 bra WORK; setp.ne.u32 %p0, %r0, 32; @%p0 bra END; mbarrier.arrive.shared.b64 _, [%r1];
     bra END;
-    WAIT:
-    mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0;
-    @%p1 bra DONE;
-    add.u32 %r5, %r5, 1;
+    WAIT: mbarrier.try_wait.parity.shared.b64 %p1, [%r1], 0; @%p1 bra DONE; add.u32 %r5, %r5, 1;
     bra WAIT;
-    DONE:
-    st.global.u32 [%rd_out], %r5;
+    DONE: st.global.u32 [%rd_out], %r5;
     END:
 """
 )

@@ -27,28 +27,22 @@ def names(elements):
     ("text", "value"),
     [
         ("0", 0),
-        ("42", 42),
         ("-7", -7),
         ("0x1F", 31),
         ("0XffffffffU", 0xFFFFFFFF),
         ("-0x80", -128),
         ("017", 15),
-        ("0b101", 5),
-        ("10U", 10),
         ("18446744073709551615", 2**64 - 1),
         ("(1 << 3) + 2 * WARP_SZ", 72),
         ("-3-4", -7),
-        ("-(3)", -3),
         ("~0", -1),
         ("!0", 1),
-        ("1|2", 3),
         ("7 % 4 ^ 8", 11),
         ("-7 / 2", -3),
         ("3 >= 2 ? 5 : 6", 5),
         ("1 && 0 || 1", 1),
         ("(.u64)-1", 2**64 - 1),
         ("(.s64)0xffffffffffffffff", -1),
-        ("((((1))))", 1),
     ],
 )
 def test_an_integer_constant(operands, text, value):
@@ -87,24 +81,7 @@ def test_registers_have_types_and_dense_slots(parse_kernel):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "%tid",
-        "%tid.x",
-        "%nctaid.z",
-        "%laneid",
-        "%clusterid.y",
-        "%cluster_ctarank",
-        "%is_explicit_cluster",
-        "%dynamic_smem_size",
-        "%clock64",
-        "%globaltimer",
-        "%lanemask_lt",
-        "%envreg3",
-        "%pm7_64",
-        "%reserved_smem_offset_1",
-        "%current_graph_exec",
-    ],
+    "name", ["%tid", "%nctaid.z", "%cluster_ctarank", "%clock64", "%envreg3", "%pm7_64"]
 )
 def test_special_registers(operands, name):
     assert operands(f"mov.u32 %r1, {name};")[1] == SpecialRegister(name)
@@ -148,10 +125,8 @@ def test_pairs_and_negated_predicates(operands):
     ("text", "offset"),
     [
         ("%r1", 0),
-        ("%r1+8", 8),
         ("%r1 + 8", 8),
         ("%r1+-8", -8),
-        ("%r1-8", -8),
         ("%r1-8+4", -4),
         ("%r1+0x10", 16),
         ("%r1+4*(2+1)", 12),

@@ -42,19 +42,11 @@ def program(issue: str, *, group: int = 1, commit: bool = True, release: bool = 
 .visible .entry k()
 {{
   .reg .b32 %r<16>; .reg .b64 %rd<4>; .reg .pred %p<6>; .reg .b16 %h<2>;
-  .shared .align 8 .b64 bar; .shared .align 4 .b32 hold;
-  mov.u32 %r0, hold;
+  .shared .align 8 .b64 bar; .shared .align 4 .b32 hold; mov.u32 %r0, hold;
   tcgen05.alloc.cta_group::{group}.sync.aligned.shared::cta.b32 [%r0], 512;
-  ld.shared.u32 %r5, [%r0];
-  mov.u32 %r1, bar;
-  mov.u32 %r2, %tid.x;
-  mov.u32 %r3, %cluster_ctarank;
-  mov.b16 %h0, 3;
-  or.b32 %r4, %r2, %r3;
-  setp.eq.u32 %p0, %r2, 0;
-  setp.eq.u32 %p1, %r4, 0;
-  @%p0 mbarrier.init.shared::cta.b64 [%r1], 1;
-  fence.mbarrier_init.release.cluster;
+  ld.shared.u32 %r5, [%r0]; mov.u32 %r1, bar; mov.u32 %r2, %tid.x; mov.u32 %r3, %cluster_ctarank;
+  mov.b16 %h0, 3; or.b32 %r4, %r2, %r3; setp.eq.u32 %p0, %r2, 0; setp.eq.u32 %p1, %r4, 0;
+  @%p0 mbarrier.init.shared::cta.b64 [%r1], 1; fence.mbarrier_init.release.cluster;
   {cluster}
   @!%p1 bra SKIP;
   {issue}

@@ -2,16 +2,9 @@
 
 import numpy as np
 import pytest
-from tests.tensor_cores.tensor_core_run import k_step, place, swizzle
 
-from ptxemu.descriptors.matrix_layout import (
-    Major,
-    MatrixLayout,
-    chunk_plan,
-    element_offsets,
-    pieces,
-)
-from ptxemu.descriptors.swizzle import PERIOD, Swizzle, swizzled
+from ptxemu.descriptors.matrix_layout import Major, MatrixLayout, chunk_plan, pieces
+from ptxemu.descriptors.swizzle import PERIOD, Swizzle
 
 MODES = {
     "none": Swizzle.NONE,
@@ -20,43 +13,6 @@ MODES = {
     "128B": Swizzle.B128,
     "128B_atom_32B": Swizzle.B128_ATOM_32B,
 }
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_swizzle_is_the_one_of_tma(mode: str) -> None:
-    addresses = np.arange(0, 4096, dtype=np.int64)
-    assert swizzled(addresses, MODES[mode]).tolist() == swizzle(addresses, mode).tolist()
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
-@pytest.mark.parametrize("major", ["K", "MN"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("mn", [64, 128])
-def test_every_element_is_where_tma_put_it(dtype: type, major: str, mode: str, mn: int) -> None:
-    size = np.dtype(dtype).itemsize
-    k_total = 256 // size
-    k = 32 // size
-    matrix = np.arange(mn * k_total).reshape(mn, k_total).astype(dtype)
-    shared = np.zeros(256 * 1024, np.uint8)
-    placed = place(shared, matrix, 2048, mode, major)
-    lines = mn if major == "K" else k_total
-    for step in range(k_total // k):
-        at = k_step(placed, 32 * step, lines, major, k * step)
-        if mode == "none" and major == "K":
-            at.start = placed.start + step * 2 * placed.leading
-        elements = k if major == "K" else mn
-        layout = MatrixLayout(
-            Major(major),
-            MODES[mode],
-            at.leading,
-            at.stride,
-            mn if major == "K" else k,
-            elements * size // 16,
-            at.start % PERIOD,
-        )
-        offsets = element_offsets(layout, size) + (at.start - at.start % PERIOD)
-        found = shared.view(dtype)[offsets // size]
-        assert np.array_equal(found, matrix[:, step * k : (step + 1) * k]), step
 
 
 def test_base_offset_shifts_the_pattern() -> None:

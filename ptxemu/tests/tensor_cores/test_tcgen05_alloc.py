@@ -24,9 +24,7 @@ def program(body: str) -> str:
     return f"""
 .visible .entry k()
 {{
-  .reg .b32 %r<8>; .reg .pred %p<2>;
-  .shared .align 4 .b32 hold[8];
-  mov.u32 %r0, hold;
+  .reg .b32 %r<8>; .reg .pred %p<2>; .shared .align 4 .b32 hold[8]; mov.u32 %r0, hold;
   {body}
   ret;
 }}
@@ -51,8 +49,7 @@ def test_freed_columns_are_given_again() -> None:
 
 def test_alloc_waits_until_another_warp_frees() -> None:
     body = f"""
-      mov.u32 %r2, %tid.x; setp.ge.u32 %p0, %r2, 32;
-      @%p0 bra SECOND;
+      mov.u32 %r2, %tid.x; setp.ge.u32 %p0, %r2, 32; @%p0 bra SECOND;
       {alloc(512)} bar.sync 1; {free(512)} ret;
     SECOND:
       bar.sync 1; {alloc(512, 4)} {free(512, 4)}"""
@@ -68,8 +65,7 @@ def test_alloc_that_nobody_lets_through_is_a_deadlock_that_says_so() -> None:
 
 def test_a_pair_gets_the_same_columns_when_both_have_arrived() -> None:
     only_odd = f"""
-      mov.u32 %r3, %cluster_ctarank; setp.eq.u32 %p0, %r3, 0;
-      @%p0 bra BOTH;
+      mov.u32 %r3, %cluster_ctarank; setp.eq.u32 %p0, %r3, 0; @%p0 bra BOTH;
       {alloc(64, 0, 2)} {alloc(32, 4, 2)} {free(64, 0, 2)} {free(32, 4, 2)} ret;
     BOTH:
       {alloc(64, 0, 2)} {alloc(32, 4, 2)} {free(32, 4, 2)} {free(64, 0, 2)}"""
@@ -81,8 +77,7 @@ def test_a_pair_gets_the_same_columns_when_both_have_arrived() -> None:
 
 def test_a_pair_with_one_cta_missing_is_a_deadlock_that_says_so() -> None:
     body = f"""
-      mov.u32 %r3, %cluster_ctarank; setp.ne.u32 %p0, %r3, 0;
-      @%p0 bra DONE;
+      mov.u32 %r3, %cluster_ctarank; setp.ne.u32 %p0, %r3, 0; @%p0 bra DONE;
       {alloc(64, 0, 2)} {free(64, 0, 2)}
     DONE:"""
     with pytest.raises(DeadlockError, match=r"and for the peer CTA's tcgen05.alloc"):
@@ -121,11 +116,9 @@ def test_misuse_is_reported(body: str, codes: list[str]) -> None:
 
 def test_a_dealloc_that_every_warp_executes_is_a_warning() -> None:
     body = f"""
-      mov.u32 %r3, %tid.x; setp.ge.u32 %p0, %r3, 32;
-      @%p0 bra FREE;
+      mov.u32 %r3, %tid.x; setp.ge.u32 %p0, %r3, 32; @%p0 bra FREE;
       {alloc(64)}
-    FREE:
-      bar.sync 0;
+    FREE: bar.sync 0;
       {free(64)}"""
     recorder = run.launch(program(body), warps=2)
     assert [(level, code) for level, code, _ in recorder.complaints] == [

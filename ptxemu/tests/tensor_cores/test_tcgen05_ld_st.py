@@ -13,33 +13,20 @@ PER_REPEAT = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 
 LATE = Policy(asynchronous="late", warps="round_robin")
 
 
-def program(body: str, registers: int, *, address: str = "lane of the warp") -> str:
+def program(body: str, registers: int) -> str:
     """`body` runs in every warp; %t is a TMEM address in the warp's own lanes."""
-    del address
     return f"""
 .visible .entry k()
 {{
   .reg .b32 %r<8>; .reg .b32 %v<{registers}>; .reg .b32 %w<{registers}>; .reg .b32 %t;
-  .reg .pred %p<2>;
-  .shared .align 4 .b32 hold;
-  mov.u32 %r0, %tid.x;
-  shr.u32 %r1, %r0, 5;
-  setp.ne.u32 %p0, %r1, 0;
-  mov.u32 %r2, hold;
-  @%p0 bra READY;
+  .reg .pred %p<2>; .shared .align 4 .b32 hold; mov.u32 %r0, %tid.x; shr.u32 %r1, %r0, 5;
+  setp.ne.u32 %p0, %r1, 0; mov.u32 %r2, hold; @%p0 bra READY;
   tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 512;
-READY:
-  bar.sync 0;
-  ld.shared.u32 %t, [%r2];
-  shl.b32 %r3, %r1, 21;
-  add.u32 %t, %t, %r3;
+READY: bar.sync 0; ld.shared.u32 %t, [%r2]; shl.b32 %r3, %r1, 21; add.u32 %t, %t, %r3;
   {body}
-  bar.sync 0;
-  @%p0 bra DONE;
-  ld.shared.u32 %t, [%r2];
+  bar.sync 0; @%p0 bra DONE; ld.shared.u32 %t, [%r2];
   tcgen05.dealloc.cta_group::1.sync.aligned.b32 %t, 512;
-DONE:
-  ret;
+DONE: ret;
 }}
 """
 
@@ -129,17 +116,26 @@ def test_stores_are_the_inverse_of_loads(shape: str, repeat: int, is_packed: boo
             assert cells[column] == value
 
 
-def test_accesses_are_reported_as_lanes_and_columns() -> None:
-    body = """tcgen05.ld.sync.aligned.16x256b.x2.b32 {%v0,%v1,%v2,%v3,%v4,%v5,%v6,%v7}, [%t];
+@pytest.mark.parametrize("pack", ["", ".pack::16b"])
+@pytest.mark.parametrize("shape", PER_REPEAT)
+def test_accesses_are_reported_as_lanes_and_columns(shape: str, pack: str) -> None:
+    count, split = 2 * PER_REPEAT[shape], ", 200" if shape == "16x32bx2" else ""
+    body = f"""tcgen05.ld.sync.aligned.{shape}.x2{pack}.b32 {names("v", count)}, [%t]{split};
       tcgen05.wait::ld.sync.aligned;"""
-    recorder = run.launch(program(body, 8), warps=2)
+    recorder = run.launch(program(body, count), warps=2)
     reads = [a for a in recorder.accesses if a.space.value == "tmem" and a.kind.value == "read"]
-    assert len(reads) == 2
-    assert {a.size for a in reads} == {16 * 4}
-    lanes = sorted(int(s) // 2048 for a in reads for s in a.starts)
-    assert lanes == [*range(16), *range(32, 48)]
     assert {a.proxy.value for a in reads} == {"generic"}
     assert all(a.agent in recorder.joined for a in reads)
+    found = {
+        divmod(int(s) // 4 + k, 512) for a in reads for s in a.starts for k in range(a.size // 4)
+    }
+    expected = set()
+    for warp, thread, register in np.ndindex(2, 32, count):
+        lane, column = figure(shape, thread, register)
+        first = 200 if split and thread >= 16 else 0
+        columns = (2 * column, 2 * column + 1) if pack else (column,)
+        expected |= {(32 * warp + lane, first + c) for c in columns}
+    assert found == expected
 
 
 LOAD = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v0}, [%t];"
@@ -243,34 +239,21 @@ def test_upper_16_lanes_are_allowed_for_shapes_of_16() -> None:
     assert registers_of(recorder.ctas[0].warps[0], "v", 1)[0, 0] == 16 * 512
 
 
+ILLEGAL, UNSUPPORTED = IllegalInstructionError, UnsupportedInstructionError
+
+
 @pytest.mark.parametrize(
-    ("body", "error", "match"),
+    ("text", "error", "match"),
     [
-        ("tcgen05.ld.sync.aligned.16x256b.x64.b32 {%v0}, [%t];", IllegalInstructionError, "x64"),
-        (
-            "tcgen05.ld.sync.aligned.32x32b.x2.b32 {%v0}, [%t];",
-            IllegalInstructionError,
-            "expected 2 registers; got 1",
-        ),
-        (
-            "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%v0}, [%t], 3;",
-            IllegalInstructionError,
-            "immHalfSplitoff",
-        ),
-        (
-            "tcgen05.ld.red.sync.aligned.32x32b.x2.min.u32 {%v0}, [%t];",
-            UnsupportedInstructionError,
-            "red",
-        ),
-        (
-            "tcgen05.ld.sync.aligned.32x32b.x1.unpack::16b.b32 {%v0}, [%t];",
-            UnsupportedInstructionError,
-            "unpack::16b",
-        ),
+        ("ld.sync.aligned.16x256b.x64.b32 {%v0}, [%t]", ILLEGAL, "x64"),
+        ("ld.sync.aligned.32x32b.x2.b32 {%v0}, [%t]", ILLEGAL, "expected 2 registers; got 1"),
+        ("ld.sync.aligned.32x32b.x1.b32 {%v0}, [%t], 3", ILLEGAL, "immHalfSplitoff"),
+        ("ld.red.sync.aligned.32x32b.x2.min.u32 {%v0}, [%t]", UNSUPPORTED, "red"),
+        ("ld.sync.aligned.32x32b.x1.unpack::16b.b32 {%v0}, [%t]", UNSUPPORTED, "unpack::16b"),
     ],
 )
 def test_what_the_isa_does_not_have_is_refused_at_load(
-    body: str, error: type[Exception], match: str
+    text: str, error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
-        run.launch(program(body, 1))
+        run.launch(program(f"tcgen05.{text};", 1))

@@ -338,53 +338,26 @@ def test_wrong_fixed_bits_of_a_descriptor_are_reported() -> None:
     assert run.launch(text).codes == ["invalid-descriptor"] * 2
 
 
+ILLEGAL, UNSUPPORTED = IllegalInstructionError, UnsupportedInstructionError
+
+
 @pytest.mark.parametrize(
-    ("opcode", "operands", "error", "match"),
+    ("kind", "operands", "error", "match"),
     [
-        (
-            "cta_group::1.kind::mxf4nvf4.block_scale",
-            "%rd0, %rd0, %r7, [%r6], [%r6], %p3",
-            UnsupportedInstructionError,
-            "block16 or .block32",
-        ),
-        (
-            "cta_group::1.kind::f16.block_scale",
-            "%rd0, %rd0, %r7, [%r6], [%r6], %p3",
-            UnsupportedInstructionError,
-            "no .block_scale",
-        ),
-        (
-            "cta_group::1.kind::f16",
-            "%rd0, %rd0, %r7, {%r6, %r6}, %p3",
-            IllegalInstructionError,
-            "disable-output-lane has 2",
-        ),
-        (
-            "cta_group::1.kind::f16",
-            "%rd0, %rd0, %r7, %p3, 16",
-            IllegalInstructionError,
-            "must be 0 to 15",
-        ),
-        (
-            "cta_group::1.kind::i8",
-            "%rd0, %rd0, %r7, %p3, 1",
-            IllegalInstructionError,
-            "scale-input-d",
-        ),
-        (
-            "cta_group::1.kind::f16.collector::b0::use",
-            "%rd0, %rd0, %r7, %p3",
-            UnsupportedInstructionError,
-            "collector::b0::use",
-        ),
+        ("mxf4nvf4.block_scale", "[%r6], [%r6], %p3", UNSUPPORTED, "block16 or .block32"),
+        ("f16.block_scale", "[%r6], [%r6], %p3", UNSUPPORTED, "no .block_scale"),
+        ("f16", "{%r6, %r6}, %p3", ILLEGAL, "disable-output-lane has 2"),
+        ("f16", "%p3, 16", ILLEGAL, "must be 0 to 15"),
+        ("i8", "%p3, 1", ILLEGAL, "scale-input-d"),
+        ("f16.collector::b0::use", "%p3", UNSUPPORTED, "collector::b0::use"),
     ],
 )
 def test_what_the_isa_does_not_have_is_refused_at_load(
-    opcode: str, operands: str, error: type[Exception], match: str
+    kind: str, operands: str, error: type[Exception], match: str
 ) -> None:
-    text = mma_run.program(f"tcgen05.mma.{opcode} [%r6], {operands};")
+    text = f"tcgen05.mma.cta_group::1.kind::{kind} [%r6], %rd0, %rd0, %r7, {operands};"
     with pytest.raises(error, match=match):
-        run.launch(text)
+        run.launch(mma_run.program(text))
 
 
 def test_many_threads_that_issue_are_a_warning() -> None:

@@ -135,24 +135,18 @@ def test_two_threads_are_ordered_only_through_fences() -> None:
     text = """
 .visible .entry k()
 {
-  .reg .b32 %r<16>; .reg .b64 %rd<4>; .reg .pred %p<6>;
-  .shared .align 4 .b32 hold;
+  .reg .b32 %r<16>; .reg .b64 %rd<4>; .reg .pred %p<6>; .shared .align 4 .b32 hold;
   mov.u32 %r0, hold; mov.u32 %r2, %tid.x;
   setp.ge.u32 %p0, %r2, 32; setp.eq.u32 %p1, %r2, 0; setp.eq.u32 %p2, %r2, 32;
   PREPARE
-  @%p0 bra SECOND;
-  tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r0], 512;
+  @%p0 bra SECOND; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r0], 512;
   @%p1 FIRST_MMA
   BEFORE
-  bar.sync 1; bar.sync 2;
-  tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 512;
-  ret;
-SECOND:
-  bar.sync 1;
+  bar.sync 1; bar.sync 2; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r6, 512; ret;
+SECOND: bar.sync 1;
   AFTER
   @%p2 SECOND_MMA
-  bar.sync 2;
-  ret;
+  bar.sync 2; ret;
 }
 """
     text = text.replace("PREPARE", PREPARE).replace("FIRST_MMA", OVERWRITE)
@@ -178,15 +172,11 @@ def test_a_peer_that_has_exited_is_reported() -> None:
 .visible .entry k()
 {{
   .reg .b32 %r<16>; .reg .b64 %rd<4>; .reg .pred %p<6>;
-  mov.u32 %r3, %cluster_ctarank; setp.ne.u32 %p0, %r3, 0;
-  @%p0 bra DONE;
-  mov.u32 %r11, 0;
+  mov.u32 %r3, %cluster_ctarank; setp.ne.u32 %p0, %r3, 0; @%p0 bra DONE; mov.u32 %r11, 0;
 LOOP: add.u32 %r11, %r11, 1; setp.lt.u32 %p5, %r11, 20000; @%p5 bra LOOP;
-  mov.u32 %r2, %tid.x; setp.eq.u32 %p1, %r2, 0;
-  @!%p1 bra DONE;
+  mov.u32 %r2, %tid.x; setp.eq.u32 %p1, %r2, 0; @!%p1 bra DONE;
   {issue}
-DONE:
-  ret;
+DONE: ret;
 }}
 """
     recorder = run.launch(text, cluster=2, policy=Policy(seed=3))

@@ -21,14 +21,13 @@ K = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "e5m2": 32, "s8": 32, "u8": 3
 
 
 def program(
-    n: int,
-    dtype: str,
-    atype: str,
-    btype: str,
+    n: int = 8,
+    dtype: str = "f32",
+    atype: str = "bf16",
+    btype: str = "bf16",
     *,
     a_in_registers: bool = False,
-    immediates: str = "",
-    suffix: str = "",
+    immediates: str = ", 1, 1, 0, 0",
     behind: str = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;",
     fence: str = "wgmma.fence.sync.aligned;",
 ) -> str:
@@ -40,12 +39,10 @@ def program(
 .visible .entry k(.param .u64 a, .param .u64 b, .param .u32 scale)
 {{
   .reg .b32 %d<{count}>; .reg .b32 %a<4>; .reg .b32 %r<2>; .reg .b64 %rd<2>; .reg .pred %p;
-  ld.param.u64 %rd0, [a];
-  ld.param.u64 %rd1, [b];
-  ld.param.u32 %r0, [scale];
+  ld.param.u64 %rd0, [a]; ld.param.u64 %rd1, [b]; ld.param.u32 %r0, [scale];
   setp.ne.u32 %p, %r0, 0;
   {fence}
-  wgmma.mma_async.sync.aligned.m64n{n}k{K[atype]}{suffix}.{dtype}.{atype}.{btype}
+  wgmma.mma_async.sync.aligned.m64n{n}k{K[atype]}.{dtype}.{atype}.{btype}
       {{{d}}}, {a}, %rd1, %p{immediates};
   {behind}
   ret;
@@ -68,21 +65,15 @@ def slots(warp: Any, prefix: str) -> list[int]:
     return found
 
 
-def read_d(recorder: run.Recorder, n: int, dtype: str) -> NDArray[Any]:
-    """D (64, n) from the registers of the four warps."""
-    values = []
-    for warp in recorder.ctas[0].warps:
-        words = np.stack([warp.registers[slot] for slot in slots(warp, "d")])
-        if dtype == "f16":
-            halves = words.view(np.float16).reshape(len(words), 32, 2)
-            values.append(halves.transpose(0, 2, 1).reshape(-1, 32))
-        else:
-            values.append(words.view({"f32": np.float32, "s32": np.int32}[dtype]))
-    result = np.zeros((64, n), values[0].dtype)
+def read_d(recorder: run.Recorder, n: int) -> NDArray[Any]:
+    """D (64, n) of f32 from the registers of the four warps."""
+    warps = recorder.ctas[0].warps
+    values = [np.stack([w.registers[slot] for slot in slots(w, "d")]) for w in warps]
+    result = np.zeros((64, n), np.float32)
     for row in range(64):
         for column in range(n):
             warp, lane, value = fragment_of_d(row, column)
-            result[row, column] = values[warp][value, lane]
+            result[row, column] = values[warp].view(np.float32)[value, lane]
     return result
 
 
@@ -91,19 +82,15 @@ def multiply(
     b: NDArray[Any],
     text: str,
     *,
-    scale: int = 0,
     mode: str = "128B",
-    a_major: str = "K",
-    b_major: str = "K",
     d: float = 0.0,
     policy: Policy | None = None,
 ) -> run.Recorder:
     """Run a program on A (64, k) and B (n, k) of whole-byte element types."""
-    placed: dict[str, run.Placed] = {}
 
     def fill(cta: Any) -> None:
-        placed["a"] = run.place(cta.shared, a, A_AT, mode, a_major)
-        placed["b"] = run.place(cta.shared, b, B_AT, mode, b_major)
+        run.place(cta.shared, a, A_AT, mode, "K")
+        run.place(cta.shared, b, B_AT, mode, "K")
         for warp in cta.warps:
             for slot in slots(warp, "d"):
                 warp.registers[slot] = np.full(32, d, np.float32).view(np.uint32)
@@ -111,13 +98,13 @@ def multiply(
 
     probe = np.zeros(256 * 1024, np.uint8)
     descriptors = []
-    for matrix, at, major in ((a, A_AT, a_major), (b, B_AT, b_major)):
-        where = run.place(probe, matrix, at, mode, major)
+    for matrix, at in ((a, A_AT), (b, B_AT)):
+        where = run.place(probe, matrix, at, mode, "K")
         descriptors.append(
             WgmmaDescriptor(where.start, where.leading, where.stride, MODES[mode]).encode()
         )
     return run.launch(
-        text, args=(*descriptors, scale), target="sm_90a", warps=4, fill=fill, policy=policy
+        text, args=(*descriptors, 0), target="sm_90a", warps=4, fill=fill, policy=policy
     )
 
 
@@ -146,7 +133,7 @@ def test_machine_code_does_what_it_knows(
         text = program(32, "f32", atype, atype, immediates=", 1, 1, 0", a_in_registers=True)
         a, b = np.ones((64, 16)), np.ones((32, 16))
         recorder = multiply(run.codes(a, atype), run.codes(b, atype), text)
-        assert np.array_equal(read_d(recorder, 32, "f32"), a @ b.T)
+        assert np.array_equal(read_d(recorder, 32), a @ b.T)
     is_code = "machine code" in request.node.name
     assert len(by_numpy) == (0 if is_code else 8)
 
@@ -161,11 +148,11 @@ def test_products_on_the_same_d_accumulate_in_order(asynchronous: str) -> None:
     d = ", ".join(f"%d{i}" for i in range(4))
     more = "mov.pred %p, -1;" + CHAIN.format(d=d) * 3
     behind = f"{more} wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
-    text = program(8, "f32", "bf16", "bf16", immediates=", 1, 1, 0, 0", behind=behind)
+    text = program(behind=behind)
     for seed in range(3):
         policy = Policy(asynchronous=asynchronous, seed=seed)
         recorder = multiply(run.codes(a, "bf16"), run.codes(b, "bf16"), text, policy=policy, d=9.0)
-        assert np.array_equal(read_d(recorder, 8, "f32"), 4 * (a @ b.T))
+        assert np.array_equal(read_d(recorder, 8), 4 * (a @ b.T))
         assert recorder.complaints == []
         of_a_warp = [op for op in recorder.issued if op.issuer.index == 2]
         for earlier, later in itertools.pairwise(of_a_warp):
@@ -180,13 +167,13 @@ def test_a_fence_orders_products_of_other_shapes_on_some_of_the_same_d(asynchron
     more = "wgmma.fence.sync.aligned; mov.pred %p, -1;" + CHAIN.format(d=few)
     more += "wgmma.fence.sync.aligned;" + CHAIN.replace("m64n8", "m64n16").format(d=all_)
     behind = f"{more} wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
-    text = program(16, "f32", "bf16", "bf16", immediates=", 1, 1, 0, 0", behind=behind)
+    text = program(16, behind=behind)
     expected = 2 * (a @ b.T)
     expected[:, :8] += (a @ b.T)[:, :8]
     for seed in range(4):
         policy = Policy(asynchronous=asynchronous, seed=seed)
         recorder = multiply(run.codes(a, "bf16"), run.codes(b, "bf16"), text, policy=policy, d=9.0)
-        assert np.array_equal(read_d(recorder, 16, "f32"), expected)
+        assert np.array_equal(read_d(recorder, 16), expected)
         assert recorder.complaints == []
 
 
@@ -204,7 +191,7 @@ def test_wait_group_leaves_the_latest_groups_pending() -> None:
         f"wgmma.wait_group.sync.aligned 1; mov.b32 %r1, %d0; {KEEP_R1}"
         "wgmma.wait_group.sync.aligned 0;"
     )
-    text = program(8, "f32", "bf16", "bf16", immediates=", 1, 1, 0, 0", behind=behind)
+    text = program(behind=behind)
     a, b = np.ones((64, 16)), np.ones((8, 16))
     late = Policy(asynchronous="late", warps="round_robin")
     recorder = multiply(run.bf16(a), run.bf16(b), text, policy=late)
@@ -225,7 +212,7 @@ def test_a_wait_looks_at_each_product_a_few_times_only(monkeypatch: pytest.Monke
     count, warps = 24, 4
     more = CHAIN.format(d=", ".join(f"%d{i}" for i in range(4))) * (count - 1)
     behind = f"{more} wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
-    text = program(8, "f32", "bf16", "bf16", immediates=", 1, 1, 0, 0", behind=behind)
+    text = program(behind=behind)
     ones = run.bf16(np.ones((64, 16)))
     recorder = multiply(ones, ones[:8], text, policy=Policy(asynchronous="late"), d=0.0)
     assert len(recorder.issued) == count * warps
@@ -236,7 +223,7 @@ def test_a_wait_looks_at_each_product_a_few_times_only(monkeypatch: pytest.Monke
 def test_late_products_are_not_seen_before_the_wait() -> None:
     commit_and_wait = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
     behind = f"mov.b32 %r1, %d0; {KEEP_R1} {commit_and_wait}"
-    text = program(8, "f32", "bf16", "bf16", immediates=", 1, 1, 0, 0", behind=behind)
+    text = program(behind=behind)
     late = Policy(asynchronous="late", warps="round_robin")
     ones = run.bf16(np.ones((64, 16)))
     recorder = multiply(ones, ones[:8], text, policy=late, d=5.0)
@@ -251,17 +238,14 @@ def test_late_products_are_not_seen_before_the_wait() -> None:
 
 def test_a_must_not_be_written_while_the_product_reads_it() -> None:
     behind = "mov.b32 %a1, %r0; wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
-    text = program(
-        8, "f32", "bf16", "bf16", a_in_registers=True, immediates=", 1, 1, 0", behind=behind
-    )
+    text = program(a_in_registers=True, immediates=", 1, 1, 0", behind=behind)
     ones = run.bf16(np.ones((64, 16)))
     assert multiply(ones, ones[:8], text).codes == ["wgmma-register-in-flight"] * 4
 
 
 def test_reads_of_shared_memory_are_reported_as_async() -> None:
     ones = run.bf16(np.ones((64, 16)))
-    text = program(8, "f32", "bf16", "bf16", immediates=", 1, 1, 0, 0")
-    recorder = multiply(ones, ones[:8], text, mode="32B")
+    recorder = multiply(ones, ones[:8], program(), mode="32B")
     reads = [a for a in recorder.accesses if a.proxy.value == "async"]
     assert {a.kind.value for a in reads} == {"read"}
     assert {a.space.value for a in reads} == {"shared"}
@@ -270,40 +254,21 @@ def test_reads_of_shared_memory_are_reported_as_async() -> None:
 
 
 def test_a_matrix_beyond_shared_memory_is_an_error() -> None:
-    text = program(8, "f32", "bf16", "bf16", immediates=", 1, 1, 0, 0")
     descriptor = WgmmaDescriptor(0x3FC00, 16, 1024, Swizzle.B128).encode()
     with pytest.raises(ExecutionError, match="beyond the CTA's"):
-        run.launch(text, args=(descriptor, descriptor, 0), target="sm_90a", warps=4)
+        run.launch(program(), args=(descriptor, descriptor, 0), target="sm_90a", warps=4)
 
 
 @pytest.mark.parametrize(
-    ("text", "error", "match"),
+    ("text", "match"),
     [
-        (
-            program(12, "f32", "bf16", "bf16", immediates=", 1, 1, 0, 0"),
-            IllegalInstructionError,
-            "no shape m64n12k16",
-        ),
-        (program(40, "s32", "s8", "s8"), IllegalInstructionError, "no shape m64n40k32"),
-        (
-            program(8, "f16", "bf16", "bf16", immediates=", 1, 1, 0, 0"),
-            IllegalInstructionError,
-            "no .f16.bf16.bf16",
-        ),
-        (
-            program(8, "f32", "bf16", "bf16", immediates=", 2, 1, 0, 0"),
-            IllegalInstructionError,
-            "imm-scale",
-        ),
-        (
-            program(8, "f32", "bf16", "bf16", immediates=", 1, 1"),
-            IllegalInstructionError,
-            "immediates",
-        ),
+        (program(12), "no shape m64n12k16"),
+        (program(40, "s32", "s8", "s8", immediates=""), "no shape m64n40k32"),
+        (program(8, "f16"), "no .f16.bf16.bf16"),
+        (program(immediates=", 2, 1, 0, 0"), "imm-scale"),
+        (program(immediates=", 1, 1"), "immediates"),
     ],
 )
-def test_what_the_isa_does_not_have_is_refused_at_load(
-    text: str, error: type[Exception], match: str
-) -> None:
-    with pytest.raises(error, match=match):
+def test_what_the_isa_does_not_have_is_refused_at_load(text: str, match: str) -> None:
+    with pytest.raises(IllegalInstructionError, match=match):
         run.launch(text, args=(0, 0, 0), target="sm_90a", warps=4)

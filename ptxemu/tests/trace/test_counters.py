@@ -76,10 +76,7 @@ def count(body, **options):
 def test_a_strided_store_shows_its_conflicts_with_its_line():
     counts = count(
         """
-        mov.u32 %r1, smem;
-        shl.b32 %r2, %r0, 7;
-        add.u32 %r2, %r1, %r2;
-        st.shared.u32 [%r2], %r0;
+        mov.u32 %r1, smem; shl.b32 %r2, %r0, 7; add.u32 %r2, %r1, %r2; st.shared.u32 [%r2], %r0;
         """
     )
     (bank,) = counts.banks.values()
@@ -93,13 +90,8 @@ def test_predicated_lanes_are_the_lanes_that_are_counted():
     """Lanes 15 and 16 are in different half-warps of a 64-bit access, although neighbours."""
     counts = count(
         """
-        mov.u32 %r1, smem;
-        shl.b32 %r2, %r0, 7;
-        add.u32 %r2, %r1, %r2;
-        add.u32 %r3, %r0, 1;
-        and.b32 %r3, %r3, 30;
-        setp.eq.u32 %p0, %r3, 16;
-        mov.b64 %rd5, 0;
+        mov.u32 %r1, smem; shl.b32 %r2, %r0, 7; add.u32 %r2, %r1, %r2; add.u32 %r3, %r0, 1;
+        and.b32 %r3, %r3, 30; setp.eq.u32 %p0, %r3, 16; mov.b64 %rd5, 0;
         @%p0 st.shared.b64 [%r2], %rd5;
         """
     )
@@ -110,9 +102,7 @@ def test_predicated_lanes_are_the_lanes_that_are_counted():
 def test_instructions_whose_guard_never_holds_are_control():
     counts = count(
         """
-        setp.gt.u32 %p0, %r0, 99;
-        mov.u32 %r1, smem;
-        @%p0 st.shared.u32 [%r1], %r0;
+        setp.gt.u32 %p0, %r0, 99; mov.u32 %r1, smem; @%p0 st.shared.u32 [%r1], %r0;
         """
     )
     assert counts.instructions["control"] == 2  # the store and the exit

@@ -72,14 +72,10 @@ def test_the_picture_is_well_formed_with_axes_and_legend(mapped):
 def test_columns_of_tmem_are_rows_of_their_own():
     memory_map = MemoryMap()
     body = """
-        mov.u32 %r1, smem;
-        tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;
-        ld.shared.u32 %r2, [%r1];
-        add.u32 %r2, %r2, 8;
-        tcgen05.st.sync.aligned.32x32b.x2.b32 [%r2], {%r1, %r1};
-        tcgen05.wait::st.sync.aligned;
-        sub.u32 %r2, %r2, 8;
-        tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32;
+        mov.u32 %r1, smem; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;
+        ld.shared.u32 %r2, [%r1]; add.u32 %r2, %r2, 8;
+        tcgen05.st.sync.aligned.32x32b.x2.b32 [%r2], {%r1, %r1}; tcgen05.wait::st.sync.aligned;
+        sub.u32 %r2, %r2, 8; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32;
         tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
     """
     text = source(body, {}, arch="sm_100a", shared=64)

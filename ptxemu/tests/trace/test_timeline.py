@@ -106,10 +106,8 @@ def test_in_parallel_time_the_schedule_does_not_matter():
 def test_a_deadlock_shows_the_wait_that_never_ends():
     recorder = Recorder()
     body = """
-        mov.u32 %r1, smem;
-        mbarrier.init.shared.b64 [%r1], 2;
-        W: mbarrier.try_wait.parity.shared.b64 %p0, [%r1], 0;
-        @!%p0 bra W;
+        mov.u32 %r1, smem; mbarrier.init.shared.b64 [%r1], 2;
+        W: mbarrier.try_wait.parity.shared.b64 %p0, [%r1], 0; @!%p0 bra W;
     """
     with pytest.raises(DeadlockError):
         api.load(source(body, {}, shared=64)).launch("k", 1, 1, observer=recorder)

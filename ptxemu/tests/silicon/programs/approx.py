@@ -1,9 +1,10 @@
 """Approximate functions: results as close to the hardware's as measured."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from tests.silicon.programs.build import elementwise
+from tests.silicon.programs.build import operation
 from tests.silicon.programs.case import Bytes, Check, Program
 from tests.silicon.programs.values import F32_EDGES, encode, floats, raw
 
@@ -42,46 +43,30 @@ F32 = (
 DIVISIONS = ("div.approx.f32", "div.approx.ftz.f32", "div.full.f32", "div.full.ftz.f32")
 
 
-def _halves() -> Iterator[Program]:
-    for kind, op in (
-        ("f16", "tanh.approx.f16"),
-        ("f16x2", "tanh.approx.f16x2"),
-        ("bf16", "tanh.approx.bf16"),
-        ("bf16x2", "tanh.approx.bf16x2"),
-        ("f16", "ex2.approx.f16"),
-        ("f16x2", "ex2.approx.f16x2"),
-        ("bf16", "ex2.approx.ftz.bf16"),
-        ("bf16x2", "ex2.approx.ftz.bf16x2"),
-    ):
-        check = Check(kind.removesuffix("x2"), ulp=1)  # measured: 1
-        yield elementwise(f"approx/{op}", f"{op} d, a;", [kind], [kind], check=check)
+def _op(opcode: str, ins: list[str], out: str, check: Check, **rest: Any) -> Program:
+    return operation("approx", opcode, ins, [out], check=check, **rest)
 
 
 def programs() -> Iterator[Program]:
     """All of the family."""
     for op, check, low, high in F32:
-        name = f"approx/{op}"
-        data = [_wide(name, low, high)]
-        yield elementwise(
-            name, f"{op} d, a;", ["f32"], ["f32"], count=COUNT, data=data, check=check
-        )
-    for op in ("sin", "cos"):
-        for ftz in ("", ".ftz"):
-            name = f"approx/{op}.approx{ftz}.f32"
-            data = [np.concatenate([_uniform(name, -np.pi, np.pi, 96),
-                    np.array([0, 1 << 31, 0x7F800000, 0x7FC00000, 1, 0x80000001, 0x00800000,
-                              0x3F800000] * 4, np.uint32).view(np.uint8)])]  # fmt: skip
-            check = Check("f32", absolute=2.0**-20.5)  # measured: 2^-21.3
-            body = f"{op}.approx{ftz}.f32 d, a;"
-            yield elementwise(name, body, ["f32"], ["f32"], count=COUNT, data=data, check=check)
+        yield _op(op, ["f32"], "f32", check, count=COUNT, data=[_wide(f"approx/{op}", low, high)])
+    special = [0, 1 << 31, 0x7F800000, 0x7FC00000, 1, 0x80000001, 0x00800000, 0x3F800000]
+    for full in (f"{op}.approx{ftz}.f32" for op in ("sin", "cos") for ftz in ("", ".ftz")):
+        words = np.array(special * 4, np.uint32).view(np.uint8)
+        data = [np.concatenate([_uniform(f"approx/{full}", -np.pi, np.pi, 96), words])]
+        check = Check("f32", absolute=2.0**-20.5)  # measured: 2^-21.3
+        yield _op(full, ["f32"], "f32", check, count=COUNT, data=data)
     for op in DIVISIONS:
-        name, check = f"approx/{op}", Check("f32", ulp=2)  # measured: 1
-        data = [_wide(f"{name}/a"), floats(f"{name}/b", "f32", COUNT, 40)]
-        yield elementwise(
-            name, f"{op} d, a, b;", ["f32"] * 2, ["f32"], count=COUNT, data=data, check=check
-        )
+        data = [_wide(f"approx/{op}/a"), floats(f"approx/{op}/b", "f32", COUNT, 40)]
+        check = Check("f32", ulp=2)  # measured: 1
+        yield _op(op, ["f32"] * 2, "f32", check, count=COUNT, data=data)
     for op in ("rcp", "rsqrt"):
-        name, check = f"approx/{op}.approx.ftz.f64", Check("f64", relative=2.0**-20)  # 2^-20.0
-        body = f"{op}.approx.ftz.f64 d, a;"
-        yield elementwise(name, body, ["f64"], ["f64"], count=64, check=check)
-    yield from _halves()
+        yield _op(
+            f"{op}.approx.ftz.f64", ["f64"], "f64", Check("f64", relative=2.0**-20)
+        )  # 2^-20.0
+    for kind in ("f16", "f16x2", "bf16", "bf16x2"):
+        ftz = ".ftz" if kind[0] == "b" else ""
+        for op in ("tanh.approx", f"ex2.approx{ftz}"):
+            check = Check(kind.removesuffix("x2"), ulp=1)  # measured: 1
+            yield _op(f"{op}.{kind}", [kind], kind, check)

@@ -1,9 +1,10 @@
 """Bits: logic, shifts, funnel shifts, fields, permutations, counts, masks."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
-from tests.silicon.programs.build import elementwise
+from tests.silicon.programs.build import elementwise, operation
 from tests.silicon.programs.case import Bytes, Program
 from tests.silicon.programs.values import below, random_bytes, typed
 
@@ -25,20 +26,20 @@ def _small(label: str, count: int = COUNT) -> Bytes:
     )
 
 
+def _op(opcode: str, ins: list[str], out: str, name: str = "", **rest: Any) -> Program:
+    return operation("bits", opcode, ins, [out], name, **{"count": COUNT} | rest)
+
+
 def _logic() -> Iterator[Program]:
     for bits in (16, 32, 64):
         kind = f"b{bits}"
         for op in ("and", "or", "xor"):
-            body = f"{op}.{kind} d, a, b;"
-            yield elementwise(f"bits/{op}.{kind}", body, [kind] * 2, [kind], count=COUNT)
+            yield _op(f"{op}.{kind}", [kind] * 2, kind)
         for op in ("not", "cnot"):
-            yield elementwise(
-                f"bits/{op}.{kind}", f"{op}.{kind} d, a;", [kind], [kind], count=COUNT
-            )
+            yield _op(f"{op}.{kind}", [kind], kind)
         for op in (f"shl.b{bits}", f"shr.u{bits}", f"shr.s{bits}", f"shr.b{bits}"):
-            name = f"bits/{op}"
-            data = [typed(f"{name}/a", kind, COUNT), _small(f"{name}/b")]
-            yield elementwise(name, f"{op} d, a, b;", [kind, "b32"], [kind], count=COUNT, data=data)
+            data = [typed(f"bits/{op}/a", kind, COUNT), _small(f"bits/{op}/b")]
+            yield _op(op, [kind, "b32"], kind, data=data)
     body = """setp.ne.b32 p, a, 0; setp.gt.s32 q, b, 5; and.pred r, p, q; selp.b32 d, 1, 0, r;
         or.pred r, p, q; @r or.b32 d, d, 2; xor.pred r, p, q; @r or.b32 d, d, 4;
         not.pred r, p; @r or.b32 d, d, 8;"""
@@ -59,63 +60,49 @@ def _fields() -> Iterator[Program]:
         for side in "lr":
             name = f"bits/shf.{side}.{mode}"
             data = [typed(f"{name}/{i}", "b32", COUNT) for i in "ab"] + [_small(name)]
-            body = f"shf.{side}.{mode}.b32 d, a, b, c;"
-            yield elementwise(name, body, ["b32"] * 3, ["b32"], count=COUNT, data=data)
+            yield _op(f"shf.{side}.{mode}.b32", ["b32"] * 3, "b32", name[5:], data=data)
         name = f"bits/bmsk.{mode}"
         data = [_small(f"{name}/a"), _small(f"{name}/b")]
-        body = f"bmsk.{mode}.b32 d, a, b;"
-        yield elementwise(name, body, ["b32"] * 2, ["b32"], count=COUNT, data=data)
+        yield _op(f"bmsk.{mode}.b32", ["b32"] * 2, "b32", name[5:], data=data)
         for kind in ("u32", "s32"):
             name = f"bits/szext.{mode}.{kind}"
             data = [random_bytes(f"{name}/a", 4 * COUNT), _small(f"{name}/b")]
-            body = f"szext.{mode}.{kind} d, a, b;"
-            yield elementwise(name, body, ["b32"] * 2, ["b32"], count=COUNT, data=data)
+            yield _op(f"szext.{mode}.{kind}", ["b32"] * 2, "b32", data=data)
     for kind in ("u32", "s32", "u64", "s64"):
         name = f"bits/bfe.{kind}"
-        size = int(kind[1:]) // 8
-        data = [
-            random_bytes(f"{name}/a", size * 96),
-            _small(f"{name}/b", 96),
-            _small(f"{name}/c", 96),
-        ]
-        body = f"bfe.{kind} d, a, b, c;"
-        yield elementwise(name, body, [kind, "b32", "b32"], [kind], count=96, data=data)
+        data = [random_bytes(f"{name}/a", int(kind[1:]) // 8 * 96)]
+        data += [_small(f"{name}/b", 96), _small(f"{name}/c", 96)]
+        yield _op(f"bfe.{kind}", [kind, "b32", "b32"], kind, count=96, data=data)
     for bits in (32, 64):
         name, kind = f"bits/bfi.b{bits}", f"b{bits}"
         data = [random_bytes(f"{name}/{i}", bits // 8 * 96) for i in "ab"]
         data += [_small(f"{name}/c", 96), _small(f"{name}/g", 96)]
-        body = f"bfi.{kind} d, a, b, c, g;"
-        yield elementwise(name, body, [kind, kind, "b32", "b32"], [kind], count=96, data=data)
+        yield _op(f"bfi.{kind}", [kind, kind, "b32", "b32"], kind, count=96, data=data)
 
 
 def _counts() -> Iterator[Program]:
     for bits in (32, 64):
         for op in ("popc", "clz"):
-            name = f"bits/{op}.b{bits}"
-            yield elementwise(name, f"{op}.b{bits} d, a;", [f"b{bits}"], ["b32"], count=COUNT)
-        body = f"brev.b{bits} d, a;"
-        yield elementwise(f"bits/brev.b{bits}", body, [f"b{bits}"], [f"b{bits}"], count=COUNT)
+            yield _op(f"{op}.b{bits}", [f"b{bits}"], "b32")
+        yield _op(f"brev.b{bits}", [f"b{bits}"], f"b{bits}")
         for sign in "us":
             for shift in ("", ".shiftamt"):
-                name = f"bits/bfind{shift}.{sign}{bits}"
-                body = f"bfind{shift}.{sign}{bits} d, a;"
-                yield elementwise(name, body, [f"b{bits}"], ["b32"], count=COUNT)
+                yield _op(f"bfind{shift}.{sign}{bits}", [f"b{bits}"], "b32")
     name = "bits/fns.b32"
     offsets = (below(name, COUNT, 9) - 4).astype(np.int32).view(np.uint8)
     bases = below(f"{name}/base", COUNT, 32).astype(np.uint32).view(np.uint8)
     data = [random_bytes(name, 4 * COUNT), bases, offsets]
-    yield elementwise(name, "fns.b32 d, a, b, c;", ["b32"] * 3, ["b32"], count=COUNT, data=data)
+    yield _op("fns.b32", ["b32"] * 3, "b32", data=data)
 
 
 def _permutations() -> Iterator[Program]:
     data = [random_bytes(f"bits/prmt/{i}", 4 * 64) for i in range(3)]
-    yield elementwise("bits/prmt", "prmt.b32 d, a, b, c;", ["b32"] * 3, ["b32"], data=data)
+    yield _op("prmt.b32", ["b32"] * 3, "b32", "prmt", count=64, data=data)
     for mode in PRMT_MODES:
         name = f"bits/prmt.{mode}"
         data = [random_bytes(f"{name}/{i}", 4 * 16) for i in range(2)]
         data.append((np.arange(16, dtype=np.uint32) ^ 0x130).view(np.uint8))
-        body = f"prmt.b32.{mode} d, a, b, c;"
-        yield elementwise(name, body, ["b32"] * 3, ["b32"], count=16, data=data)
+        yield _op(f"prmt.b32.{mode}", ["b32"] * 3, "b32", name[5:], count=16, data=data)
 
 
 def programs() -> Iterator[Program]:

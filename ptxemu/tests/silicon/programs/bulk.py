@@ -127,8 +127,7 @@ not.pred %p5, %p0; @%p5 bra WAIT; {who}
 WAIT:
 setp.ne.u32 %p6, %r30, 0; {waits}
 {spin}
-bar.sync 0;
-barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+bar.sync 0; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
 add.u64 %x11, %out, %x31;
 {dump}
 """

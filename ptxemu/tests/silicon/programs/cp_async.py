@@ -8,12 +8,10 @@ from tests.silicon.programs.values import random_bytes
 
 COPY = """
 mul.lo.u32 %r0, %t, 16; cvt.u64.u32 %x0, %r0; add.u64 %x1, %in, %x0; add.u64 %x2, %out, %x0;
-add.u32 %r1, %s, %r0; mov.u32 %r9, 0x77777777;
-st.shared.v4.u32 [%r1], {{%r9, %r9, %r9, %r9}};
+add.u32 %r1, %s, %r0; mov.u32 %r9, 0x77777777; st.shared.v4.u32 [%r1], {{%r9, %r9, %r9, %r9}};
 {copy}
 {wait}
-bar.sync 0;
-xor.b32 %r2, %r0, 16; add.u32 %r2, %s, %r2;
+bar.sync 0; xor.b32 %r2, %r0, 16; add.u32 %r2, %s, %r2;
 ld.shared.v4.u32 {{%r4, %r5, %r6, %r7}}, [%r2]; st.global.v4.u32 [%x2], {{%r4, %r5, %r6, %r7}};
 """
 WAIT_ALL = "cp.async.wait_all;"

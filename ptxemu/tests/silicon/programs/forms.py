@@ -8,8 +8,7 @@ from tests.silicon.programs.case import Array, Program
 from tests.silicon.programs.values import below
 
 TABLE = """mov.u32 %r0, %t; and.b32 %r1, %r0, 3; mov.u32 %r2, 100;
-LABELS: .branchtargets ZERO, ONE, TWO, THREE;
-brx.idx %r1, LABELS;
+LABELS: .branchtargets ZERO, ONE, TWO, THREE; brx.idx %r1, LABELS;
 ZERO: add.u32 %r2, %r2, 1; bra END;
 ONE: mul.lo.u32 %r2, %r2, %r0; bra END;
 TWO: sub.u32 %r2, %r2, %r0;
@@ -33,12 +32,9 @@ CALLS = """.version 8.3
   mad.wide.u32 %x0, %r0, 4, %x0; mad.wide.u32 %x1, %r0, 4, %x1; ld.global.u32 %r1, [%x1];
   and.b32 %r2, %r1, 1; mov.u64 %x2, table; mad.wide.u32 %x2, %r2, 8, %x2;
   {target}
-  .param .b32 arg; .param .b32 ret0;
-  st.param.b32 [arg], %r1;
+  .param .b32 arg; .param .b32 ret0; st.param.b32 [arg], %r1;
   {declaration}
-  call (ret0), %x3, (arg), {name};
-  ld.param.b32 %r3, [ret0]; st.global.u32 [%x0], %r3;
-  ret;
+  call (ret0), %x3, (arg), {name}; ld.param.b32 %r3, [ret0]; st.global.u32 [%x0], %r3; ret;
 }
 """
 FROM_TABLE = "ld.global.u64 %x3, [%x2];"

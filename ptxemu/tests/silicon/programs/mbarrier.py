@@ -91,31 +91,25 @@ LIVES: dict[str, tuple[str, ...]] = {
 }
 
 STATES = """
-mbarrier.init.shared::cta.b64 [%s], 3;
-mbarrier.arrive.shared::cta.b64 %x0, [%s];
+mbarrier.init.shared::cta.b64 [%s], 3; mbarrier.arrive.shared::cta.b64 %x0, [%s];
 mbarrier.pending_count.b64 %r1, %x0; st.global.u32 [%out], %r1;
 mbarrier.arrive.shared::cta.b64 %x1, [%s];
 mbarrier.pending_count.b64 %r1, %x1; st.global.u32 [%out+4], %r1;
 mbarrier.test_wait.shared::cta.b64 %p0, [%s], %x0; selp.u32 %r1, 1, 0, %p0;
-st.global.u32 [%out+8], %r1;
-mbarrier.arrive.shared::cta.b64 %x2, [%s];
+st.global.u32 [%out+8], %r1; mbarrier.arrive.shared::cta.b64 %x2, [%s];
 mbarrier.pending_count.b64 %r1, %x2; st.global.u32 [%out+12], %r1;
 mbarrier.test_wait.shared::cta.b64 %p0, [%s], %x0; selp.u32 %r1, 1, 0, %p0;
 st.global.u32 [%out+16], %r1;
 mbarrier.try_wait.shared::cta.b64 %p0, [%s], %x2; selp.u32 %r1, 1, 0, %p0;
-st.global.u32 [%out+20], %r1;
-mbarrier.arrive.expect_tx.shared::cta.b64 %x3, [%s], 16;
+st.global.u32 [%out+20], %r1; mbarrier.arrive.expect_tx.shared::cta.b64 %x3, [%s], 16;
 mbarrier.pending_count.b64 %r1, %x3; st.global.u32 [%out+24], %r1;
 mbarrier.try_wait.acquire.cta.shared::cta.b64 %p0, [%s], %x3, 200; selp.u32 %r1, 1, 0, %p0;
-st.global.u32 [%out+28], %r1;
-mbarrier.arrive_drop.shared::cta.b64 %x4, [%s], 2;
+st.global.u32 [%out+28], %r1; mbarrier.arrive_drop.shared::cta.b64 %x4, [%s], 2;
 mbarrier.pending_count.b64 %r1, %x4; st.global.u32 [%out+32], %r1;
 mbarrier.test_wait.shared::cta.b64 %p0, [%s], %x4; selp.u32 %r1, 1, 0, %p0;
-st.global.u32 [%out+36], %r1;
-mbarrier.complete_tx.shared::cta.b64 [%s], 16;
+st.global.u32 [%out+36], %r1; mbarrier.complete_tx.shared::cta.b64 [%s], 16;
 mbarrier.test_wait.acquire.cluster.shared::cta.b64 %p0, [%s], %x4; selp.u32 %r1, 1, 0, %p0;
-st.global.u32 [%out+40], %r1;
-mbarrier.arrive.shared::cta.b64 %x5, [%s];
+st.global.u32 [%out+40], %r1; mbarrier.arrive.shared::cta.b64 %x5, [%s];
 mbarrier.pending_count.b64 %r1, %x5; st.global.u32 [%out+44], %r1;
 mbarrier.test_wait.shared::cta.b64 %p0, [%s], %x5; selp.u32 %r1, 1, 0, %p0;
 st.global.u32 [%out+48], %r1;
@@ -128,13 +122,10 @@ add.u32 %r2, %s, 80;      // empty[2]
 setp.ne.u32 %p0, %t, 0; @%p0 bra READY;
 mbarrier.init.shared::cta.b64 [%s+64], 32; mbarrier.init.shared::cta.b64 [%s+72], 32;
 mbarrier.init.shared::cta.b64 [%s+80], 96; mbarrier.init.shared::cta.b64 [%s+88], 96;
-READY: bar.sync 0;
-mov.u32 %r3, 0; mov.u32 %r4, 0; setp.lt.u32 %p1, %t, 32; and.b32 %r5, %t, 31;
-LOOP:
-and.b32 %r6, %r3, 1; shr.u32 %r7, %r3, 1; and.b32 %r7, %r7, 1;
+READY: bar.sync 0; mov.u32 %r3, 0; mov.u32 %r4, 0; setp.lt.u32 %p1, %t, 32; and.b32 %r5, %t, 31;
+LOOP: and.b32 %r6, %r3, 1; shr.u32 %r7, %r3, 1; and.b32 %r7, %r7, 1;
 mad.lo.u32 %r8, %r6, 8, %r1; mad.lo.u32 %r9, %r6, 8, %r2;
-mad.lo.u32 %r10, %r6, 128, %s; mad.lo.u32 %r10, %r5, 4, %r10;
-@!%p1 bra READER;
+mad.lo.u32 %r10, %r6, 128, %s; mad.lo.u32 %r10, %r5, 4, %r10; @!%p1 bra READER;
 xor.b32 %r7, %r7, 1; mov.u32 %r20, 0;
 W1: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r9], %r7; @%p2 bra G1;
 add.u32 %r20, %r20, 1; setp.lt.u32 %p3, %r20, 100000; @%p3 bra W1;

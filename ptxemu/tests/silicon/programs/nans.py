@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
-from tests.silicon.programs.build import elementwise, kernel
+from tests.silicon.programs.build import kernel, operation
 from tests.silicon.programs.case import Array, Bytes, Program
 
 WORDS = {
@@ -41,6 +42,12 @@ def _operands(kind: str, count: int) -> list[Bytes]:
     return [np.ascontiguousarray(c.astype(f"u{size}")).view(np.uint8) for c in columns]
 
 
+def _op(
+    opcode: str, ins: list[str], out: str, count: int, data: list[Bytes], **rest: Any
+) -> Program:
+    return operation("nans", opcode, ins, [out], count=count, data=data, **rest)
+
+
 def _combinations() -> Iterator[Program]:
     for kind in WORDS:
         half = kind.endswith("16")
@@ -48,16 +55,9 @@ def _combinations() -> Iterator[Program]:
         if not half:
             rounded += ["add.rz", "mul.rp", "div.rn", "div.rz"]
         for op in (*rounded, "min", "max", *(() if kind == "f64" else ("min.xorsign.abs",))):
-            full = f"{op}.{kind}"
-            data = _operands(kind, 2)
-            yield elementwise(
-                f"nans/{full}", f"{full} d, a, b;", [kind] * 2, [kind], count=64, data=data
-            )
+            yield _op(f"{op}.{kind}", [kind] * 2, kind, 64, _operands(kind, 2))
         for op in ("fma.rn",) if half else ("fma.rn", "fma.rp"):
-            full, data = f"{op}.{kind}", _operands(kind, 3)
-            yield elementwise(
-                f"nans/{full}", f"{full} d, a, b, c;", [kind] * 3, [kind], count=64, data=data
-            )
+            yield _op(f"{op}.{kind}", [kind] * 3, kind, 64, _operands(kind, 3))
 
 
 def _conversions() -> Iterator[Program]:
@@ -65,10 +65,8 @@ def _conversions() -> Iterator[Program]:
         to, source = full.split(".")[-2:]
         size = {"f64": 8, "f32": 4}.get(source, 2)
         data = np.array(PAYLOADS[source], f"u{size}").view(np.uint8)
-        outs = ["b32" if to == "tf32" else to]
-        yield elementwise(
-            f"nans/{full}", f"{full} d, a;", [source], outs, count=8, data=[data], version="8.6"
-        )
+        out = "b32" if to == "tf32" else to
+        yield _op(full, [source], out, 8, [data], version="8.6")
 
 
 def _atomics() -> Iterator[Program]:

@@ -67,8 +67,7 @@ def _votes() -> Iterator[Program]:
     body = (
         SPLIT
         + """and.b32 %r2, %r1, 4; setp.ne.u32 %p1, %r2, 0;
-        @%p0 bra YES;
-        vote.sync.ballot.b32 %r10, %p1, 0xF0F00F0F; activemask.b32 %r11; bra JOIN;
+        @%p0 bra YES; vote.sync.ballot.b32 %r10, %p1, 0xF0F00F0F; activemask.b32 %r11; bra JOIN;
         YES: vote.sync.ballot.b32 %r10, !%p1, 0x0F0FF0F0; activemask.b32 %r11;
         JOIN: bar.warp.sync -1;"""
     )
@@ -141,15 +140,13 @@ bar.warp.sync 0x000FFFF7;"""
 CALLS = """
 .func (.param .b32 value) twice(.param .b32 given)
 {
-  .reg .b32 %a; ld.param.b32 %a, [given]; shl.b32 %a, %a, 1;
-  st.param.b32 [value], %a; ret;
+  .reg .b32 %a; ld.param.b32 %a, [given]; shl.b32 %a, %a, 1; st.param.b32 [value], %a; ret;
 }
 """
 CALL = """{ .param .b32 result; .param .b32 argument; st.param.b32 [argument], %r1;
 call.uni (result), twice, (argument); ld.param.b32 %r10, [result]; }
 and.b32 %r2, %t, 3;
-targets: .branchtargets A0, A1, A2, A3;
-brx.idx %r2, targets;
+targets: .branchtargets A0, A1, A2, A3; brx.idx %r2, targets;
 A0: mov.u32 %r11, 100; bra.uni END;
 A1: mov.u32 %r11, 201; bra END;
 A2: mov.u32 %r11, 302;

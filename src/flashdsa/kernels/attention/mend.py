@@ -297,14 +297,10 @@ def launch_mend_dq(
 def launch_mend(
     x: Queries, of_dq: Any, attn_sink: Any, result: cute.Tensor, choice: Any, stream: Any
 ):
-    """Launch on `stream`, after the kernel that wrote `result`.
-
-    Args:
-        of_dq: of a backward `Backward`; None: of a forward.
-        attn_sink: of a forward (H,) fp32, or (0,): none; of a backward None.
-        result: dQ (S * H, d_qk), or O (S * H, d_v), bf16, written where a query was reached.
-        choice: nothing is done if it does not take the groups; None: they are taken.
-    """
+    """Launch on `stream`, after the kernel that wrote `result`. `of_dq`: of a backward `Backward`;
+    None: of a forward. `attn_sink`: of a forward (H,) fp32, or (0,): none; of a backward None.
+    `result`: dQ (S * H, d_qk), or O (S * H, d_v), bf16, written where a query was reached.
+    `choice`: nothing is done if it does not take the groups; None: they are taken."""
     groups = (x.indices.shape[0] + x.group - 1) // x.group
     mend_kernel(x, of_dq, attn_sink, result, choice).launch(
         grid=[(groups + WARPS - 1) // WARPS, 1, 1],

@@ -87,11 +87,9 @@ def fill_rest(s: Selecting, row: Int32, total: Int32) -> None:
 def emit_unscored_rows(
     output: Output, warp: Int32, warps: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Write rows of at most `topk` tokens: all their tokens in order, then -1.
-
-    The warps share a row, as far as they are more than the rows: a warp that writes all of one is
-    2 us late for its scores.
-    """
+    """Write rows of at most `topk` tokens: all their tokens in order, then -1. The warps share a
+    row, as far as they are more than the rows: a warp that writes all of one is 2 us late for its
+    scores."""
     halvings = Int32(0)  # of a row; a whole division would be on the way of rows with scores
     if const_expr(not plan.gathers):  # a slot's place depends on all slots before it
         assert const_expr(plan.topk % PAGE_SIZE == 0)
@@ -230,11 +228,9 @@ def own_span(s: Selecting, row: Int32, part: Part) -> WarpSpan:
 def emit_in_order(
     s: Selecting, row: Int32, part: Part, span: WarpSpan, threshold: Threshold
 ) -> None:
-    """Write the part's entries as good as the threshold, after those of the previous parts.
-
-    Entry i of the list is the part's i-th token, and the list has whole pages. A lane keeps the
-    winners of a page, a bit each.
-    """
+    """Write the part's entries as good as the threshold, after those of the previous parts. Entry i
+    of the list is the part's i-th token, and the list has whole pages. A lane keeps the winners of
+    a page, a bit each."""
     select, output, thread, plan = s.select, s.output, s.thread, s.plan
     lane = thread % WARP_SIZE
     # No token has key 0: if the threshold has it, all tokens win.
@@ -275,11 +271,9 @@ MOST_SUMS = VECTOR * WARP_SIZE
 
 @cute.jit
 def emit_by_position(s: Selecting, row: Int32, part: Part, threshold: Threshold) -> None:
-    """Write the part's entries as good as the threshold, after those of the previous parts.
-
-    A bitmap of the winners, window by window, gives their order, whatever the list's order is. It
-    overlays the histogram.
-    """
+    """Write the part's entries as good as the threshold, after those of the previous parts. A
+    bitmap of the winners, window by window, gives their order, whatever the list's order is. It
+    overlays the histogram."""
     select, output, thread, plan = s.select, s.output, s.thread, s.plan
     bitmap, lane, warp = select.bitmap, thread % WARP_SIZE, thread // WARP_SIZE
     window_size = BITMAP_WORDS * WORD_BITS

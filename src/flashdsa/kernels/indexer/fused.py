@@ -91,14 +91,6 @@ def find_caller(plan: Any) -> Caller:
 
 
 @cute.jit
-def prefetch_maps(caller: Caller, keys_map: Any, queries_map: Any, plan: cutlass.Constexpr) -> None:
-    """Prefetch the tensor maps, before anything else."""
-    if caller.thread == plan.consumer_threads:
-        prims.prefetch_tensormap(keys_map.get_ptr())
-        prims.prefetch_tensormap(queries_map.get_ptr())
-
-
-@cute.jit
 def prefetch_inputs(
     block_table: cute.Tensor,
     weights: cute.Tensor,
@@ -107,11 +99,8 @@ def prefetch_inputs(
     plan: cutlass.Constexpr,
 ) -> None:
     """Prefetch what is read after `seq_lens`; the caller is `thread` of `threads` that share the
-    lines.
-
-    Args:
-        block_table: (B / next_n, max_pages) int32, any distance between rows. weights: (B, H) fp32.
-    """
+    lines. block_table: (B / next_n, max_pages) int32, any distance between rows. weights: (B, H)
+    fp32."""
     lines = (block_table.shape[1] + LINE_WORDS - 1) // LINE_WORDS
     for line in cutlass.range(thread, block_table.shape[0] * lines, threads, unroll=1):
         row = line // lines
@@ -130,13 +119,12 @@ def set_up(
     allocate_tmem: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> Cta:
-    """Initialise the CTA, by all of its threads; find its rows.
-
-    Args:
-        allocate_tmem: (memory, warp, plan) of an architecture with tensor memory; or None.
-    """
+    """Initialise the CTA, by all of its threads; find its rows. allocate_tmem: (memory, warp, plan)
+    of an architecture with tensor memory; or None."""
     caller = find_caller(plan)
-    prefetch_maps(caller, keys_map, queries_map, plan)
+    if caller.thread == plan.consumer_threads:
+        prims.prefetch_tensormap(keys_map.get_ptr())
+        prims.prefetch_tensormap(queries_map.get_ptr())
     memory = IndexerMemory.allocate(plan)
     select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
     rows = scheduled = rows_of(operands.seq_lens, operands.block_table, plan.entry_tokens)
@@ -179,11 +167,8 @@ def prefetch_meanwhile(caller: Caller, operands: Operands, plan: cutlass.Constex
 
 @cute.jit
 def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> None:
-    """Role select: rows that need no scores, then the CTA's tiles.
-
-    Args:
-        page_source: (memory, thread, plan) gives the PageSource of the calling thread.
-    """
+    """Role select: rows that need no scores, then the CTA's tiles. page_source: (memory, thread,
+    plan) gives the PageSource of the calling thread."""
     caller, memory, coord, operands = x.caller, x.memory, x.coord, x.operands
     id_table = None if const_expr(plan.positions or plan.gathers) else operands.block_table
     output = Output(

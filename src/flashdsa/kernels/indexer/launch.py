@@ -7,7 +7,7 @@
 from typing import Any
 
 import cutlass
-from cutlass import Float8E4M3FN, Float32, Int32, Uint8, cute
+from cutlass import Float8E4M3FN, Float32, Int32, Uint8, const_expr, cute
 from cutlass.cute.runtime import make_fake_tensor
 from cutlass.experimental.cuda import tensor_map
 
@@ -29,10 +29,9 @@ def launch_indexer(
     seq_lens: cute.Tensor,
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
-    num_clusters: Int32,
-    cluster_size: Int32,
+    *rest: Any,
 ):
-    """Launch on `stream`: a row is one cluster's.
+    """Launch on `stream`.
 
     Args:
         q_index_fp8: (B, H, 128) e4m3. k_index_cache_fp8: (num_pages, 64, 1, 132) bytes, any
@@ -40,8 +39,15 @@ def launch_indexer(
         weights: (B, H) fp32. seq_lens: (B,) int32.
         block_table: (B / next_n, max_pages) int32, any distance between rows.
         topk_indices: (B, topk) int32, written.
-        num_clusters: best the number that runs at once. cluster_size: CTAs of each, 1 to 16.
+        rest:
+        of a plan with splits
+            arrivals: (CTAs * ROW_COUNTERS,) int32, counters, 0 before and after the launch.
+            slots: (CTAs, slot_words) int32.
+        and at last
+            num_clusters: best the number that runs at once.
+            cluster_size: CTAs of each, 1 to 16.
     """
+    *workspace, num_clusters, cluster_size = rest
     kernel(
         *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),
         plan.cache_operand(k_index_cache_fp8),
@@ -49,41 +55,7 @@ def launch_indexer(
         seq_lens,
         block_table,
         topk_indices,
-        None,
-        plan,
-    ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
-
-
-@cute.jit
-def launch_splits(
-    plan: cutlass.Constexpr,
-    stream: Any,
-    kernel: cutlass.Constexpr,
-    q_index_fp8: cute.Tensor,
-    k_index_cache_fp8: cute.Tensor,
-    weights: cute.Tensor,
-    seq_lens: cute.Tensor,
-    block_table: cute.Tensor,
-    topk_indices: cute.Tensor,
-    arrivals: cute.Tensor,
-    slots: cute.Tensor,
-    num_clusters: Int32,
-    cluster_size: Int32,
-):
-    """Launch on `stream`: long rows may be shared. Other arguments as in `launch_indexer`.
-
-    Args:
-        arrivals: (CTAs * ROW_COUNTERS,) int32, counters, 0 before and after the launch. slots:
-            (CTAs, slot_words) int32.
-    """
-    kernel(
-        *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),
-        plan.cache_operand(k_index_cache_fp8),
-        weights,
-        seq_lens,
-        block_table,
-        topk_indices,
-        published_in(arrivals, slots, plan),
+        published_in(workspace[0], workspace[1], plan) if const_expr(plan.splits) else None,
         plan,
     ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
 
@@ -171,7 +143,7 @@ def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
 
 
 def compile_indexer(kernel: Any, plan: Any) -> Any:
-    """Compile `launch_splits`, or `launch_indexer` for a plan without splits."""
+    """Compile `launch_indexer`."""
     rows, requests, table, counters, slots = (cute.sym_int32() for _ in range(5))
     workspace = (
         fake_tensor(Int32, (counters,), WORD_ALIGNMENT),
@@ -179,7 +151,7 @@ def compile_indexer(kernel: Any, plan: Any) -> Any:
     )
     return compile_launch(
         plan.arch,
-        launch_splits if plan.splits else launch_indexer,
+        launch_indexer,
         plan,
         kernel,
         fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),

@@ -156,12 +156,9 @@ def load_scheduled(
     plan: cutlass.Constexpr,
 ) -> None:
     """A load warp: load this CTA's part of every row of its group, then announce that no more come.
-
-    Args:
-        ctx: has `rows`, and is what the loader takes. loader: a TileLoader.
-        first_lengths: lane 0's is the length of the row with the cluster's number, as it is in
-            memory; that row is the cluster's first one if lengths do not decide.
-    """
+    ctx: has `rows`, and is what the loader takes. loader: a TileLoader. first_lengths: lane 0's is
+    the length of the row with the cluster's number, as it is in memory; that row is the cluster's
+    first one if lengths do not decide."""
     pages_done = Int32(0)
     number = Int32(0)
     turns = coord.turns
@@ -277,11 +274,8 @@ def acquire_stage(
     ring: RingProducer, number: Int32, state: PipelineState, depth: Any, plan: cutlass.Constexpr
 ) -> None:
     """Wait until the stage of use `number` is free, and no more than `depth` stages of the calling
-    warp are in flight.
-
-    The number of stages in flight is an integer. It varies over DEPTH_STEPS uses, so that its
-    average is `depth`; SPREAD keeps neighbouring uses apart.
-    """
+    warp are in flight. The number of stages in flight is an integer. It varies over DEPTH_STEPS
+    uses, so that its average is `depth`; SPREAD keeps neighbouring uses apart."""
     if const_expr(depth is not None):
         step = number // plan.load_warps * SPREAD & (DEPTH_STEPS - 1)
         ahead = (depth + step) // DEPTH_STEPS

@@ -9,18 +9,7 @@ from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE, ArchSpec
-from flashdsa.kernels.indexer.sizes import (
-    CACHE_ROW_BYTES,
-    DEPTH_STEPS,
-    ENTRY_WORDS,
-    FILLS,
-    LISTED_SLOTS,
-    MAX_CLUSTER,
-    PAIRS_CLUSTER,
-    PUBLISHED_BINS,
-    ROW_COUNTERS,
-    SLOT_HEADER_WORDS,
-)
+from flashdsa.kernels.indexer import sizes
 from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem, registers_each
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
 
@@ -32,7 +21,7 @@ CONSUMER_BARRIER = 1
 
 
 class By(StrEnum):
-    """Who selects in a row: the modes of the selection, a file of select/ each."""
+    """Who selects in a row: the modes of the selection."""
 
     CLUSTER = "cluster"  # the CTAs of a cluster, or of an equal part of one, together
     CLUSTERS = "clusters"  # several clusters, if the row is long; the lengths decide
@@ -49,7 +38,7 @@ POSITIONS = tuple(
 
 
 class SplitWorkspace(NamedTuple):
-    """Device memory in which the CTAs of split rows meet, in 32-bit words: see `launch_splits`."""
+    """Device memory in which the CTAs of split rows meet, in 32-bit words: see `launch_indexer`."""
 
     counters: int  # 0 before a launch and after it
     slots: tuple[int, int]  # how many, words of each
@@ -125,9 +114,9 @@ class SelectPlan:
     sharing: Sharing = Sharing()
 
     arch: ClassVar[ArchSpec]
+    gathers = False  # the block table has a slot for each token, not a row's pages
 
     def __post_init__(self) -> None:
-        """Check the choices against each other and the architecture."""
         if self.num_heads not in NUM_HEADS:
             raise ValueError(f"num_heads: expected 16, 32 or 64; got {self.num_heads}")
         if self.topk not in TOPK:
@@ -144,7 +133,7 @@ class SelectPlan:
         if self.rows is By.CLUSTERS and min(self.most_at_bin) < self.most_kept:
             raise ValueError("lists.capacity: no room for what three clusters publish")
         first = lists.first_fill_pages * PAGE_SIZE
-        most = first + (FILLS - 1) * lists.fill_step_pages * PAGE_SIZE
+        most = first + (sizes.FILLS - 1) * lists.fill_step_pages * PAGE_SIZE
         if not self.topk <= first <= most <= capacity:
             raise ValueError("lists: a first fill has topk tokens and fits the capacity")
         assert self.smem.total <= self.arch.smem_bytes
@@ -154,12 +143,10 @@ class SelectPlan:
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         raise NotImplementedError
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles."""
         raise NotImplementedError
 
     @property
@@ -175,24 +162,18 @@ class SelectPlan:
         return self.rows is not By.CLUSTER
 
     @property
-    def gathers(self) -> bool:
-        """The block table has a slot for each token, not a row's pages."""
-        return False
-
-    @property
     def token_bytes(self) -> int:
         """Bytes of a key in the cache, its scales among them."""
         return INDEX_TOKEN_BYTES
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page of the cache."""
         return PAGE_SIZE * self.token_bytes
 
     @property
     def page_rows(self) -> int:
         """Rows of the cache, as TMA sees it, that a page has."""
-        return self.page_bytes // CACHE_ROW_BYTES
+        return self.page_bytes // sizes.CACHE_ROW_BYTES
 
     @property
     def entry_tokens(self) -> int:
@@ -247,13 +228,13 @@ class SelectPlan:
     @property
     def candidate_words(self) -> int:
         """32-bit words for a row's own candidates, or for the offsets of published chunks."""
-        offsets = 3 * LISTED_SLOTS + self.lists.capacity // WARP_SIZE
-        return max(ENTRY_WORDS * self.max_candidates, -(-offsets // WARP_SIZE) * WARP_SIZE)
+        offsets = 3 * sizes.LISTED_SLOTS + self.lists.capacity // WARP_SIZE
+        return max(sizes.ENTRY_WORDS * self.max_candidates, -(-offsets // WARP_SIZE) * WARP_SIZE)
 
     @property
     def largest_cluster(self) -> int:
         """CTAs that may share a row in a cluster."""
-        return PAIRS_CLUSTER if self.in_pairs else MAX_CLUSTER
+        return sizes.PAIRS_CLUSTER if self.in_pairs else sizes.MAX_CLUSTER
 
     @property
     def most_kept(self) -> int:
@@ -325,11 +306,10 @@ class SelectPlan:
     @property
     def full_depth(self) -> int:
         """Stages in flight of a load warp, in the steps in which a schedule measures them."""
-        return self.warp_stages * DEPTH_STEPS
+        return self.warp_stages * sizes.DEPTH_STEPS
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA."""
         raise NotImplementedError
 
     @property
@@ -339,7 +319,6 @@ class SelectPlan:
 
     @property
     def tile_heads(self) -> int:
-        """Heads of the rows that are scored together."""
         return self.num_heads * self.teams
 
     @property
@@ -355,7 +334,7 @@ class SelectPlan:
     @property
     def received_bytes(self) -> int:
         """Candidates of all CTAs of a row."""
-        return self.max_candidates * ENTRY_WORDS * 4
+        return self.max_candidates * sizes.ENTRY_WORDS * 4
 
     @property
     def launch_registers(self) -> int:
@@ -369,23 +348,23 @@ class SelectPlan:
 
     @cached_property
     def smem(self) -> SmemPlan:
-        """Shared memory layout."""
         return plan_smem(self.regions, self.arch.smem_bytes)
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
         return self.smem.total
 
     @property
     def slot_words(self) -> int:
         """Most 32-bit words that a CTA publishes: see select/published.py."""
-        return SLOT_HEADER_WORDS + self.published_bins + ENTRY_WORDS * self.most_published
+        return (
+            sizes.SLOT_HEADER_WORDS + self.published_bins + sizes.ENTRY_WORDS * self.most_published
+        )
 
     @property
     def published_bins(self) -> int:
         """Bins that a CTA counts in its slot."""
-        return PUBLISHED_BINS if self.in_pairs else 0
+        return sizes.PUBLISHED_BINS if self.in_pairs else 0
 
     def split_workspace(self, ctas: int) -> SplitWorkspace:
         """Workspace of a launch of at most `ctas` CTAs: each selects in as many rows at once as it
@@ -393,7 +372,7 @@ class SelectPlan:
         two of them: see `slot_number` in select/published.py."""
         selecting = ctas * self.teams
         slots = selecting * (1 + self.in_pairs)
-        return SplitWorkspace(selecting * ROW_COUNTERS, (slots, self.slot_words))
+        return SplitWorkspace(selecting * sizes.ROW_COUNTERS, (slots, self.slot_words))
 
 
 @dataclass(frozen=True)
@@ -413,7 +392,6 @@ class TeamPlan:
 
     @property
     def consumer_warps(self) -> int:
-        """Their warps."""
         return self.consumer_threads // WARP_SIZE
 
     def sync_barrier(self, thread: Any) -> Any:

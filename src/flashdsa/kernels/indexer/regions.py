@@ -5,18 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flashdsa.hw import MBARRIER_BYTES
+from flashdsa.kernels.indexer import sizes
 from flashdsa.kernels.indexer.plan import By
-from flashdsa.kernels.indexer.sizes import (
-    BIN_GROUP,
-    BIN_GROUPS,
-    ENTRY_WORDS,
-    MAX_CLUSTER,
-    MAX_OWN_ROWS,
-    NUM_BINS,
-    ORDERED_ROWS,
-    PAIRS_SCRATCH_WORDS,
-    SCRATCH_WORDS,
-)
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 
 WORD_BYTES = 4
@@ -43,21 +33,23 @@ def _team_regions(plan: Any) -> list[SmemRegion]:
     regions = [
         SmemRegion("keys", plan.lists.capacity * WORD_BYTES, 16, "list: sortable scores"),
         SmemRegion("positions", plan.lists.capacity * WORD_BYTES, 16, "list: token positions"),
-        SmemRegion("histogram", NUM_BINS * WORD_BYTES, 16, "bins, or the winners' bitmap"),
+        SmemRegion("histogram", sizes.NUM_BINS * WORD_BYTES, 16, "bins, or the winners' bitmap"),
         SmemRegion(
             "candidates", plan.candidate_words * WORD_BYTES, 16, "own entries of the cut-off bin"
         ),
-        SmemRegion("fine", ctas * BIN_GROUP * WORD_BYTES, 16, "received: bins of a group"),
+        SmemRegion("fine", ctas * sizes.BIN_GROUP * WORD_BYTES, 16, "received: bins of a group"),
         SmemRegion("received", plan.received_bytes, 16, "received: candidates"),
-        SmemRegion("coarse", ctas * BIN_GROUPS * WORD_BYTES, 16, "received: groups of bins"),
-        SmemRegion("above", MAX_CLUSTER * WORD_BYTES, 16, "received: entries above the last bin"),
-        SmemRegion("own_coarse", BIN_GROUPS * WORD_BYTES, 16, "what is sent there"),
+        SmemRegion("coarse", ctas * sizes.BIN_GROUPS * WORD_BYTES, 16, "received: groups of bins"),
+        SmemRegion(
+            "above", sizes.MAX_CLUSTER * WORD_BYTES, 16, "received: entries above the last bin"
+        ),
+        SmemRegion("own_coarse", sizes.BIN_GROUPS * WORD_BYTES, 16, "what is sent there"),
     ]
     # Two teams have a scratch each.
-    return [*regions, scratch_region(PAIRS_SCRATCH_WORDS)] if plan.teams > 1 else regions
+    return [*regions, scratch_region(sizes.PAIRS_SCRATCH_WORDS)] if plan.teams > 1 else regions
 
 
-def scratch_region(words: int = SCRATCH_WORDS) -> SmemRegion:
+def scratch_region(words: int = sizes.SCRATCH_WORDS) -> SmemRegion:
     """Words of the consumers that select in a row."""
     return SmemRegion("scratch", words * 4, 16, "scans and broadcasts of the consumers")
 
@@ -77,8 +69,8 @@ def _schedule_regions(plan: Any) -> list[SmemRegion]:
     if not plan.scheduled:
         return []
     return [
-        SmemRegion("lengths", ORDERED_ROWS * WORD_BYTES, 16, "tokens of all rows"),
-        SmemRegion("own_rows", MAX_OWN_ROWS * WORD_BYTES, 16, "rows of the CTA's group"),
+        SmemRegion("lengths", sizes.ORDERED_ROWS * WORD_BYTES, 16, "tokens of all rows"),
+        SmemRegion("own_rows", sizes.MAX_OWN_ROWS * WORD_BYTES, 16, "rows of the CTA's group"),
     ]
 
 
@@ -87,7 +79,9 @@ def _sorting_regions(plan: Any) -> list[SmemRegion]:
     if not plan.sorted:
         return []
     return [
-        SmemRegion("winners", plan.topk * ENTRY_WORDS * WORD_BYTES, 16, "received: to be sorted"),
+        SmemRegion(
+            "winners", plan.topk * sizes.ENTRY_WORDS * WORD_BYTES, 16, "received: to be sorted"
+        ),
         SmemRegion("winners_full", MBARRIER_BYTES, 8, "mbarrier: winners are there"),
     ]
 
@@ -98,7 +92,7 @@ def _split_regions(plan: Any) -> list[SmemRegion]:
     if plan.rows is not By.CLUSTERS:
         return []
     return [
-        SmemRegion("tickets", MAX_CLUSTER * WORD_BYTES, 16, "received: order of publishing"),
+        SmemRegion("tickets", sizes.MAX_CLUSTER * WORD_BYTES, 16, "received: order of publishing"),
         SmemRegion("tickets_full", MBARRIER_BYTES, 8, "mbarrier: tickets are there"),
     ]
 
@@ -107,11 +101,11 @@ def select_barriers(plan: Any, select: Role) -> tuple[Barrier, ...]:
     """The events among consumers; those without a region are not in the plan."""
     one = Arrives.ONE_THREAD
     teams, ctas = plan.teams, plan.largest_cluster
-    coarse_bytes = ctas * BIN_GROUPS * WORD_BYTES
-    fine_bytes = ctas * BIN_GROUP * WORD_BYTES
-    received_bytes = plan.received_bytes + MAX_CLUSTER * WORD_BYTES
-    ticket_bytes = MAX_CLUSTER * WORD_BYTES
-    winner_bytes = plan.topk * ENTRY_WORDS * WORD_BYTES
+    coarse_bytes = ctas * sizes.BIN_GROUPS * WORD_BYTES
+    fine_bytes = ctas * sizes.BIN_GROUP * WORD_BYTES
+    received_bytes = plan.received_bytes + sizes.MAX_CLUSTER * WORD_BYTES
+    ticket_bytes = sizes.MAX_CLUSTER * WORD_BYTES
+    winner_bytes = plan.topk * sizes.ENTRY_WORDS * WORD_BYTES
     every_cta = Arrives.EVERY_CTA
     return (
         Barrier("coarse_full", teams, select, one, select, coarse_bytes, "groups' counts"),

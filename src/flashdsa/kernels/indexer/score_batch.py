@@ -70,7 +70,6 @@ class Scoring(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """The plan."""
         return self.static.value
 
 
@@ -82,7 +81,6 @@ class PageSource(NamedTuple):
 
     @property
     def scoring(self) -> PageScoring:
-        """The architecture's functions."""
         return self.static.value
 
 
@@ -147,7 +145,6 @@ class TogetherSource(NamedTuple):
 
     @property
     def scoring(self) -> PageScoring:
-        """The architecture's functions."""
         return self.pages.scoring
 
 
@@ -192,11 +189,9 @@ class PairSink(NamedTuple):
 def score_together(
     s: Selecting, source: TogetherSource, tile: WorkTile, stage: Int32, listed: Listed
 ) -> Listed:
-    """Same as `score_batch`, for both teams, whose rows' pages are the same.
-
-    It goes on after the first compaction until a segment of either list is full. The fullest
-    segment gives the number of pages that are scored in between, as if all their tokens would win.
-    """
+    """Same as `score_batch`, for both teams, whose rows' pages are the same. It goes on after the
+    first compaction until a segment of either list is full. The fullest segment gives the number of
+    pages that are scored in between, as if all their tokens would win."""
     scoring, whole, floor = source.scoring, source.static.value, listed.floor
     thread, plan = s.thread, s.plan
     mine, lane = s.select.scratch, source.thread % WARP_SIZE
@@ -315,11 +310,8 @@ def list_pair(
 def select_in_teams(
     s: Selecting, memory: IndexerMemory, pages: PageSource, num_ctas: Int32
 ) -> None:
-    """Role select for rows in pairs: select in each team's, in its own memory.
-
-    Args:
-        s: of the whole CTA.
-    """
+    """Role select for rows in pairs: select in each team's, in its own memory. s: of the whole
+    CTA."""
     thread, plan = s.thread, s.plan
     one = TeamPlan(plan)
     team = cute.arch.make_warp_uniform(thread // one.consumer_threads)

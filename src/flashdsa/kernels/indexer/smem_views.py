@@ -10,19 +10,8 @@ from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer import sizes
 from flashdsa.kernels.indexer.plan import By
-from flashdsa.kernels.indexer.sizes import (
-    BIN_GROUP,
-    BIN_GROUPS,
-    BITMAP_WORDS,
-    ENTRY_WORDS,
-    MAX_CLUSTER,
-    MAX_OWN_ROWS,
-    NUM_BINS,
-    ORDERED_ROWS,
-    SCRATCH_WORDS,
-    TILE_WORDS,
-)
 
 
 class IndexerMemory(Memory):
@@ -107,12 +96,10 @@ class Scratch:
 
 
 class ClusterBuffers(NamedTuple):
-    """Messages between the CTAs that share a row; senders are ranks in the cluster.
-
-    The other CTAs' `coarse` counts of a row or a round may come as soon as they have this CTA's
-    `fine` counts of the round before. The other buffers are written only after the `coarse` counts
-    of this CTA came.
-    """
+    """Messages between the CTAs that share a row; senders are ranks in the cluster. The other CTAs'
+    `coarse` counts of a row or a round may come as soon as they have this CTA's `fine` counts of
+    the round before. The other buffers are written only after the `coarse` counts of this CTA
+    came."""
 
     coarse: cute.Tensor  # (largest_cluster * BIN_GROUPS,) Int32
     own_coarse: cute.Tensor  # (BIN_GROUPS,) Int32
@@ -147,25 +134,27 @@ def select_buffers_in(memory: IndexerMemory, plan: Any) -> SelectBuffers:
     return SelectBuffers(
         keys=memory.keys.array(Int32, plan.lists.capacity),
         positions=memory.positions.array(Int32, plan.lists.capacity),
-        histogram=memory.histogram.array(Int32, NUM_BINS),
+        histogram=memory.histogram.array(Int32, sizes.NUM_BINS),
         candidates=memory.candidates.array(Int32, plan.candidate_words),
-        bitmap=memory.histogram.array(Int32, BITMAP_WORDS),
-        own_rows=memory.own_rows.array(Int32, MAX_OWN_ROWS) if plan.scheduled else None,
-        lengths=memory.lengths.array(Int32, ORDERED_ROWS) if plan.scheduled else None,
-        scratch=memory.scratch.array(Int32, SCRATCH_WORDS),
+        bitmap=memory.histogram.array(Int32, sizes.BITMAP_WORDS),
+        own_rows=memory.own_rows.array(Int32, sizes.MAX_OWN_ROWS) if plan.scheduled else None,
+        lengths=memory.lengths.array(Int32, sizes.ORDERED_ROWS) if plan.scheduled else None,
+        scratch=memory.scratch.array(Int32, sizes.SCRATCH_WORDS),
     )
 
 
 def cluster_buffers_in(memory: IndexerMemory, plan: Any) -> ClusterBuffers:
     """Views of what other CTAs write to."""
     return ClusterBuffers(
-        coarse=memory.coarse.array(Int32, plan.largest_cluster * BIN_GROUPS),
-        own_coarse=memory.own_coarse.array(Int32, BIN_GROUPS),
-        fine=memory.fine.array(Int32, plan.largest_cluster * BIN_GROUP),
-        received=memory.received.array(Int32, plan.max_candidates * ENTRY_WORDS),
-        above=memory.above.array(Int32, MAX_CLUSTER),
-        tickets=memory.tickets.array(Int32, MAX_CLUSTER) if plan.rows is By.CLUSTERS else None,
-        winners=memory.winners.array(Int32, plan.topk * ENTRY_WORDS) if plan.sorted else None,
+        coarse=memory.coarse.array(Int32, plan.largest_cluster * sizes.BIN_GROUPS),
+        own_coarse=memory.own_coarse.array(Int32, sizes.BIN_GROUPS),
+        fine=memory.fine.array(Int32, plan.largest_cluster * sizes.BIN_GROUP),
+        received=memory.received.array(Int32, plan.max_candidates * sizes.ENTRY_WORDS),
+        above=memory.above.array(Int32, sizes.MAX_CLUSTER),
+        tickets=memory.tickets.array(Int32, sizes.MAX_CLUSTER)
+        if plan.rows is By.CLUSTERS
+        else None,
+        winners=memory.winners.array(Int32, plan.topk * sizes.ENTRY_WORDS) if plan.sorted else None,
         coarse_full=memory.coarse_full,
         fine_full=memory.fine_full,
         received_full=memory.received_full,
@@ -193,7 +182,7 @@ def tile_buffers_in(memory: IndexerMemory, plan: Any, end: Any) -> InputBuffers:
         queries=None,
         weights=None,
         halves=None,
-        tiles=memory.work_tiles.array(Int32, plan.lists.tile_stages * TILE_WORDS),
+        tiles=memory.work_tiles.array(Int32, plan.lists.tile_stages * sizes.TILE_WORDS),
         page_valid=None,
         page_ring=None,
         tile_ring=end(memory.tile_full, memory.tile_empty),
@@ -202,11 +191,9 @@ def tile_buffers_in(memory: IndexerMemory, plan: Any, end: Any) -> InputBuffers:
 
 class Selecting(NamedTuple):
     """A consumer thread and what it selects with. Waits for page_full and tile_full, arrives at
-    page_empty and tile_empty.
-
-    The phases of events are no part of it: who waits returns them, as loops must carry them. Who
-    writes to a buffer takes it out first, as a loop carries all fields of what it writes to.
-    """
+    page_empty and tile_empty. The phases of events are no part of it: who waits returns them, as
+    loops must carry them. Who writes to a buffer takes it out first, as a loop carries all fields
+    of what it writes to."""
 
     inputs: InputBuffers  # the consumer's end
     select: SelectBuffers
@@ -220,26 +207,21 @@ class Selecting(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """The plan."""
         return self.static.value
 
     @property
     def threads(self) -> int:
-        """Consumers that select in the row."""
         return int(self.plan.consumer_threads)
 
     @property
     def bins(self) -> int:
-        """Bins of the row's histogram."""
-        return NUM_BINS
+        return sizes.NUM_BINS
 
     @property
     def most_parts(self) -> int:
-        """CTAs that may share the row."""
         return int(self.plan.largest_cluster)
 
     def sync(self) -> None:
-        """Sync them."""
         consumer_sync(self.plan)
 
 

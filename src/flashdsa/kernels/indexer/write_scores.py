@@ -96,11 +96,8 @@ def load_partition(
     num_ctas: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """A load warp: load every work tile of this CTA, then announce that no more come.
-
-    Args:
-        ctx: has `rows`, and is what the loader takes. loader: a TileLoader.
-    """
+    """A load warp: load every work tile of this CTA, then announce that no more come. ctx: has
+    `rows`, and is what the loader takes. loader: a TileLoader."""
     partition = make_partition(ctx.rows, num_ctas, lane, plan)
     cursor = cta * partition.chunk
     end = cutlass.min(cursor + partition.chunk, partition.total)
@@ -144,11 +141,8 @@ FILL_TOKENS = 1024
 def rows_to_score(
     seq_lens: cute.Tensor, block_table: cute.Tensor, max_len: Int32, of_entry: int = PAGE_SIZE
 ) -> Rows:
-    """The rows of a launch. One that is longer than the output is scored up to its width.
-
-    Args:
-        of_entry: tokens that an entry of the table names.
-    """
+    """The rows of a launch. One that is longer than the output is scored up to its width. of_entry:
+    tokens that an entry of the table names."""
     longest = cutlass.min(block_table.shape[1] * of_entry, max_len)
     return Rows(seq_lens, seq_lens.shape[0], longest)
 
@@ -191,10 +185,7 @@ def consume_pages(
     plan: cutlass.Constexpr,
 ) -> None:
     """Role select of the scores-only kernel: fill the rows' ends, then score the CTA's tiles.
-
-    Args:
-        page_source: (memory, thread, plan) gives the PageSource of the calling thread.
-    """
+    page_source: (memory, thread, plan) gives the PageSource of the calling thread."""
     # The last CTA takes the first rows: CTAs without pages, if any, have the highest numbers.
     fill_beyond(
         ctx,
@@ -213,11 +204,8 @@ def write_scores(
     write: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Score every tile that the load warps announce.
-
-    Args:
-        write: what `PageScoring.score_pages` calls, with an OutputSink.
-    """
+    """Score every tile that the load warps announce. write: what `PageScoring.score_pages` calls,
+    with an OutputSink."""
     number = Int32(0)
     tile = wait_for_tile(ctx.inputs, number, plan)
     while tile.row >= 0:

@@ -15,6 +15,7 @@ from cutlass import Float32, Int32, const_expr, cute
 
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer import sizes
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.work_tile import (
     COORD_WORDS,
@@ -23,25 +24,17 @@ from flashdsa.kernels.indexer.schedule.work_tile import (
     most_halvings,
     split,
 )
-from flashdsa.kernels.indexer.sizes import (
-    DEPTH_STEPS,
-    LAST_POSITION,
-    MAX_OWN_ROWS,
-    MOST_WEIGHED,
-    ORDERED_ROWS,
-    SPLITS_BY_SIZE,
-)
 from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, consumer_sync
 
 LEAST_PART_PAGES = 8
 """Minimum pages per CTA of a split row, approximately."""
-ORDER_BITS = MOST_WEIGHED.bit_length() - 1
+ORDER_BITS = sizes.MOST_WEIGHED.bit_length() - 1
 """Bits of a key below its pages."""
 WARP_BITS = 4
 """Bits of a consumer warp's number."""
 TIME_STEPS = 16
 """Steps of a page in which times are compared."""
-MOST_TIME = (LAST_POSITION >> WARP_BITS) // TIME_STEPS
+MOST_TIME = (sizes.LAST_POSITION >> WARP_BITS) // TIME_STEPS
 """Longest time, in pages: longer ones compare as equal."""
 
 
@@ -69,7 +62,7 @@ def deadline_of(least: Float32, number: Int32, plan: Any) -> Float32:
 
 def key_at(select: SelectBuffers, index: Int32) -> Int32:
     """Key of a row in the order."""
-    return select.histogram[ORDERED_ROWS + index]
+    return select.histogram[sizes.ORDERED_ROWS + index]
 
 
 def pages_of(key: Int32) -> Float32:
@@ -79,12 +72,12 @@ def pages_of(key: Int32) -> Float32:
 
 def key_of(pages: Int32, row: Int32) -> Int32:
     """Key of a row: of those with the same number of pages the first one has the largest."""
-    return pages * MOST_WEIGHED + MOST_WEIGHED - 1 - row
+    return pages * sizes.MOST_WEIGHED + sizes.MOST_WEIGHED - 1 - row
 
 
 def row_of(key: Int32) -> Int32:
     """Number of the row with that key."""
-    return MOST_WEIGHED - 1 - (key & (MOST_WEIGHED - 1))
+    return sizes.MOST_WEIGHED - 1 - (key & (sizes.MOST_WEIGHED - 1))
 
 
 @cute.jit
@@ -99,7 +92,7 @@ def clusters_for(
         if time > deadline and left >= Float32(LEAST_PART_PAGES):
             clusters = Int32(each * cute.arch.rcp_approx(left)) + 1
             if const_expr(plan.rows is By.CLUSTERS):
-                clusters = cutlass.min(clusters, num_parts * SPLITS_BY_SIZE)
+                clusters = cutlass.min(clusters, num_parts * sizes.SPLITS_BY_SIZE)
             merge_pages = Float32(plan.sharing.merge_pages)
             time = each * cute.arch.rcp_approx(Float32(clusters)) + merge_pages
     return clusters, time
@@ -177,7 +170,7 @@ def division_for(
     groups = (coord.num_groups - needed) << halvings
     rest = tally.scored - num_long
     turns = Int32(Float32(rest) * cute.arch.rcp_approx(Float32(groups))) + 1
-    usable = needed <= coord.num_groups and rest <= groups * MAX_OWN_ROWS
+    usable = needed <= coord.num_groups and rest <= groups * sizes.MAX_OWN_ROWS
     if not usable or Float32(turns * plan.sharing.select_pages) > deadline + deadline:
         last = Int32(MOST_TIME * TIME_STEPS)
     elif rest > 0:
@@ -207,7 +200,7 @@ def best_division(
     """Consumers, whose warps try a deadline each: (the warp's division, the earliest `last` of all
     warps' divisions)."""
     none = LongRow(Int32(0), cutlass.Boolean(False), Int32(0), Int32(0))
-    best = Division(Int32(LAST_POSITION), Int32(0), none, Int32(0), Int32(0))
+    best = Division(Int32(sizes.LAST_POSITION), Int32(0), none, Int32(0), Int32(0))
     halvings, most = Int32(0), most_halvings(coord)
     while halvings <= most:
         other = division_for(select, coord, tally, halvings, warp, lane, plan)
@@ -220,7 +213,7 @@ def best_division(
         select.scratch[Scratch.WARP_SUMS + warp] = best.last
     # All consumers: the result of each deadline is available.
     consumer_sync(plan)
-    least = Int32(LAST_POSITION)
+    least = Int32(sizes.LAST_POSITION)
     if lane < plan.consumer_warps:
         least = select.scratch[Scratch.WARP_SUMS + lane]
     return best, cute.arch.warp_redux_sync(least, "min")
@@ -269,7 +262,7 @@ def give_out(
     # have in flight. An SM with less work than the last asks for less, so that all end together.
     inverse = cute.arch.rcp_approx(Float32(cutlass.max(most, Int32(1))))
     depth = Int32(Float32(plan.full_depth * own) * inverse) + 1
-    depth = cutlass.min(cutlass.max(depth, Int32(DEPTH_STEPS)), Int32(plan.full_depth))
+    depth = cutlass.min(cutlass.max(depth, Int32(sizes.DEPTH_STEPS)), Int32(plan.full_depth))
     coord = coord._replace(depth=depth)
     if lane == 0:
         for i in cutlass.range_constexpr(COORD_WORDS):
@@ -301,12 +294,9 @@ def take_turns(
     plan: cutlass.Constexpr,
 ) -> tuple[Coord, Int32]:
     """One warp: list the caller's group's rows after the long ones; return (coordinates, time).
-
-    Args:
-        share: part of a row that each CTA of the group scores.
-    """
+    share: part of a row that each CTA of the group scores."""
     time, turns = Float32(0.0), Int32(0)
-    for block in cutlass.range_constexpr(MAX_OWN_ROWS // WARP_SIZE):
+    for block in cutlass.range_constexpr(sizes.MAX_OWN_ROWS // WARP_SIZE):
         turn = block * WARP_SIZE + lane
         index = num_long + index_of_turn(coord.group, coord.num_groups, turn)
         has_row = index < tally.scored

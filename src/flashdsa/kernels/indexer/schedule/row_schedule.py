@@ -15,6 +15,7 @@ import cutlass
 from cutlass import Float32, Int32, const_expr, cute
 
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer import sizes
 from flashdsa.kernels.indexer.schedule.deadlines import (
     ORDER_BITS,
     WARP_BITS,
@@ -38,18 +39,11 @@ from flashdsa.kernels.indexer.schedule.work_tile import (
     row_length,
     split,
 )
-from flashdsa.kernels.indexer.sizes import (
-    DEPTH_STEPS,
-    MAX_HALVINGS,
-    MOST_WEIGHED,
-    NUM_BINS,
-    ORDERED_ROWS,
-)
 from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, consumer_sync
 
 MOST_ORDERED_PAGES = (1 << 31 - ORDER_BITS) - 1
 """Rows with more pages than this count as equally long."""
-OTHER_KEYS = NUM_BINS - ORDERED_ROWS
+OTHER_KEYS = sizes.NUM_BINS - sizes.ORDERED_ROWS
 """Words of the histogram in which keys are exchanged while they are sorted, beside the first
 ones."""
 EVEN = 1.25
@@ -68,12 +62,10 @@ def first_lengths(
     consumes: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> Int32:
-    """The length, as it is in memory, that the thread needs first; the caller syncs.
-
-    Lane 0 of a load warp gets the length of the row with the cluster's number. Its other lanes ask
-    for the next rows: if all lanes shared a number, ptxas would wait for it here, to keep it only
-    once. A consumer, if rows are weighed, gets the length of the first row that it weighs.
-    """
+    """The length, as it is in memory, that the thread needs first; the caller syncs. Lane 0 of a
+    load warp gets the length of the row with the cluster's number. Its other lanes ask for the next
+    rows: if all lanes shared a number, ptxas would wait for it here, to keep it only once. A
+    consumer, if rows are weighed, gets the length of the first row that it weighs."""
     row = thread % WARP_SIZE + coord.group
     if const_expr(plan.scheduled):
         if consumes:
@@ -94,10 +86,8 @@ def schedule_rows(
     plan: cutlass.Constexpr,
 ) -> Coord:
     """All threads of a CTA: return its coordinates as the rows' lengths decide. The rows of its
-    group are in own_rows if they are given out by lengths.
-
-    Groups are as small as they can be if the rows are too many to be weighed.
-    """
+    group are in own_rows if they are given out by lengths. Groups are as small as they can be if
+    the rows are too many to be weighed."""
     if const_expr(plan.scheduled):
         if coord.together > 0:
             key = Int32(-1)
@@ -164,7 +154,7 @@ def weigh_rows(
 ) -> Int32:
     """Consumers: write the length of the thread's first row, and all rows' tally; return the key of
     its rows, by which they are in the order of pages, then of numbers; -1 if it has none."""
-    assert const_expr(plan.consumer_threads == ORDERED_ROWS)
+    assert const_expr(plan.consumer_threads == sizes.ORDERED_ROWS)
     first = thread * together
     select.lengths[thread] = length
     for other in cutlass.range(first + 1, first + together, unroll=1):
@@ -206,7 +196,7 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
         EQUAL
     ) * Float32(tally.pages):
         least = Float32(0.0)
-        for more in cutlass.range_constexpr(MAX_HALVINGS + 1):
+        for more in cutlass.range_constexpr(sizes.MAX_HALVINGS + 1):
             if more <= most_halvings(coord):
                 # The value is never a whole number, so that it need not be exact.
                 of_groups = cute.arch.rcp_approx(Float32(coord.num_groups << more))
@@ -232,7 +222,7 @@ def in_batch_order(rows: Rows, coord: Coord, even: Even, plan: cutlass.Constexpr
         if last >= rows.count:
             share = cute.arch.rcp_approx(Float32(even.turns))
             depth -= Int32(Float32(plan.full_depth) * share)
-            depth = cutlass.max(depth, Int32(DEPTH_STEPS))
+            depth = cutlass.max(depth, Int32(sizes.DEPTH_STEPS))
     return coord._replace(turns=even.turns, depth=depth)
 
 
@@ -245,12 +235,9 @@ def put_in_order(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Consumers: put the rows' keys, the largest first, after the first ORDERED_ROWS words.
-
-    Args:
-        key: of the thread's rows; see `weigh_rows`.
-    """
-    assert const_expr(ORDERED_ROWS + MOST_WEIGHED <= OTHER_KEYS)
+    """Consumers: put the rows' keys, the largest first, after the first ORDERED_ROWS words. key: of
+    the thread's rows; see `weigh_rows`."""
+    assert const_expr(sizes.ORDERED_ROWS + sizes.MOST_WEIGHED <= OTHER_KEYS)
     count = rows.count
     if const_expr(rows.requests is not None):
         if together > 1:
@@ -258,7 +245,7 @@ def put_in_order(
     key = sorted_key(select.histogram, key, count, thread, plan)
     if thread < count:
         for i in cutlass.range(together, unroll=1):
-            select.histogram[ORDERED_ROWS + thread * together + i] = key - i
+            select.histogram[sizes.ORDERED_ROWS + thread * together + i] = key - i
 
 
 @cute.jit

@@ -35,11 +35,8 @@ class Rows(NamedTuple):
 
 
 def rows_of(seq_lens: cute.Tensor, block_table: cute.Tensor, of_entry: int = PAGE_SIZE) -> Rows:
-    """The rows of a launch, of which neighbouring ones may share a row of the table.
-
-    Args:
-        of_entry: tokens that an entry of the table names.
-    """
+    """The rows of a launch, of which neighbouring ones may share a row of the table. of_entry:
+    tokens that an entry of the table names."""
     requests, entries = block_table.shape
     room = cutlass.min(requests, 1) * entries * of_entry  # none in a table without rows
     return Rows(seq_lens, seq_lens.shape[0], room, requests)
@@ -91,9 +88,7 @@ def sharers_in(word: Int32) -> Sharers:
 @cute.jit
 def request_of(rows: Rows, row: Int32) -> Int32:
     """The row of the block table that has the row's pages: up to MAX_NEXT_N neighbours share one.
-
-    It is never past the table's last row, even where B is no multiple of its rows.
-    """
+    It is never past the table's last row, even where B is no multiple of its rows."""
     request = row
     if const_expr(rows.requests is not None):
         if rows.requests < rows.count:
@@ -212,7 +207,6 @@ class PackedCoord(NamedTuple):
 
     @property
     def num_parts(self) -> Int32:
-        """See `Coord`."""
         return (opaque(self.bits) >> 8) & 0xFF
 
     def unpacked(self) -> Coord:

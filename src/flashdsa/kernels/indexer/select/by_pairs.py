@@ -130,11 +130,9 @@ def select_by_team(
 
 @cute.jit
 def compact_segments(s: Selecting, threshold: Threshold) -> None:
-    """Keep only the accepted entries, each segment in its order. Starts and ends synced.
-
-    Unless the search has recounted, the histogram has all entries, and the threshold is a bin's
-    lowest key: the bins that stay are right.
-    """
+    """Keep only the accepted entries, each segment in its order. Starts and ends synced. Unless the
+    search has recounted, the histogram has all entries, and the threshold is a bin's lowest key:
+    the bins that stay are right."""
     select, thread, plan = s.select, s.thread, s.plan
     if not threshold.recounted:
         clear_bins_below(s, bin_of(threshold.key))
@@ -182,11 +180,8 @@ def compact_segments(s: Selecting, threshold: Threshold) -> None:
 @cute.jit
 def spread_segments(s: Selecting) -> None:
     """Give all segments as many entries, if the fullest one is too full to be added to. Starts and
-    ends synced.
-
-    A compaction leaves room in the list, but not in each segment: where the best tokens always
-    have the same place in a page, a few warps list them all.
-    """
+    ends synced. A compaction leaves room in the list, but not in each segment: where the best
+    tokens always have the same place in a page, a few warps list them all."""
     select, thread, plan = s.select, s.thread, s.plan
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     segments = plan.lists.capacity // plan.segment_entries

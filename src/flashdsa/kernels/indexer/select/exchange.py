@@ -207,10 +207,8 @@ def search(s: Searcher, shared: cutlass.Boolean, k: Int32, phase: Int32, lane: I
 @cute.jit
 def find_kth(s: Searcher, shared: cutlass.Boolean, k: Int32, phase: Int32) -> Found:
     """Find the bin of the `k`-th best (1 = best) among the entries of all CTAs of the group, or of
-    the caller if not `shared`. Ends synced.
-
-    The histogram is complete and synced, and keeps its counts.
-    """
+    the caller if not `shared`. Ends synced. The histogram is complete and synced, and keeps its
+    counts."""
     select, cluster, coord, thread = s.select, s.cluster, s.coord, s.thread
     assert const_expr(s.bins % (s.threads * VECTOR) == 0)
     groups = s.bins // BIN_GROUP

@@ -102,11 +102,7 @@ def unsigned(word: Int32) -> Uint32:
 @cute.jit
 def reach(counts: Any, above: Int32, k: Int32) -> tuple[Int32, Int32, Int32]:
     """Find the `k`-th best entry in four counts, the last one the best: return (index of its count,
-    entries above that one, entries in it).
-
-    Args:
-        above: entries better than all of them.
-    """
+    entries above that one, entries in it). above: entries better than all of them."""
     index, within = Int32(3), Int32(counts[3])
     for i in cutlass.range_constexpr(3):
         if above + within < k:
@@ -151,10 +147,8 @@ class Part(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Entries that may be the threshold: keys and inverted positions, both ends included.
-
-    Positions are inverted (~position), so that a larger number is better, as with keys.
-    """
+    """Entries that may be the threshold: keys and inverted positions, both ends included. Positions
+    are inverted (~position), so that a larger number is better, as with keys."""
 
     low: Uint32
     high: Uint32

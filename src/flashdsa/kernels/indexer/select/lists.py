@@ -114,10 +114,8 @@ def put_key(select: SelectBuffers, index: Int32, key: Uint32, valid: cutlass.Boo
 @cute.jit
 def compact(s: Selecting, count: Int32, at_key: Uint32, at_position: Uint32) -> Int32:
     """Keep only the list's accepted entries, in no special order; return their number. Ends synced.
-
     The list is rewritten where it is, a block at a time: a block is in registers before any of it
-    is overwritten, and the kept entries never reach the next block.
-    """
+    is overwritten, and the kept entries never reach the next block."""
     select, thread, plan = s.select, s.thread, s.plan
     clear_histogram(s)
     if thread == 0:
@@ -176,12 +174,9 @@ class PageRange(NamedTuple):
 
 
 class ListSink(NamedTuple):
-    """Destination of scored tokens.
-
-    A token's index in the list is its place among the listed pages until the list is first
-    compacted, so that no thread waits for a counter; afterwards the tokens that can win are
-    appended.
-    """
+    """Destination of scored tokens. A token's index in the list is its place among the listed pages
+    until the list is first compacted, so that no thread waits for a counter; afterwards the tokens
+    that can win are appended."""
 
     select: SelectBuffers
     first_position: Int32  # the index 0 of the list, as the caller's positions count it
@@ -198,11 +193,8 @@ def list_score(
     valid: cutlass.Boolean,
     present: cutlass.Boolean,
 ) -> None:
-    """Put a score into the list, if it can win; all lanes call.
-
-    Args:
-        valid: its page id is in the cache. present: the lane has a score.
-    """
+    """Put a score into the list, if it can win; all lanes call. valid: its page id is in the cache.
+    present: the lane has a score."""
     key = sortable(score)
     valid = valid and position < sink.length
     if sink.in_order:

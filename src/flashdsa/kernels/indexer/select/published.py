@@ -25,6 +25,7 @@ from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.dsl.warp import alloc_slots, first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer import sizes
 from flashdsa.kernels.indexer.schedule.work_tile import Sharers, WorkTile
 from flashdsa.kernels.indexer.select.exchange import sum_groups
 from flashdsa.kernels.indexer.select.keys import (
@@ -41,17 +42,6 @@ from flashdsa.kernels.indexer.select.keys import (
 )
 from flashdsa.kernels.indexer.select.lists import count_at, key_at, position_of
 from flashdsa.kernels.indexer.select.threshold import Threshold
-from flashdsa.kernels.indexer.sizes import (
-    BIN_GROUP,
-    BIN_GROUPS,
-    ENTRY_WORDS,
-    NARROWINGS,
-    NUM_BINS,
-    PUBLISHED_BINS,
-    ROW_COUNTERS,
-    SLOT_HEADER_WORDS,
-    STEPS,
-)
 from flashdsa.kernels.indexer.smem_views import Scratch, Selecting, consumer_sync
 from flashdsa.problem import PAGE_SIZE
 
@@ -85,7 +75,11 @@ def published_in(arrivals: cute.Tensor, slots: cute.Tensor, plan: Any) -> Publis
     """The counters, and the parts of (slots, slot_words) int32: all headers lie before all entries,
     as a warp reads the headers of many slots at once."""
     count, places, tensors = slots.shape[0], slots.iterator, []
-    for words in (SLOT_HEADER_WORDS, ENTRY_WORDS * plan.most_published, plan.published_bins):
+    for words in (
+        sizes.SLOT_HEADER_WORDS,
+        sizes.ENTRY_WORDS * plan.most_published,
+        plan.published_bins,
+    ):
         if words:
             layout = cute.make_layout((count, words), stride=(words, 1))
             tensors.append(cute.make_tensor(places, layout))
@@ -98,13 +92,13 @@ def published_in(arrivals: cute.Tensor, slots: cute.Tensor, plan: Any) -> Publis
 @cute.jit
 def entry_of(s: Selecting, number: Int32, index: Int32) -> Any:
     """Pointer to an entry of a slot: a CTA's, or the `slot_number` of a sharer."""
-    words = const_expr(ENTRY_WORDS * s.plan.most_published)
-    return s.published.entries.iterator + Int64(number) * words + ENTRY_WORDS * index
+    words = const_expr(sizes.ENTRY_WORDS * s.plan.most_published)
+    return s.published.entries.iterator + Int64(number) * words + sizes.ENTRY_WORDS * index
 
 
 def header_of(s: Selecting, number: Int32) -> Any:
     """Pointer to the header of a slot."""
-    return s.published.headers.iterator + SLOT_HEADER_WORDS * number
+    return s.published.headers.iterator + sizes.SLOT_HEADER_WORDS * number
 
 
 @cute.jit
@@ -129,11 +123,7 @@ def publish(
     s: Selecting, number: Int32, part: Part, threshold: Threshold, floor: Uint32, first: Int32
 ) -> None:
     """Write the part's entries as good as the threshold into a slot; one thread, the first, writes
-    the header after a sync of all. Starts synced.
-
-    Args:
-        floor, first: see `Header`.
-    """
+    the header after a sync of all. Starts synced. floor, first: see `Header`."""
     select, thread, plan = s.select, s.thread, s.plan
     if thread == 0:
         select.scratch[Scratch.COUNT] = Int32(0)
@@ -178,27 +168,25 @@ FLAG = 1 << 16
 """Added to a counter above its number of CTAs. To the arrivals: by a CTA that never waited; its
 entries are in no step, which makes the others' floor lower, never wrong. To the CTAs that have
 counted: by one that goes on without the others, which need not wait for it then."""
-FIRST_STEP = ROW_COUNTERS - NARROWINGS * STEPS
+FIRST_STEP = sizes.ROW_COUNTERS - sizes.NARROWINGS * sizes.STEPS
 """The counter of the first range's first step."""
-FIRST_COUNT = FIRST_STEP - BIN_GROUPS
+FIRST_COUNT = FIRST_STEP - sizes.BIN_GROUPS
 """The counter of the first group's entries."""
 NEVER, IF_CROWDED, ALWAYS = range(3)
 """When a CTA waits for the counts of the row's other CTAs."""
-STEP_BITS = STEPS.bit_length() - 1
+STEP_BITS = sizes.STEPS.bit_length() - 1
 
 
 def bins_of(s: Selecting, number: Int32) -> Any:
     """Pointer to the counts of bins of a slot."""
-    return s.published.bins.iterator + PUBLISHED_BINS * number
+    return s.published.bins.iterator + sizes.PUBLISHED_BINS * number
 
 
 @cute.jit
 def slot_number(cta: Int32, index: Int32) -> Int32:
-    """The slot in which a CTA publishes as the sharer `index` of a pair's row.
-
-    A CTA has two slots: with a span it may be the first sharer of one row and a later one of
-    another, before either is merged. Those of first sharers come after the others.
-    """
+    """The slot in which a CTA publishes as the sharer `index` of a pair's row. A CTA has two slots:
+    with a span it may be the first sharer of one row and a later one of another, before either is
+    merged. Those of first sharers come after the others."""
     number = cta
     num_ctas, _, _ = cute.arch.grid_dim()
     if index == 0:
@@ -232,35 +220,27 @@ def own_slot(s: Selecting) -> Int32:
 
 def counters_of(s: Selecting) -> Any:
     """Pointer to the counters of the row that the calling CTA shares: arrivals first."""
-    return s.published.arrivals.iterator + sharers_of(s).first * ROW_COUNTERS
-
-
-def group_counts(counters: Any) -> Any:
-    """Pointer to the row's entries by groups of bins."""
-    return counters + FIRST_COUNT
+    return s.published.arrivals.iterator + sharers_of(s).first * sizes.ROW_COUNTERS
 
 
 @cute.jit
 def contribute(s: Selecting, floor: Uint32, part: Part, waits: Int32) -> None:
     """Add the histogram, by groups of bins, to the row's counts, each entry once; write to scratch
-    whether the row's floor is found, too, for `raise_threshold`. Ends synced.
-
-    Args:
-        floor: of the list; not 0: some of it was contributed, see `keep_contributed`.
-        waits: for the other CTAs' counts; see `waits_for_counts`.
-    """
+    whether the row's floor is found, too, for `raise_threshold`. Ends synced. floor: of the list;
+    not 0: some of it was contributed, see `keep_contributed`. waits: for the other CTAs' counts;
+    see `waits_for_counts`."""
     select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     sum_groups(s)
     if thread == 0:
         select.scratch[Scratch.CROWDED], select.scratch[Scratch.CROWDED + 1] = Int32(0), Int32(0)
     # All consumers: own_coarse is complete.
     consumer_sync(plan)
-    if thread < BIN_GROUPS:
+    if thread < sizes.BIN_GROUPS:
         count = cluster.own_coarse[thread]
         if floor != 0:
             count -= cluster.coarse[thread]
         if count > 0:
-            add_relaxed(group_counts(counters_of(s)) + thread, count)
+            add_relaxed(counters_of(s) + FIRST_COUNT + thread, count)
     if waits != NEVER:
         look_for_a_crowd(s, part)
     # All consumers: own_coarse has been read, so that it may be written again.
@@ -289,14 +269,11 @@ def waits_for_counts(s: Selecting, tile: WorkTile, scored: cutlass.Boolean) -> I
 @cute.jit
 def look_for_a_crowd(s: Selecting, part: Part) -> None:
     """Consumers: count in scratch who has a bin with half of the part's entries, and who has
-    another key than the first, among as many as they are.
-
-    The parts of growing scores have several bins: those that wait would wait for others that do
-    not.
-    """
+    another key than the first, among as many as they are. The parts of growing scores have several
+    bins: those that wait would wait for others that do not."""
     select, thread, plan = s.select, s.thread, s.plan
     most = Int32(0)
-    for i in cutlass.range_constexpr(NUM_BINS // VECTOR // plan.consumer_threads):
+    for i in cutlass.range_constexpr(sizes.NUM_BINS // VECTOR // plan.consumer_threads):
         four = load4(select.histogram, thread + i * plan.consumer_threads)
         for k in cutlass.range_constexpr(VECTOR):
             most = cutlass.max(most, four[k])
@@ -343,13 +320,13 @@ def settle(s: Selecting, part: Part) -> None:
     the same counts, they do so alike. An empty range ends that.
     """
     select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
-    if thread < STEPS:
+    if thread < sizes.STEPS:
         cluster.own_coarse[thread] = Int32(0)
     if thread < WARP_SIZE:
         begin_range(s, thread)
     # All consumers: the range is written, and no step has an entry.
     consumer_sync(plan)
-    for narrowing in cutlass.range(NARROWINGS, unroll=1):
+    for narrowing in cutlass.range(sizes.NARROWINGS, unroll=1):
         low = Uint32(select.scratch[Scratch.RANGE])
         width = Uint32(select.scratch[Scratch.RANGE + 1]) - low
         if width != 0:
@@ -375,7 +352,7 @@ def begin_range(s: Selecting, lane: Int32) -> None:
     high = floor
     # All CTAs that see all counts find the same group.
     if complete and above + within > 2 * plan.topk:
-        high = highest_key(group * BIN_GROUP + BIN_GROUP - 1)
+        high = highest_key(group * sizes.BIN_GROUP + sizes.BIN_GROUP - 1)
     if lane == 0:
         write_range(s, floor, high, above)
 
@@ -386,8 +363,8 @@ def narrow_range(s: Selecting, narrowing: Int32, low: Uint32, high: Uint32, lane
     them, and write its lowest key as the floor."""
     select, cluster, plan, counters = s.select, s.cluster, s.plan, counters_of(s)
     step = Int32(WARP_SIZE - 1) - lane  # lane 0 has the best one
-    assert const_expr(STEPS == WARP_SIZE)
-    counts = counters + (FIRST_STEP + narrowing * STEPS + lane)
+    assert const_expr(sizes.STEPS == WARP_SIZE)
+    counts = counters + (FIRST_STEP + narrowing * sizes.STEPS + lane)
     own = cluster.own_coarse[step]
     cluster.own_coarse[step] = Int32(0)
     if own > 0:
@@ -425,15 +402,12 @@ def write_range(s: Selecting, low: Uint32, high: Uint32, above: Int32) -> None:
 @cute.jit
 def keep_contributed(s: Selecting) -> None:
     """Record, after a compaction, that all entries of the list are contributed. Starts and ends
-    synced.
-
-    The record lies where other CTAs' counts come if CTAs share a row in the other way.
-    """
+    synced. The record lies where other CTAs' counts come if CTAs share a row in the other way."""
     cluster, thread, plan = s.cluster, s.thread, s.plan
     sum_groups(s)
     # All consumers: own_coarse is complete.
     consumer_sync(plan)
-    if thread < BIN_GROUPS:
+    if thread < sizes.BIN_GROUPS:
         cluster.coarse[thread] = cluster.own_coarse[thread]
     consumer_sync(plan)
 
@@ -446,14 +420,14 @@ def floor_group(s: Selecting, counters: Any, lane: Int32) -> tuple[Int32, Int32,
     quad = Int32(WARP_SIZE - 1) - lane  # lane 0 has the best groups
     counts = cute.make_rmem_tensor(VECTOR, Int32)
     for i in cutlass.range_constexpr(VECTOR):
-        counts[i] = load_relaxed(group_counts(counters) + (VECTOR * quad + i))
+        counts[i] = load_relaxed(counters + FIRST_COUNT + (VECTOR * quad + i))
     inclusive = prefix_sum(counts[0] + counts[1] + counts[2] + counts[3], lane)
     better = inclusive - counts[0] - counts[1] - counts[2] - counts[3]
     index, better, within = reach(counts, better, Int32(plan.topk))
     group = VECTOR * quad + index
     # The last lane, where the sum is not reached: all entries are above key 0.
     found = first_lane_where(inclusive >= plan.topk)
-    floor = lowest_key(group * BIN_GROUP)
+    floor = lowest_key(group * sizes.BIN_GROUP)
     if inclusive < plan.topk:
         floor = Uint32(0)
     return (

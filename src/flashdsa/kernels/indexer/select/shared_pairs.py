@@ -18,6 +18,7 @@ from cutlass import Int32, Uint32, const_expr, cute
 from flashdsa.dsl.gmem import load_relaxed
 from flashdsa.dsl.warp import first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer import sizes
 from flashdsa.kernels.indexer.select.exchange import find_kth
 from flashdsa.kernels.indexer.select.keys import (
     BIN_BITS,
@@ -51,37 +52,23 @@ from flashdsa.kernels.indexer.select.published import (
     slot_number,
 )
 from flashdsa.kernels.indexer.select.threshold import Threshold
-from flashdsa.kernels.indexer.sizes import (
-    BIN_GROUP,
-    BIN_GROUPS,
-    LAST_POSITION,
-    LISTED_SLOTS,
-    NUM_BINS,
-    PUBLISHED_BINS,
-    PUBLISHED_GROUPS,
-    ROW_COUNTERS,
-)
 from flashdsa.kernels.indexer.smem_views import Scratch, Selecting, consumer_sync, unpacked
 
-SLOTS_A_LANE = LISTED_SLOTS // WARP_SIZE
+SLOTS_A_LANE = sizes.LISTED_SLOTS // WARP_SIZE
 """Slots whose headers a lane reads at once."""
-CHUNK_ENDS, CHUNK_OFFSETS = LISTED_SLOTS, 2 * LISTED_SLOTS
+CHUNK_ENDS, CHUNK_OFFSETS = sizes.LISTED_SLOTS, 2 * sizes.LISTED_SLOTS
 """Offsets in the candidates' memory, after the slots' entries: of the chunks up to the end of each
 slot, and of each chunk's offset."""
 NOT_COUNTED = WARP_SIZE
 """Word of `own_coarse`, behind a group's bins: slots of the row whose entries are in no bin."""
-SLOT_BITS = LISTED_SLOTS.bit_length()
+SLOT_BITS = sizes.LISTED_SLOTS.bit_length()
 SLOT_MASK = (1 << SLOT_BITS) - 1
 
 
 @cute.jit
 def raise_threshold(s: Selecting, threshold: Threshold, floor: Uint32) -> tuple[Threshold, Uint32]:
     """Return the threshold of the caller's part, raised as far as the row's counts allow, and the
-    list's next floor. Ends synced.
-
-    Args:
-        floor: of the list without these counts.
-    """
+    list's next floor. Ends synced. floor: of the list without these counts."""
     select, thread, plan = s.select, s.thread, s.plan
     if select.scratch[Scratch.SETTLED] == 0:
         if thread < WARP_SIZE:
@@ -93,7 +80,7 @@ def raise_threshold(s: Selecting, threshold: Threshold, floor: Uint32) -> tuple[
     least = Uint32(select.scratch[Scratch.FLOOR])
     key, position = threshold.key, threshold.position
     if least > key:
-        key, position, floor = least, Uint32(LAST_POSITION), cutlass.max(least, floor)
+        key, position, floor = least, Uint32(sizes.LAST_POSITION), cutlass.max(least, floor)
     # All consumers: the floor has been read, so that it may be written again.
     consumer_sync(plan)
     return threshold._replace(key=key, position=position), floor
@@ -104,10 +91,10 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
     """Publish the part's entries that can win; return whether the caller is the row's last CTA to
     do so. Then the list is empty. Ends synced."""
     select, thread, plan = s.select, s.thread, s.plan
-    first_group = bin_of(threshold.key) // BIN_GROUP
+    first_group = bin_of(threshold.key) // sizes.BIN_GROUP
     if threshold.recounted:  # the histogram has no bins any more
-        first_group = Int32(BIN_GROUPS)
-    publish_bins(s, first_group * BIN_GROUP)
+        first_group = Int32(sizes.BIN_GROUPS)
+    publish_bins(s, first_group * sizes.BIN_GROUP)
     # At least `topk` entries of the row have the threshold's key or a better one.
     publish(s, own_slot(s), part, threshold, threshold.key, first_group)
     if thread == 0:
@@ -130,10 +117,10 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
 def publish_bins(s: Selecting, first: Int32) -> None:
     """Write how many entries of the list bins have, from bin `first` on, into the caller's slot."""
     select, thread = s.select, s.thread
-    assert const_expr(s.plan.consumer_threads >= PUBLISHED_BINS)
+    assert const_expr(s.plan.consumer_threads >= sizes.PUBLISHED_BINS)
     bin_ = first + thread
-    if thread < PUBLISHED_BINS and bin_ < NUM_BINS:
-        (bins_of(s, own_slot(s)) + bin_ % PUBLISHED_BINS).store(select.histogram[bin_])
+    if thread < sizes.PUBLISHED_BINS and bin_ < sizes.NUM_BINS:
+        (bins_of(s, own_slot(s)) + bin_ % sizes.PUBLISHED_BINS).store(select.histogram[bin_])
 
 
 @cute.jit
@@ -156,11 +143,8 @@ def list_slots(s: Selecting, listed: Listed) -> Listed:
 
 @cute.jit
 def list_next_slots(s: Selecting, listed: Listed, fits: cutlass.Boolean) -> Listed:
-    """List as many of the next slots as there is room for. Starts and ends synced.
-
-    Args:
-        fits: everything that reaches the row's floor fits the list.
-    """
+    """List as many of the next slots as there is room for. Starts and ends synced. fits: everything
+    that reaches the row's floor fits the list."""
     select, thread, plan = s.select, s.thread, s.plan
     first_cta = sharers_of(s).first + listed.pages
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
@@ -170,7 +154,7 @@ def list_next_slots(s: Selecting, listed: Listed, fits: cutlass.Boolean) -> List
     consumer_sync(plan)
     if listed.pages == 0:
         # Every CTA of the row has read the counts: the others before their tickets.
-        if thread < ROW_COUNTERS:
+        if thread < sizes.ROW_COUNTERS:
             (counters_of(s) + thread).store(Int32(0))
     fitting, chunks = select.scratch[Scratch.FOUND], select.scratch[Scratch.CHUNKS]
     floor = Uint32(select.scratch[Scratch.FLOOR])
@@ -216,7 +200,7 @@ def find_floor(s: Selecting) -> None:
     """
     select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
-    assert const_expr(BIN_GROUP == WARP_SIZE)
+    assert const_expr(sizes.BIN_GROUP == WARP_SIZE)
     if thread < WARP_SIZE:
         cluster.own_coarse[thread] = Int32(0)
         group, above, within, least = floor_group(s, counters_of(s), thread)
@@ -235,11 +219,11 @@ def find_floor(s: Selecting) -> None:
         for index in cutlass.range(warp, count, plan.consumer_warps, unroll=4):
             number = slot_number(first + index, index)
             _, _, _, first_group = load_header(s, number)
-            bin_ = group % PUBLISHED_GROUPS * BIN_GROUP + lane
+            bin_ = group % sizes.PUBLISHED_GROUPS * sizes.BIN_GROUP + lane
             own = load_relaxed(bins_of(s, number) + bin_)
-            if group >= first_group and group < first_group + PUBLISHED_GROUPS:
+            if group >= first_group and group < first_group + sizes.PUBLISHED_GROUPS:
                 entries += own
-            if first_group >= BIN_GROUPS and lane == 0:
+            if first_group >= sizes.BIN_GROUPS and lane == 0:
                 count_at(cluster.own_coarse, Int32(NOT_COUNTED))
         if entries > 0:
             cute.arch.atomic_add(
@@ -248,10 +232,10 @@ def find_floor(s: Selecting) -> None:
         # All consumers: the group's bins are counted.
         consumer_sync(plan)
         if thread < WARP_SIZE:
-            bin_ = Int32(BIN_GROUP - 1) - lane  # lane 0 has the best one
+            bin_ = Int32(sizes.BIN_GROUP - 1) - lane  # lane 0 has the best one
             reached = prefix_sum(cluster.own_coarse[bin_], lane) + select.scratch[Scratch.RANGE + 1]
             if lane == first_lane_where(reached >= plan.topk) and reached >= plan.topk:
-                select.scratch[Scratch.FLOOR] = Int32(lowest_key(group * BIN_GROUP + bin_))
+                select.scratch[Scratch.FLOOR] = Int32(lowest_key(group * sizes.BIN_GROUP + bin_))
                 if cluster.own_coarse[NOT_COUNTED] == 0:
                     select.scratch[Scratch.FOUND] = reached
         # All consumers: the floor is written, and nobody reads what a group's was.
@@ -266,9 +250,7 @@ def find_floor(s: Selecting) -> None:
 def count_published(s: Selecting) -> None:
     """Raise the row's floor to a step of the keys that were published, from the floor to the best,
     and write how many entries reach it. The histogram is clear before and after; the caller syncs.
-
-    Many scores in one bin would be listed, and cut down, a few slots at a time otherwise.
-    """
+    Many scores in one bin would be listed, and cut down, a few slots at a time otherwise."""
     select, thread, plan = s.select, s.thread, s.plan
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     first, count, _ = sharers_of(s)
@@ -309,14 +291,11 @@ def count_published(s: Selecting) -> None:
 def read_headers(s: Selecting, listed: Listed, fits: cutlass.Boolean, lane: Int32) -> None:
     """One warp: write to scratch how many of the next slots fit the list, how many chunks they
     have, and the list's floor; write to the candidates' memory the entries of each, and the chunks
-    up to its end.
-
-    The row's floor and the slots' own say what cannot win, and whether the rest fits, however much
-    was published.
-    """
+    up to its end. The row's floor and the slots' own say what cannot win, and whether the rest
+    fits, however much was published."""
     select, plan, done = s.select, s.plan, listed.pages
     first_cta = sharers_of(s).first + done
-    num_slots = cutlass.min(sharers_of(s).count - done, Int32(LISTED_SLOTS))
+    num_slots = cutlass.min(sharers_of(s).count - done, Int32(sizes.LISTED_SLOTS))
     counts, tops = (cute.make_rmem_tensor(SLOTS_A_LANE, Int32) for _ in range(2))
     floor = signed(listed.floor)
     for i in cutlass.range_constexpr(SLOTS_A_LANE):
@@ -327,7 +306,7 @@ def read_headers(s: Selecting, listed: Listed, fits: cutlass.Boolean, lane: Int3
             floor = cutlass.max(floor, own)
     most_entries = Int32(plan.lists.capacity)
     if fits:
-        most_entries = Int32(LAST_POSITION)
+        most_entries = Int32(sizes.LAST_POSITION)
     if done == 0:
         floor = cutlass.max(floor, signed(Uint32(select.scratch[Scratch.FLOOR])))
     floor = cute.arch.warp_redux_sync(floor, "max")
@@ -375,7 +354,7 @@ def find_chunks(s: Selecting, chunks: Int32) -> None:
             slot = Int32(0)  # number of slots that end before the chunk
             for bit in cutlass.range_constexpr(SLOT_BITS - 1, -1, -1):
                 other = slot + (1 << bit)
-                if other <= LISTED_SLOTS:
+                if other <= sizes.LISTED_SLOTS:
                     if select.candidates[CHUNK_ENDS + other - 1] <= chunk:
                         slot = other
             start = Int32(0)

@@ -92,11 +92,7 @@ class Bin(NamedTuple):
 @cute.jit
 def close_rounds(s: Selecting, entries: Int32, above: Int32) -> None:
     """Announce the bytes to come at received_full, and send the caller's count above the bin to
-    all.
-
-    Args:
-        entries: candidates that come, of all CTAs. above: the second warp's.
-    """
+    all. entries: candidates that come, of all CTAs. above: the second warp's."""
     cluster, coord, thread = s.cluster, s.coord, s.thread
     if thread == 0:
         # received_full: its phase ends with this arrival and the last of these bytes, which may
@@ -111,11 +107,9 @@ def close_rounds(s: Selecting, entries: Int32, above: Int32) -> None:
 def gather(
     s: Selecting, shared: cutlass.Boolean, part: Part, range_: Range, bin_: Bin, phase: Int32
 ) -> Candidate:
-    """All entries in the range, of every CTA if `shared`, at most one a thread.
-
-    They are in `received`, too, until it is overwritten. Scratch.CANDIDATES is 0 before, and again
-    after the next sync.
-    """
+    """All entries in the range, of every CTA if `shared`, at most one a thread. They are in
+    `received`, too, until it is overwritten. Scratch.CANDIDATES is 0 before, and again after the
+    next sync."""
     select, cluster, coord, thread, plan = s.select, s.cluster, s.coord, s.thread, s.plan
     width = range_.high - range_.low
     for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):

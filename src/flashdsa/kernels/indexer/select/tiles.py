@@ -80,12 +80,8 @@ from flashdsa.problem import PAGE_SIZE
 def select_tiles(
     s: Selecting, source: Any, fill: cutlass.Constexpr, select_tile: cutlass.Constexpr
 ) -> None:
-    """Select in every tile that the load warps announce.
-
-    Args:
-        source: of scores, what `fill` takes.
-        select_tile: (s, source, fill, tile, phases) of the mode; returns the phases after it.
-    """
+    """Select in every tile that the load warps announce. source: of scores, what `fill` takes.
+    select_tile: (s, source, fill, tile, phases) of the mode; returns the phases after it."""
     phases = PackedPhases(Int32(0), Static(EVENTS))  # and the number of the tile
     reset(s)
     # The cluster's barrier: every CTA of it has initialised its mbarriers, so that messages may be
@@ -208,7 +204,9 @@ def select_by_clusters(
             listed = fill(s, source, tile, tile_stage(s, phases), listed)
             part = part_of(tile, listed.entries)
         else:
-            part, last = merged_part(s, listed.entries), listed.pages
+            # As `list_published` left it in scratch, where it costs no registers meanwhile.
+            first, end = scratch[Scratch.PART], scratch[Scratch.PART + 1]
+            part, last = Part(first, end, listed.entries), listed.pages
         scored = listed.pages == last
         if scored and not merges:
             release_tile(s, phases)
@@ -391,10 +389,3 @@ def find_best_of_all(s: Selecting, first_cta: Int32) -> None:
         if lane == 0:
             cute.arch.atomic_max(scratch + Scratch.TOP, top, sem="relaxed", scope="cta")
             cute.arch.atomic_max(scratch + Scratch.FLOOR, floor, sem="relaxed", scope="cta")
-
-
-@cute.jit
-def merged_part(s: Selecting, entries: Int32) -> Part:
-    """The part that `list_published` left in scratch, which costs no registers meanwhile."""
-    select = s.select
-    return Part(select.scratch[Scratch.PART], select.scratch[Scratch.PART + 1], entries)

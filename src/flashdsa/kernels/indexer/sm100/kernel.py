@@ -52,7 +52,7 @@ def indexer_kernel(
     published: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA of the grid; arguments as in `launch_indexer` and `launch_splits`."""
+    """One CTA of the grid; arguments as in `launch_indexer`."""
     operands = Operands(weights, seq_lens, block_table, topk_indices, published, cache.shape[0])
     x = set_up(keys_map, queries_map, operands, allocate_tmem, plan)
     loads, _, selects = plan.roles

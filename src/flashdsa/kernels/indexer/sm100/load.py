@@ -55,12 +55,8 @@ def load_pages(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Load this warp's stages of the tile into the ring.
-
-    Args:
-        first_ids: what `announce` returned.
-        depth: stages in flight, in steps of 1 / DEPTH_STEPS; None: all stages.
-    """
+    """Load this warp's stages of the tile into the ring. first_ids: what `announce` returned.
+    depth: stages in flight, in steps of 1 / DEPTH_STEPS; None: all stages."""
     count, pages, warps = tile.num_pages, plan.pages_per_stage, plan.load_warps
     table = page_table(ctx, tile)
     ahead = first_ids  # this lane's page id of the next 32
@@ -192,12 +188,8 @@ def load_tokens(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Load this warp's stages of the tile into the ring.
-
-    Args:
-        first_slots: what `announce_tokens` returned.
-        depth: stages in flight, in steps of 1 / DEPTH_STEPS; None: all stages.
-    """
+    """Load this warp's stages of the tile into the ring. first_slots: what `announce_tokens`
+    returned. depth: stages in flight, in steps of 1 / DEPTH_STEPS; None: all stages."""
     pages, warps = plan.pages_per_stage, plan.load_warps
     number = tile.first_number // pages
     stages = (tile.num_pages + pages - 1) // pages

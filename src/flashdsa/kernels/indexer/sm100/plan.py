@@ -9,8 +9,13 @@ from typing import Any, ClassVar
 from flashdsa.dsl.umma import E4M3, SharedOperand, SharedTile, TilePart, UmmaProduct
 from flashdsa.hw import REGISTER_STEP, SM100, TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
 from flashdsa.kernels.indexer.plan import SelectPlan
-from flashdsa.kernels.indexer.regions import select_barrier_regions, select_barriers, select_regions
-from flashdsa.kernels.indexer.sizes import SCRATCH_WORDS, TILE_WORDS
+from flashdsa.kernels.indexer.regions import (
+    scratch_region,
+    select_barrier_regions,
+    select_barriers,
+    select_regions,
+)
+from flashdsa.kernels.indexer.sizes import TILE_WORDS
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion, TmemPlan, TmemRegion, plan_tmem
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
@@ -45,7 +50,6 @@ class IndexerPlan(SelectPlan):
     arch: ClassVar[ArchSpec] = SM100
 
     def __post_init__(self) -> None:
-        """Check the choices against the instructions and the architecture."""
         if self.pages_per_stage not in PAGES_PER_STAGE:
             raise ValueError(f"pages_per_stage: expected 1, 2 or 4; got {self.pages_per_stage}")
         if self.stages % self.pages_per_stage:
@@ -56,7 +60,6 @@ class IndexerPlan(SelectPlan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return f"sm100_indexer_{self.sizes_and_kinds}_{self.stage_kind}"
 
     @property
@@ -72,7 +75,6 @@ class IndexerPlan(SelectPlan):
 
     @property
     def ring_stages(self) -> int:
-        """Stages of `pages_per_stage` pages in flight."""
         pages = min(self.stages, SORTED_STAGES) if self.sorted else self.stages
         return pages // self.pages_per_stage
 
@@ -90,7 +92,6 @@ class IndexerPlan(SelectPlan):
 
     @property
     def warp_stages(self) -> int:
-        """Stages that a load warp fills."""
         return self.ring_stages // self.load_warps
 
     @property
@@ -115,12 +116,10 @@ class IndexerPlan(SelectPlan):
 
     @property
     def stage_key_bytes(self) -> int:
-        """Keys of a stage."""
         return self.pages_per_stage * PAGE_KEY_BYTES
 
     @property
     def stage_tokens(self) -> int:
-        """Tokens of a stage."""
         return self.pages_per_stage * PAGE_SIZE
 
     @property
@@ -140,7 +139,6 @@ class IndexerPlan(SelectPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """Shared memory regions, in order."""
         stages, tiles, pages = self.ring_stages, self.lists.tile_stages, self.pages_per_stage
         groups = self.consumer_warpgroups
         return [
@@ -153,7 +151,7 @@ class IndexerPlan(SelectPlan):
             SmemRegion(
                 "page_valid", stages * self.valid_words * 4, 16, "1 where it is in the cache"
             ),
-            SmemRegion("scratch", SCRATCH_WORDS * 4, 16, "scans and broadcasts of the consumers"),
+            scratch_region(),
             SmemRegion("page_full", stages * 8, 8, "mbarriers: TMA -> mma and a warpgroup"),
             SmemRegion("page_empty", stages * 8, 8, "mbarriers: 4 warps -> load"),
             SmemRegion("score_full", groups * 8, 8, "mbarriers: mma -> a warpgroup"),
@@ -260,16 +258,11 @@ class LogitsPlan(IndexerPlan):
     """The fused indexer's plan without the memory of the selection: only its stream of pages."""
 
     stages: int = 24
+    unscored_length = 0
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return f"sm100_indexer_logits_h{self.num_heads}_{self.stage_kind}"
-
-    @property
-    def unscored_length(self) -> int:
-        """Every token of every row is scored."""
-        return 0
 
     @property
     def load_registers(self) -> int:
@@ -279,7 +272,6 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """Shared memory regions, in order."""
-        selecting = (*select_regions(self), *select_barrier_regions(self))
-        absent = {region.name for region in selecting} | {"scratch"}
+        selecting = (*select_regions(self), *select_barrier_regions(self), scratch_region())
+        absent = {region.name for region in selecting}
         return [region for region in super().regions if region.name not in absent]

@@ -134,11 +134,8 @@ def sum_heads(
     plan: cutlass.Constexpr,
 ) -> Float32:
     """Return the weighted sum over a row of the stage's product of that number, doubled; all rows
-    have one order.
-
-    Args:
-        weights: (tile_stages * num_heads,) Float32. first_weight: in steps of VECTOR.
-    """
+    have one order. weights: (tile_stages * num_heads,) Float32. first_weight: in steps of
+    VECTOR."""
     shares = TMEM_LANES // plan.product_tokens  # lanes of a warp that share a row
     heads = plan.num_heads // shares
     at_once = min(COLUMNS_AT_ONCE, heads)

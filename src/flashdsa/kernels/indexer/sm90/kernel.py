@@ -12,11 +12,9 @@ pages, up to 12 in flight | score a page, append (key, position), histogram
 the next tile's head ...  | counts to the other CTAs, theirs back: the row's threshold
 "no more"                 | ids of the part's winners, after those of the parts before
 
-The scores alone: every token's into a (B, max_len) matrix, or every block's best. Two rows of a
-request may be scored together, for the ranking that follows (topk_kernel.py).
-
-partition of pages from seq_lens     | -inf beyond the rows' lengths
-heads of tiles, pages                | score a page, store 64 scores
+The scores alone: every token's into a (B, max_len) matrix, or every block's best. The load warps
+have a partition of all pages; consumers write -inf beyond the rows' lengths, then 64 scores a page.
+Two rows of a request may be scored together, for the ranking that follows (topk_kernel.py).
 """
 
 from typing import Any, NamedTuple
@@ -80,12 +78,8 @@ def load_pages(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Load this warp's pages of the tile into the ring.
-
-    Args:
-        first_ids: what `announce` returned.
-        depth: pages in flight, in steps of 1 / DEPTH_STEPS; None: one for each stage.
-    """
+    """Load this warp's pages of the tile into the ring. first_ids: what `announce` returned. depth:
+    pages in flight, in steps of 1 / DEPTH_STEPS; None: one for each stage."""
     count = tile.num_pages
     ahead = first_ids  # this lane's page id of the next 32 turns
     for block in cutlass.range(0, count, WARP_SIZE, unroll=1):
@@ -148,7 +142,7 @@ def indexer_kernel(
     published: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA of the grid; arguments as in `launch_indexer` and `launch_splits`."""
+    """One CTA of the grid; arguments as in `launch_indexer`."""
     operands = Operands(weights, seq_lens, block_table, topk_indices, published, num_pages)
     x = set_up(keys_map, queries_map, operands, None, plan)
     loads, selects = plan.roles
@@ -240,10 +234,8 @@ def write_block(
     valid: cutlass.Boolean,
     present: cutlass.Boolean,
 ) -> None:
-    """Write a block's best score to its number in the row; of a page outside the cache, NaN.
-
-    All lanes call. Nothing is written beyond the row's blocks.
-    """
+    """Write a block's best score to its number in the row; of a page outside the cache, NaN. All
+    lanes call. Nothing is written beyond the row's blocks."""
     seen = present and position < sink.length
     if not (valid and seen):
         score = Float32.nan

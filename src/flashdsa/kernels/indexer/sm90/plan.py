@@ -24,17 +24,16 @@ LOAD_REGISTERS = 32
 
 @dataclass(frozen=True)
 class IndexerPlan(SelectPlan):
-    """One compiled indexer: see `SelectPlan`.
-
-    `stages` is a multiple of `consumer_warpgroups`: page i belongs to warpgroup
-    i % consumer_warpgroups, so a stage is always read by the same one, and a fast warpgroup cannot
-    take the phase of a slow one's page for its own.
-    """
+    """One compiled indexer: see `SelectPlan`. `stages` is a multiple of `consumer_warpgroups`: page
+    i belongs to warpgroup i % consumer_warpgroups, so a stage is always read by the same one, and a
+    fast warpgroup cannot take the phase of a slow one's page for its own."""
 
     arch: ClassVar[ArchSpec] = SM90
+    mxfp4 = False  # keys are 64 bytes of e2m1 codes with four scales
+    pages_per_stage = 1
+    valid_words = 1  # of a stage: which of its tokens are in the cache
 
     def __post_init__(self) -> None:
-        """Check the choices against the instructions and the architecture."""
         if self.stages % self.consumer_warpgroups:
             raise ValueError("stages: expected a multiple of consumer_warpgroups")
         if self.in_pairs and self.ring_stages & (self.ring_stages - 1):
@@ -43,17 +42,10 @@ class IndexerPlan(SelectPlan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return f"indexer_{self.sizes_and_kinds}"
 
     @property
-    def mxfp4(self) -> bool:
-        """Keys are 64 bytes of e2m1 codes with four scales."""
-        return False
-
-    @property
     def token_bytes(self) -> int:
-        """Bytes of a key in the cache, its scales among them."""
         return MXFP4_TOKEN_BYTES if self.mxfp4 else INDEX_TOKEN_BYTES
 
     @property
@@ -67,19 +59,9 @@ class IndexerPlan(SelectPlan):
         return self.stages - self.consumer_warpgroups if self.sorted else self.stages
 
     @property
-    def pages_per_stage(self) -> int:
-        """Pages of a stage of the ring."""
-        return 1
-
-    @property
     def pages_in_order(self) -> int | None:
         """Pages that the list has room for before it is cut."""
         return self.ordered_entries // PAGE_SIZE
-
-    @property
-    def valid_words(self) -> int:
-        """Words of a stage that say which of its tokens are in the cache."""
-        return self.pages_per_stage
 
     def cache_operand(self, cache: Any) -> Any:
         """Number of pages: TMA reads all of the cache."""
@@ -92,7 +74,6 @@ class IndexerPlan(SelectPlan):
 
     @property
     def warp_stages(self) -> int:
-        """Pages in flight that one load warp has."""
         return self.ring_stages // self.consumer_warpgroups
 
     @property
@@ -104,7 +85,6 @@ class IndexerPlan(SelectPlan):
 
     @property
     def threads(self) -> int:
-        """Threads of the consumers and the load warps."""
         return self.consumer_threads + self.load_warps * WARP_SIZE
 
     @property
@@ -119,7 +99,6 @@ class IndexerPlan(SelectPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """Shared memory regions, in order."""
         pages, tiles = self.ring_stages, self.lists.tile_stages
         return [
             SmemRegion("pages", pages * self.stage_bytes, 1024, "keys and scales, SW128"),
@@ -153,7 +132,6 @@ class IndexerPlan(SelectPlan):
 
     @property
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers that the plan has regions for."""
         load, select = self.roles
         head = self.query_bytes + self.weight_bytes
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
@@ -186,20 +164,6 @@ PAIR_PLANS = (
 )
 """The kernels that score rows in pairs."""
 
-_STREAM = (
-    "pages",
-    "queries",
-    "weights",
-    "halves",
-    "work_tiles",
-    "page_valid",
-    "page_full",
-    "page_empty",
-    "tile_full",
-    "tile_empty",
-)
-
-
 BLOCK = 8
 """Tokens of a block whose best score is written in place of theirs: DeepSeek-V4.1's."""
 
@@ -219,22 +183,14 @@ class LogitsPlan(IndexerPlan):
     stages: int = 16
     mxfp4: bool = False
     of_blocks: bool = False
+    pages_in_order = None  # no page waits for others
+    keys_alone = False  # it has no list
+    unscored_length = 0
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         kinds = "_mxfp4" * self.mxfp4 + "_blocks" * self.of_blocks + "_pairs" * self.in_pairs
         return f"indexer_logits_h{self.num_heads}{kinds}"
-
-    @property
-    def pages_in_order(self) -> int | None:
-        """No page waits for others."""
-        return None
-
-    @property
-    def keys_alone(self) -> bool:
-        """It has no list."""
-        return False
 
     @property
     def tokens_of_score(self) -> int:
@@ -242,14 +198,10 @@ class LogitsPlan(IndexerPlan):
         return BLOCK if self.of_blocks else 1
 
     @property
-    def unscored_length(self) -> int:
-        """Every token of every row is scored."""
-        return 0
-
-    @property
     def regions(self) -> list[SmemRegion]:
-        """Shared memory regions, in order."""
-        return [region for region in super().regions if region.name in _STREAM]
+        selecting = (*select_regions(self), *select_barrier_regions(self), scratch_region())
+        absent = {region.name for region in selecting}
+        return [region for region in super().regions if region.name not in absent]
 
 
 LOGITS_PLANS = (

@@ -53,10 +53,8 @@ def divide(numerator: Float32, denominator: Float32) -> Float32:
 
 @cute.jit
 def scale_of(elements: cute.Tensor) -> Float32:
-    """max(amax, MIN_AMAX) / 448 of the vector; NaN if the vector has one.
-
-    Magnitudes compare as their bits do; NaN's bits are above those of infinity.
-    """
+    """max(amax, MIN_AMAX) / 448 of the vector; NaN if the vector has one. Magnitudes compare as
+    their bits do; NaN's bits are above those of infinity."""
     largest = Uint32(0)
     for i in cutlass.range_constexpr(ELEMENTS_EACH):
         largest = cutlass.max(largest, elements[i].bitcast(Uint32) & Uint32(SIGN_CLEARED))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flashdsa.plan import Role
 
@@ -19,27 +20,17 @@ class QuantizePlan:
 
     dtype: str = "bfloat16"
     slot_bits: int = 64
+    roles: ClassVar[tuple[Role, ...]] = ()  # all warps do the same
+    smem_bytes = 0
 
     def __post_init__(self) -> None:
-        """Check the choices against the kernel's limits."""
         if self.dtype not in ("bfloat16", "float32"):
             raise ValueError(f"dtype: expected bfloat16 or float32; got {self.dtype}")
         if self.slot_bits not in (0, 32, 64):
             raise ValueError(f"slot_bits: expected 0, 32 or 64; got {self.slot_bits}")
 
     @property
-    def roles(self) -> tuple[Role, ...]:
-        """No roles: all warps do the same."""
-        return ()
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA: none."""
-        return 0
-
-    @property
     def name(self) -> str:
-        """Exported name of its function."""
         if self.slot_bits:
             return f"write_index_k_{self.dtype}_slots{self.slot_bits}"
         return f"quantize_index_{self.dtype}"

@@ -7,12 +7,19 @@ relu(x) is (x + |x|) / 2, with the half in the weight: additions run at twice th
 and both steps are exact, so that it is the same number. A warpgroup takes two pages at a time: the
 work after the sums costs the same for two as for one, because a page has half as many tokens for a
 warp as it has lanes.
+
+Codes of e2m1 (MXFP4) in shared memory become the product's left operand, e4m3. A key is e4m3 times
+2^-6 of the largest of its four scales (backends/mxfp4.py). A group of 32 columns is what one
+product takes along K, and has one scale, so its eight magnitudes in e4m3 are a table of eight
+bytes. Of a token's four lanes each converts the table of one group and gives it to the others; a
+byte permutation then looks up four columns at once. The conversion rounds as the contract says, so
+wide spans need no case of their own.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float8E4M3FN, Float32, Int32, const_expr, cute
+from cutlass import Float8E4M3FN, Float32, Int32, Uint16, const_expr, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from flashdsa.dsl.pipeline import PipelineState, RingConsumer
@@ -22,10 +29,111 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.schedule.work_tile import course_from
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
 from flashdsa.kernels.indexer.select.lists import PageRange
-from flashdsa.kernels.indexer.sm90 import mxfp4
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.smem_views import IndexerMemory, input_buffers_in
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
+
+GROUPS = 4
+TOP = 6
+"""Exponent with which the numbers of the largest scale are held."""
+DEEPEST = -20
+"""Exponent, below the largest, at which every code is 0."""
+NAN_SCALE = 255
+FP32_BIAS, FP32_MANTISSA = 127, 23
+LOWER_ROWS = 8
+"""Tokens from a lane's first one to its second."""
+
+
+def place_of_codes(thread: Int32) -> Int32:
+    """Half word of a page at which the codes of the caller's first token, group 0, begin. Two
+    tokens share a row of 128 bytes; the swizzle exchanges 16 bytes, a group, by the row."""
+    lane = thread % WARP_SIZE
+    token = thread % WARPGROUP_SIZE // WARP_SIZE * 16 + lane // 4
+    row, group = token // 2, token % 2 * GROUPS
+    return row * 64 + (group ^ (row % 8)) * 8 + lane % 4
+
+
+@cute.jit
+def load_mxfp4_keys(words: cute.Tensor, page: Any, place: Int32, plan: cutlass.Constexpr) -> None:
+    """Convert the page's keys into registers. words: (16,) Int32, the left operand: of each group
+    the first 16 columns of both tokens, then the others. page: pointer to its bytes. place: see
+    `place_of_codes`."""
+    lane = cute.arch.lane_idx()
+    # place = 64 row + ..., so that the token is known again.
+    token = place // 64 * 2 + ((place // 8) ^ (place // 64)) // GROUPS % 2
+    scales = cute.recast_ptr(page, dtype=Int32) + plan.page_key_bytes // 4
+    tables = []
+    for second in cutlass.range_constexpr(2):
+        word = token + second * LOWER_ROWS
+        if word >= PAGE_SIZE // 2:  # the second row of scales: neighbouring 16 bytes exchanged
+            word = word ^ 4
+        tables += _table((scales + word).load(), lane % GROUPS)
+    codes = cute.recast_ptr(page, dtype=Uint16)
+    for group in cutlass.range_constexpr(GROUPS):
+        owner = lane // GROUPS * GROUPS + group
+        mine = [cute.arch.shuffle_sync(table, owner) for table in tables]
+        for half in cutlass.range_constexpr(2):
+            for second in cutlass.range_constexpr(2):
+                # Eight tokens are four rows further, where the swizzle exchanges 64 bytes more.
+                own = ((place + second * 256) ^ (second * 32)) ^ (group * 8)
+                four = Int32((codes + own + half * 4).load())
+                words[4 * group + 2 * half + second] = _look_up(four, *mine[2 * second :][:2])
+
+
+def _table(scales: Int32, group: Int32) -> list[Any]:
+    """e4m3 of the magnitudes 0 to 7 of a group, 4 in a word, for its key's four scales."""
+    below = ((scales >> (8 * group)) & 255) - _largest(scales)
+    exponent = cutlass.max(below, Int32(DEEPEST)) + (TOP + FP32_BIAS)
+    unit = (exponent << FP32_MANTISSA).bitcast(Float32)
+    sizes = [unit * Float32(size) for size in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)]
+    return [
+        cute.arch.inline_ptx(
+            "{.reg .b16 low, high;\n"
+            "cvt.rn.satfinite.e4m3x2.f32 low, {$r1}, {$r0};\n"
+            "cvt.rn.satfinite.e4m3x2.f32 high, {$r3}, {$r2};\n"
+            "mov.b32 {$w0}, {low, high};}",
+            write_only_types=[Int32],
+            read_only_args=sizes[first : first + 4],
+        )
+        for first in (0, 4)
+    ]
+
+
+def _look_up(codes: Int32, low: Int32, high: Int32) -> Int32:
+    """Four codes of 4 bits as e4m3, by the tables of their magnitudes; bit 3 is the sign."""
+    return cute.arch.inline_ptx(
+        "{.reg .b32 size, sign, odd;\n"
+        "and.b32 size, {$r0}, 0x7777;\n"
+        "prmt.b32 size, {$r1}, {$r2}, size;\n"
+        "prmt.b32 sign, {$r0}, {$r0}, 0x1100;\n"
+        "and.b32 odd, sign, 0x80008000;\n"
+        "shl.b32 sign, sign, 4;\n"
+        "and.b32 sign, sign, 0x00800080;\n"
+        "or.b32 size, size, odd;\n"
+        "or.b32 {$w0}, size, sign;}",
+        write_only_types=[Int32],
+        read_only_args=[codes, low, high],
+    )
+
+
+def _largest(scales: Int32) -> Int32:
+    """Return the largest of four bytes."""
+    bytes_ = [(scales >> (8 * i)) & 255 for i in range(GROUPS)]
+    return cutlass.max(cutlass.max(bytes_[0], bytes_[1]), cutlass.max(bytes_[2], bytes_[3]))
+
+
+@cute.jit
+def scale_of_key(scales: Int32) -> Float32:
+    """Scale of a key, 2^-6 of the largest of its four; below 2^-126 it is a subnormal number, a
+    single bit. NaN if that is 255."""
+    largest = _largest(scales)
+    bits = (largest - TOP) << FP32_MANTISSA
+    if largest <= TOP:
+        bits = Int32(1) << (largest + (FP32_MANTISSA - 1 - TOP))
+    if largest == NAN_SCALE:
+        bits = Int32(0x7FC00000)
+    return bits.bitcast(Float32)
+
 
 MMA_K = 32
 """e4m3 elements along K of one wgmma."""
@@ -41,7 +149,7 @@ class Scorer(NamedTuple):
     accumulator: cute.Tensor
     pages: Any  # pointer to the pages' bytes
     row_offset: Int32  # bytes from a page's start to what this lane names for ldmatrix; of MXFP4
-    # keys see `mxfp4.place_of_codes`
+    # keys see `place_of_codes`
 
 
 def _tile(pointer: Any, rows: int, copies: int, copy_bytes: int) -> Any:
@@ -86,7 +194,7 @@ def make_scorer(pages: Any, queries: Any, thread: Int32, plan: IndexerPlan) -> S
             first.partition_shape_C((PAGE_SIZE, plan.num_heads)), Float32
         ),
         pages=pages,
-        row_offset=mxfp4.place_of_codes(thread)
+        row_offset=place_of_codes(thread)
         if plan.mxfp4
         else row * INDEX_HEAD_DIM + ((lane // 16) ^ (lane % 8)) * 16,
     )
@@ -119,7 +227,7 @@ def load_keys(scorer: Scorer, stage: Int32, plan: cutlass.Constexpr) -> None:
     words = cute.recast_tensor(scorer.keys, Int32)
     page = scorer.pages + stage * plan.stage_bytes
     if const_expr(plan.mxfp4):
-        mxfp4.load_keys(words, page, scorer.row_offset, plan)
+        load_mxfp4_keys(words, page, scorer.row_offset, plan)
         return
     for k in cutlass.range_constexpr(INDEX_HEAD_DIM // MMA_K):
         four = cute.arch.inline_ptx(
@@ -160,11 +268,8 @@ class Sums(NamedTuple):
 def score_page(
     x: Scoring, weights: cute.Tensor, state: PipelineState, tile_stage: Int32, word: Int32
 ) -> Sums:
-    """Wait for a page, read it, free its stage, multiply, and sum over this lane's heads.
-
-    Args:
-        word: `word_of_scale` of the lane's token.
-    """
+    """Wait for a page, read it, free its stage, multiply, and sum over this lane's heads. word:
+    `word_of_scale` of the lane's token."""
     inputs, scorer, plan, lane = x.inputs, x.scorer, x.plan, x.thread % WARP_SIZE
     stage = state.stage
     # page_full[stage], the round's phase: TMA has brought keys and scales, or page_valid says that
@@ -180,32 +285,31 @@ def score_page(
     if lane == 0:
         inputs.page_ring.release(stage + nothing_when_loaded(scale, valid))
     warpgroup.wait_group(0)
-    upper, lower = sum_heads(scorer.accumulator, weights, plan)
+    upper, lower = sum_heads(scorer.accumulator, weights, 0, plan)
     return Sums(upper, lower, scale, valid)
 
 
 def nothing_when_loaded(scale: Float32, valid: Int32) -> Int32:
-    """0, known only when both are in registers; `valid` is 0 or 1, which no compiler knows.
-
-    ptxas issues an arrival after loads whose values are needed later, but does not wait for them:
-    they could still be on their way when TMA overwrites what they read.
-    """
+    """0, known only when both are in registers; `valid` is 0 or 1, which no compiler knows. ptxas
+    issues an arrival after loads whose values are needed later, but does not wait for them: they
+    could still be on their way when TMA overwrites what they read."""
     return (valid >> 1) & scale.bitcast(Int32)
 
 
 @cute.jit
 def sum_heads(
-    accumulator: cute.Tensor, weights: cute.Tensor, plan: cutlass.Constexpr
+    accumulator: cute.Tensor, weights: cute.Tensor, first: cutlass.Constexpr, plan: Any
 ) -> tuple[Float32, Float32]:
-    """Sums over this lane's heads for rows lane / 4 and lane / 4 + 8 of the warp's 16."""
+    """Sums over this lane's heads for rows lane / 4 and lane / 4 + 8 of the warp's 16, from the
+    accumulator's register `first` on."""
     upper, upper_odd = Float32(0.0), Float32(0.0)
     lower, lower_odd = Float32(0.0), Float32(0.0)
     for c in cutlass.range_constexpr(plan.num_heads // 8):
         even, odd = weights[2 * c], weights[2 * c + 1]
-        upper += even * doubled_relu(accumulator[4 * c])
-        upper_odd += odd * doubled_relu(accumulator[4 * c + 1])
-        lower += even * doubled_relu(accumulator[4 * c + 2])
-        lower_odd += odd * doubled_relu(accumulator[4 * c + 3])
+        upper += even * doubled_relu(accumulator[first + 4 * c])
+        upper_odd += odd * doubled_relu(accumulator[first + 4 * c + 1])
+        lower += even * doubled_relu(accumulator[first + 4 * c + 2])
+        lower_odd += odd * doubled_relu(accumulator[first + 4 * c + 3])
     return upper + upper_odd, lower + lower_odd
 
 
@@ -230,13 +334,9 @@ def score_pages(
     x: Scoring, prepared: Prepared, pages: PageRange, store: cutlass.Constexpr, sink: Any
 ) -> None:
     """Score the calling warpgroup's pages, two at a time: those whose number in the CTA is its own,
-    modulo the warpgroups.
-
-    Args:
-        store: called for each two pages as store(sink, score, position, valid, present): the score
-            of this lane's token, whether its page id is in the cache, and whether the lane has a
-            page.
-    """
+    modulo the warpgroups. store: called for each two pages as store(sink, score, position, valid,
+    present): the score of this lane's token, whether its page id is in the cache, and whether the
+    lane has a page."""
     inputs, thread, plan = x.inputs, x.thread, x.plan
     groups, weights = plan.consumer_warpgroups, prepared.weights
     turn = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))
@@ -290,7 +390,7 @@ def load_scale(scorer: Scorer, stage: Int32, word: Int32, plan: cutlass.Constexp
     """The scale of the token with that `word_of_scale`."""
     scale = scale_of(scorer, stage, word, plan).load()
     if const_expr(plan.mxfp4):
-        scale = mxfp4.scale_of_key(scale.bitcast(Int32))
+        scale = scale_of_key(scale.bitcast(Int32))
     return scale
 
 

@@ -20,7 +20,7 @@ from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.schedule.work_tile import course_from
-from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
+from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring
 from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.score import (
@@ -29,6 +29,7 @@ from flashdsa.kernels.indexer.sm90.score import (
     finish_pair,
     nothing_when_loaded,
     scale_of,
+    sum_heads,
     word_of_scale,
 )
 from flashdsa.kernels.indexer.smem_views import (
@@ -92,22 +93,6 @@ def multiply(accumulator: cute.Tensor, keys: Int32, queries: Int32, plan: Any) -
     warpgroup.commit_group()
 
 
-@cute.jit
-def sum_row(
-    accumulator: cute.Tensor, weights: cute.Tensor, first: cutlass.Constexpr, plan: Any
-) -> tuple[Float32, Float32]:
-    """Same as score.py's sum_heads, from the accumulator's register `first` on."""
-    upper, upper_odd = Float32(0.0), Float32(0.0)
-    lower, lower_odd = Float32(0.0), Float32(0.0)
-    for c in cutlass.range_constexpr(plan.num_heads // 8):
-        even, odd = weights[2 * c], weights[2 * c + 1]
-        upper += even * doubled_relu(accumulator[first + 4 * c])
-        upper_odd += odd * doubled_relu(accumulator[first + 4 * c + 1])
-        lower += even * doubled_relu(accumulator[first + 4 * c + 2])
-        lower_odd += odd * doubled_relu(accumulator[first + 4 * c + 3])
-    return upper + upper_odd, lower + lower_odd
-
-
 class Prepared(NamedTuple):
     """Values of a tile that a consumer keeps while it scores some of the tile's pages."""
 
@@ -132,12 +117,9 @@ def score_pages(
     x: Scoring, prepared: Prepared, pages: PageRange, store: cutlass.Constexpr, sink: Any
 ) -> Int32:
     """Score the calling warpgroup's pages, one at a time; see score_batch.py. A lane's score is of
-    the row of score_batch.py's `row_of_lane`.
-
-    Args:
-        store: called for each page as store(sink, slot, score, position, valid); returns the next
-            `slot`, which starts as the sink's, and at the end is what this function returns.
-    """
+    the row of score_batch.py's `row_of_lane`. store: called for each page as store(sink, slot,
+    score, position, valid); returns the next `slot`, which starts as the sink's, and at the end is
+    what this function returns."""
     inputs, scorer, thread, plan = x.inputs, x.scorer, x.thread, x.plan
     groups, ring = plan.consumer_warpgroups, inputs.page_ring
     begin = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))
@@ -174,10 +156,10 @@ def score_pages(
         cute.arch.sync_warp()
         if lane == 0:
             ring.release(stage + nothing_when_loaded(scale, valid))
-        upper, lower = sum_row(accumulator, prepared.weights, 0, plan)
+        upper, lower = sum_heads(accumulator, prepared.weights, 0, plan)
         first = Sums(upper, lower, scale, valid)
         load_weights(weights, inputs, 1, Int32(lane % 4), plan)
-        upper, lower = sum_row(accumulator, weights, plan.num_heads // 2, plan)
+        upper, lower = sum_heads(accumulator, weights, plan.num_heads // 2, plan)
         score, is_valid = finish_pair(first, Sums(upper, lower, scale, valid), lane)
         slot = store(sink, slot, score, position, is_valid)
         position += course.tokens_apart

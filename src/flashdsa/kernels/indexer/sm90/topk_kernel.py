@@ -50,11 +50,8 @@ def rank_scores(
     fill: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> None:
-    """All threads of a CTA: its tiles of the output's rows, one cluster's each.
-
-    Args:
-        source, fill: see select/tiles.py.
-    """
+    """All threads of a CTA: its tiles of the output's rows, one cluster's each. source, fill: see
+    select/tiles.py."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
@@ -121,14 +118,9 @@ def load_block(
 
 @cute.jit
 def read_batch(s: Selecting, scores: Any, tile: WorkTile, stage: Int32, listed: Listed) -> Listed:
-    """Add scores of the tile while the list has room for another block.
-
-    The list has room for a block at the start; see `refill_pages`.
-
-    Args:
-        scores: (B, max_len) fp32 in device memory, any distance between rows; 64 of them count as
-            a page.
-    """
+    """Add scores of the tile while the list has room for another block. The list has room for a
+    block at the start; see `refill_pages`. scores: (B, max_len) fp32 in device memory, any distance
+    between rows; 64 of them count as a page."""
     select, thread, plan = s.select, s.thread, s.plan
     block = plan.read_together * plan.consumer_threads
     entries, floor = listed.entries, listed.floor

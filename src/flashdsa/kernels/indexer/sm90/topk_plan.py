@@ -30,42 +30,23 @@ class TopkPlan(IndexerPlan):
     lists: Lists = GIVEN_SCORES
     read_together: int = 8
     of_cache: bool = False
+    scheduled = True
+    load_warps = 1  # it only announces tiles
+    pages_in_order = None  # scores are read in the order of positions
+    lists_in_order = False  # scores are appended, in no special order
 
     def __post_init__(self) -> None:
-        """Check the choices against each other, too."""
         super().__post_init__()
         if self.refill_entries < self.read_together * self.consumer_threads:
             raise ValueError("lists.refill_pages: no room for what all threads read at once")
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         kinds = {"sorted": self.sorted, "cache": self.of_cache, "positions": self.positions}
         return "_".join((f"topk_k{self.topk}", *(name for name, so in kinds.items() if so)))
 
     @property
-    def scheduled(self) -> bool:
-        """The lengths always decide."""
-        return True
-
-    @property
-    def load_warps(self) -> int:
-        """One load warp: it only announces tiles."""
-        return 1
-
-    @property
-    def pages_in_order(self) -> int | None:
-        """Scores are read in the order of positions."""
-        return None
-
-    @property
-    def lists_in_order(self) -> bool:
-        """Given scores are appended to the list, in no special order."""
-        return False
-
-    @property
     def regions(self) -> list[SmemRegion]:
-        """Shared memory regions, in order."""
         return [region for region in super().regions if region.name not in _PAGES]
 
 

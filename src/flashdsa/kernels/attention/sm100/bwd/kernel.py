@@ -30,14 +30,7 @@ from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
-from flashdsa.kernels.attention.sm100.bwd import load
-from flashdsa.kernels.attention.sm100.bwd.mma import (
-    Issuer,
-    QueryLoader,
-    issue_item,
-    load_query,
-    wait_until_read,
-)
+from flashdsa.kernels.attention.sm100.bwd import load, mma
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.bwd.products import products_of
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer, finish, reduce_item, store_do
@@ -156,16 +149,16 @@ def backward_kernel(
             if prims.elect_sync():
                 while turn.item < topk_length.shape[0]:
                     ctx = load.locate(topk_length, indices, memory, turn)
-                    issue_item(Issuer(ctx, Static(products_of(plan))))
+                    mma.issue_item(mma.Issuer(ctx, Static(products_of(plan))))
                     turn = load.next_turn(ctx)
             cute.arch.sync_warp()
         elif warp % (WARPGROUP_SIZE // WARP_SIZE) == 1:
             if prims.elect_sync():
                 while turn.item < topk_length.shape[0]:
                     ctx = load.locate(topk_length, indices, memory, turn)
-                    load_query(QueryLoader(ctx, q_map.get_ptr(), do_map.get_ptr(), present))
+                    mma.load_query(mma.QueryLoader(ctx, q_map.get_ptr(), do_map.get_ptr(), present))
                     turn = load.next_turn(ctx)
-                wait_until_read(memory, turn)
+                mma.wait_until_read(memory, turn)
             cute.arch.sync_warp()
     leave_pair(plan, hold, warp, 1)
 

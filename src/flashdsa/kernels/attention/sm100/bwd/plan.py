@@ -280,11 +280,8 @@ class BwdPlan(Sm100Plan):
 
 
 class TimelineRow(NamedTuple):
-    """One step.
-
-    Attributes:
-        name: short. load, mma, softmax, reduce: work of the role of that name; "": it continues.
-    """
+    """One step. `name`: short. `load`, `mma`, `softmax`, `reduce`: work of the role of that name;
+    "": it continues."""
 
     step: IntEnum
     name: str

@@ -14,13 +14,9 @@ from flashdsa.kernels.attention.sm100.core.tile import PAIR_ROWS
 
 @dataclass(frozen=True)
 class Products:
-    """Every product of a block, for one CTA.
-
-    Attributes:
-        p: over the value dims. p_rope: the rest of P, with A at the RoPE dims of CTA 0.
-        dp, dq, dq_rope: A in TMEM.
-        dkv: for each part the products that add up to it: of S and dO, of dS and Q.
-    """
+    """Every product of a block, for one CTA. `p`: over the value dims. `p_rope`: the rest of P,
+    with A at the RoPE dims of CTA 0. `dp`, `dq`, `dq_rope`: A in TMEM. `dkv`: for each part the
+    products that add up to it: of S and dO, of dS and Q."""
 
     p: UmmaProduct
     p_rope: UmmaProduct

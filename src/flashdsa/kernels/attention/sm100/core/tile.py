@@ -36,11 +36,7 @@ class PairTile:
     d_v: int = problem.D_V
 
     def __post_init__(self) -> None:
-        """Check that boxes, and both halves, are whole.
-
-        Raises:
-            ValueError: names the sizes.
-        """
+        """Raises ValueError, which names the sizes, unless boxes, and both halves, are whole."""
         if self.d_v % (CLUSTER * BOX_DIMS) or self.rope_dims != BOX_DIMS or self.keys % 32:
             raise ValueError(f"no pair has {self}")
 

@@ -16,13 +16,10 @@ from flashdsa.kernels.attention.sm100.fwd.plan import ROWS, FwdPlan
 
 @dataclass(frozen=True)
 class Products:
-    """Every product of a tile; offsets in descriptors are from the base of shared memory.
-
-    Attributes:
-        qk, qk_rope: the two halves of N are the same 64 keys, over the dims of either CTA: A's
-            lanes 0 to 63 hold Q's dims of the first CTA, lanes 64 to 127 those of the second.
-        pv: the first and the second half of each CTA's value dims.
-    """
+    """Every product of a tile; offsets in descriptors are from the base of shared memory. `qk`,
+    `qk_rope`: the two halves of N are the same 64 keys, over the dims of either CTA: A's lanes 0 to
+    63 hold Q's dims of the first CTA, lanes 64 to 127 those of the second. `pv`: the first and the
+    second half of each CTA's value dims."""
 
     qk: UmmaProduct
     qk_rope: UmmaProduct

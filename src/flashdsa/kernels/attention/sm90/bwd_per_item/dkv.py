@@ -17,13 +17,7 @@ from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.wgmma import along_n, descriptor_behind, multiply_bf16
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
-    Context,
-    Tiles,
-    item_by_turns,
-    tile_after,
-    tiles_of,
-)
+from flashdsa.kernels.attention.sm90.bwd_per_item import context
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_BYTES,
     LINE_DIMS,
@@ -52,7 +46,7 @@ PAIR_WORDS, PAIR_LASTS = 4 * LINE_PACKS, 2 * LINE_PACKS
 class Dkv(NamedTuple):
     """Reads p, ds and rows; adds to dKV. Signals scores_free, rows_free."""
 
-    ctx: Context
+    ctx: context.Context
     dkv: cute.Tensor  # (S_kv, 576) fp32; with slots (rows, plan.slot_words) int32
     offsets: Any  # with slots (groups, capacity) int32: slot row of each key of a list
 
@@ -145,7 +139,7 @@ def store_pair(
 
 
 @cute.jit
-def read_keys(role: Dkv, line: cute.Pointer, tiles: Tiles, tile: Int32) -> list[Int32]:
+def read_keys(role: Dkv, line: cute.Pointer, tiles: context.Tiles, tile: Int32) -> list[Int32]:
     """Read this thread's two keys of a tile from `line`; -1 after the list's end."""
     ctx = role.ctx
     keys = [Int32(-1)] * KEYS
@@ -253,7 +247,7 @@ def dkv_all(role: Dkv) -> None:
             drawn += 1
     else:
         for position in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-            item = item_by_turns(ctx, position)
+            item = context.item_by_turns(ctx, position)
             number = dkv_item(role, accs, (p, ds), item, number)
 
 
@@ -263,7 +257,7 @@ def dkv_item(role: Dkv, accs: Any, matrices: tuple[Any, Any], item: Int32, numbe
     before this item; returned after it."""
     ctx = role.ctx
     p, ds = matrices
-    tiles = tiles_of(ctx, item)
+    tiles = context.tiles_of(ctx, item)
     line = ctx.line_of(ctx.lists.rows, item)
     if cutlass.const_expr(ctx.plan.slots):
         line = ctx.line_of(role.offsets, item)
@@ -271,7 +265,7 @@ def dkv_item(role: Dkv, accs: Any, matrices: tuple[Any, Any], item: Int32, numbe
     keys = read_keys(role, line, tiles, tile)
     for index in cutlass.range(tiles.count, unroll=1):
         is_last = Boolean(index + 1 == tiles.count)
-        tile = tile_after(tile, tiles.count)
+        tile = context.tile_after(tile, tiles.count)
         ahead = read_keys(role, line, tiles, tile)
         # scores_full: S has been made of every chunk of Q and dO, behind role score's fences.
         ctx.memory.scores_full.wait_round(number)

@@ -10,13 +10,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Vector, cute
 
-from flashdsa.dsl.cp_async import (
-    arrive_when_copied,
-    commit_copies,
-    copy_units,
-    copy_word,
-    wait_for_copies,
-)
+from flashdsa.dsl import cp_async
 from flashdsa.dsl.gmem import load_if
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.smem import load_float, store_float
@@ -68,8 +62,8 @@ def copy_tile(role: Gatherer, rows: list[Int32], to: Int32, unit: Int32, number:
             ctx.memory.k_free_high.wait_round(number - 1, chunk - tile.half_chunks)
         for turn in cutlass.range_constexpr(TURNS):
             at = chunk * tile.chunk_bytes + turn * ROWS_AT_ONCE * ROW_BYTES
-            copy_units(to, sources[turn], rows[turn], [(at, chunk * ROW_BYTES)])
-        arrive_when_copied(ctx.memory.k_full.at(chunk))
+            cp_async.copy_units(to, sources[turn], rows[turn], [(at, chunk * ROW_BYTES)])
+        cp_async.arrive_when_copied(ctx.memory.k_full.at(chunk))
 
 
 @cute.jit
@@ -193,22 +187,22 @@ def copy_rows(role: Rows, item: Int32, items: Int32) -> None:
             place, column = x.to + chunk * ROWS_CHUNK_BYTES, chunk * CHUNK
             copy_chunk(x, x.q + column, place, tile.d_qk)
             copy_chunk(x, x.do + column, place + HALF_BYTES, tile.d_v)
-            arrive_when_copied(ctx.memory.rows_full.at(chunk))
-            commit_copies()
+            cp_async.arrive_when_copied(ctx.memory.rows_full.at(chunk))
+            cp_async.commit_copies()
             if chunk >= STAGES - 1:
                 before = words[(stage + 1) % STAGES]
-                wait_for_copies(STAGES - 1)
+                cp_async.wait_for_copies(STAGES - 1)
                 add_products(totals, before, x, chunk - (STAGES - 1))
                 load_out(ctx, before, x, chunk + 1)
     if cutlass.const_expr(tile.has_rope):
         ctx.memory.rows_free.wait_round(items - 1, tile.value_chunks)
         # There is no dO beside these columns.
         copy_chunk(x, x.q + tile.d_v, x.to + ctx.plan.rope_at - half * HALF_BYTES, tile.d_qk)
-        arrive_when_copied(ctx.memory.rows_full.at(tile.value_chunks))
-        commit_copies()
+        cp_async.arrive_when_copied(ctx.memory.rows_full.at(tile.value_chunks))
+        cp_async.commit_copies()
     for stage in cutlass.range_constexpr(1, STAGES):
         behind = STAGES - 1 - stage
-        wait_for_copies(behind + tile.has_rope)
+        cp_async.wait_for_copies(behind + tile.has_rope)
         add_products(totals, words[stage], x, Int32(tile.value_chunks - 1 - behind))
     delta = sums_over_lanes([totals[i] for i in range(WARP_ROWS)], lane)
     write_statistics(role, item * ROWS, own_row, lse, delta)
@@ -262,4 +256,4 @@ def copy_chunk(x: Lane, source: cute.Pointer, to: Int32, dims: cutlass.Constexpr
         # The swizzle of row `row` of eight: its number into bits 4 to 6.
         place = to ^ (row % QUERY_ROWS << 4)
         none = x.present[row // QUERY_ROWS] - 1
-        copy_word(place, source, none, row * ROW_BYTES, row * dims * BF16)
+        cp_async.copy_word(place, source, none, row * ROW_BYTES, row * dims * BF16)

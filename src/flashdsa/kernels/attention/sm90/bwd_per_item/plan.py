@@ -51,13 +51,10 @@ FIRST, LAST, FROM_ZERO = 1, 2, 4
 
 @dataclass(frozen=True)
 class SumPlan(Sm90Plan):
-    """The kernel that sums. A key's rows come in chunks, each into a stage.
-
-    Attributes:
-        d_qk: columns of dKV. packs: of a row, a thread of role add each. slot_words: of a row.
-        stages: chunks in flight. chunk_rows: most rows of a chunk.
-        sm_ctas: CTAs on each streaming multiprocessor, for which shared memory has just room.
-    """
+    """The kernel that sums. A key's rows come in chunks, each into a stage. `d_qk`: columns of dKV.
+    `packs`: of a row, a thread of role add each. `slot_words`: of a row. `stages`: chunks in
+    flight. `chunk_rows`: most rows of a chunk. `sm_ctas`: CTAs on each streaming multiprocessor,
+    for which shared memory has just room."""
 
     d_qk: int
     packs: int
@@ -227,8 +224,7 @@ class PerItemPlan(Sm90Plan):
 
     @property
     def rope_at(self) -> int:
-        """Bytes from the rows' first to the columns that only Q has, if any: of the first 32 rows,
-        then of the others."""
+        """Bytes from the rows' first to Q's RoPE columns, if any: rows 0 to 31, then the others."""
         return self.tile.value_chunks * ROWS_CHUNK_BYTES
 
     @property

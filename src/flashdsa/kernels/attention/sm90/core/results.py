@@ -54,7 +54,7 @@ def ask_sink(attn_sink: cute.Tensor, head: Any, exists: Any) -> Int32:
 def factor_and_lse(
     attn_sink: cute.Tensor, asked: Int32, top: Float32, total: Float32
 ) -> tuple[Float32, Float32]:
-    """(factor of a row's O, its lse); asked: by `ask_sink`; top: log2 maximum of the sum."""
+    """(factor of a row's O, its lse). `asked`: by `ask_sink`. `top`: log2 maximum of the sum."""
     has_sink = attn_sink.shape[0] > 0
     sink = select(has_sink, asked.bitcast(Float32), -Float32(float("inf")))
     factor, lse = Float32(0.0), Float32(float("inf"))

@@ -68,14 +68,9 @@ def forward_kernel(
     more: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `launch_forward`.
-
-    Args:
-        slots, num_slots: indices and topk_length, or rows and counts of the groups' lists.
-        members: of the lists; None: no group.
-        draws: of items that are drawn `Draws`; else None.
-        more: of a joined plan `MoreOperands`; else None.
-    """
+    """One CTA; arguments as in `launch_forward`. `slots`, `num_slots`: indices and topk_length, or
+    rows and counts of the groups' lists. `members`: of the lists; None: no group. `draws`: of items
+    that are drawn `Draws`; else None. `more`: of a joined plan `MoreOperands`; else None."""
     thread, _, _ = cute.arch.thread_idx()
     memory = FwdMemory.allocate(plan)
     initialise_barriers(memory, thread)

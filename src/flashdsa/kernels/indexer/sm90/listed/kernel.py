@@ -91,11 +91,8 @@ def load_block(at: Any, is_there: cutlass.Boolean) -> Int32:
 def set_block(
     window: cute.Tensor, block: Int32, block_bits: Int32, start: Int32, begin: Int32, end: Int32
 ) -> None:
-    """Set the bits of a block's keys, of those that lie in `begin` to `end` - 1.
-
-    Args:
-        window: bits of the keys from `begin` on. start: the key at which block 0 begins.
-    """
+    """Set the bits of a block's keys, of those that lie in `begin` to `end` - 1. window: bits of
+    the keys from `begin` on. start: the key at which block 0 begins."""
     if block >= 0 and block <= (end - start) >> block_bits:
         low = start + (block << block_bits)
         high = cutlass.min(low + (Int32(1) << block_bits), end) - begin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem
@@ -21,25 +22,18 @@ class ListedPlan:
 
     threads: int = 256
     window_words: int = 4096
+    roles: ClassVar[tuple[Role, ...]] = ()  # all warps do the same
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return "prefill_listed"
 
     @property
-    def roles(self) -> tuple[Role, ...]:
-        """No roles: all warps do the same."""
-        return ()
-
-    @property
     def window_keys(self) -> int:
-        """Keys of a window."""
         return self.window_words * WARP_SIZE
 
     @cached_property
     def smem(self) -> SmemPlan:
-        """Shared memory."""
         regions = [
             SmemRegion("bits", self.window_words * WORD, 16, "a bit a key: it is listed"),
             SmemRegion("ones", WORD, 4, "how many are"),
@@ -48,5 +42,4 @@ class ListedPlan:
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
         return self.smem.total

@@ -54,10 +54,7 @@ def load_words(
     memory: OrderMemory, scores: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> cute.Tensor:
     """Load this lane's words, one of each 32; write the keys of all entries to shared memory.
-
-    Args:
-        scores: pointer to the list's scores, as words of `entries.py`.
-    """
+    scores: pointer to the list's scores, as words of `entries.py`."""
     keys = cute.make_rmem_tensor(plan.each, Int32)
     for i in cutlass.range_constexpr(plan.each):
         index = lane + WARP_SIZE * i
@@ -190,11 +187,8 @@ def settle_pairs(
 def write_rows(
     memory: OrderMemory, rows: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Write the list in its new order. Starts synced.
-
-    Args:
-        rows: pointer to the list, read and then written.
-    """
+    """Write the list in its new order. Starts synced. rows: pointer to the list, read and then
+    written."""
     old = memory.list.array(Int32, plan.width)
     for i in cutlass.range_constexpr(plan.each):
         index = lane + WARP_SIZE * i

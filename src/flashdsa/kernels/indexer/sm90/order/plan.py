@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.indexer.plan import TOPK
@@ -21,16 +22,15 @@ class OrderPlan:
     """
 
     width: int = 2048
+    roles: ClassVar[tuple[Role, ...]] = ()  # the kernel has one warp
 
     def __post_init__(self) -> None:
-        """Check the choice against the kernel's limits."""
         if self.width not in TOPK:
             raise ValueError(f"width: expected one of {TOPK}; got {self.width}")
         _ = self.smem
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return f"order_{self.width}"
 
     @property
@@ -44,14 +44,8 @@ class OrderPlan:
         score."""
         return self.width.bit_length() - 1
 
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        """No roles: the kernel has one warp."""
-        return ()
-
     @cached_property
     def smem(self) -> SmemPlan:
-        """Shared memory layout."""
         return plan_smem(
             [
                 SmemRegion("words", (self.width + WARP_SIZE) * WORD, 16, "in order, a gap a lane"),
@@ -62,5 +56,4 @@ class OrderPlan:
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA."""
         return self.smem.total

@@ -37,13 +37,9 @@ def write_indices(
     team: Team, begin: Int32, end: Int32, at: Int32, to: Any, first: Int32, what: cutlass.Constexpr
 ) -> None:
     """Write `first` + the index in the chunks `begin` to `end` - 1 of each of their marked entries,
-    the first one at index `at`. A lane takes a word of a chunk.
-
-    Args:
-        to: "log": a pointer to Int32; "best" and "kept": an address in shared memory, of 16-bit
-            words. "best": where words have many bits, a lane takes a bit of each word, and the
-            maybes are overwritten.
-    """
+    the first one at index `at`. A lane takes a word of a chunk. to: "log": a pointer to Int32;
+    "best" and "kept": an address in shared memory, of 16-bit words. "best": where words have many
+    bits, a lane takes a bit of each word, and the maybes are overwritten."""
     plan = team.plan
     write = store_highest if what == "log" else store_highest_shared
     size = 1 if what == "log" else INDEX_BYTES
@@ -89,11 +85,7 @@ def write_indices(
 def write_words(team: Team, begin: Int32, end: Int32, to: Int32, first: Int32) -> None:
     """Write the same for the words `begin` to `end` - 1; a lane takes a bit of each: lanes with
     many bits of a word each would store to the same banks. The output indices of the words' first
-    entries are where their maybes were.
-
-    Args:
-        first: index of the first word's first entry.
-    """
+    entries are where their maybes were. first: index of the first word's first entry."""
     below, own = Int32(cute.arch.lanemask_lt()), Int32(1) << team.lane
     entry = first + team.lane
     for four in cutlass.range(begin // 4, end // 4, unroll=1):
@@ -143,11 +135,8 @@ def write_rows(
     team: Team, source: Source, stage: Int32, to: Any, scores: Any, best: Int32, topk: Int32
 ) -> None:
     """Write the rows of all marked entries, `best` of them, then -1 up to topk. Ends not synced.
-
-    Args:
-        stage: shared memory address of room for MAX_TOPK indices in the segment.
-        to: pointer to the query's row of the output. scores: to that of their scores, or None.
-    """
+    stage: shared memory address of room for MAX_TOPK indices in the segment. to: pointer to the
+    query's row of the output. scores: to that of their scores, or None."""
     plan = team.plan
     entries = source.entries
     log_masks, first = entries.logged * CHUNK_MASKS, Int32(0)  # of the segment's
@@ -238,7 +227,8 @@ def write_staged(
         rows = []
         for i in cutlass.range_constexpr(STORED):
             index = cutlass.min(four + i * step, whole_end - 1)
-            rows.append(load_indices(address + index * (4 * INDEX_BYTES)))
+            four_at = address + index * (4 * INDEX_BYTES)
+            rows.append([load_half(four_at + k * INDEX_BYTES) for k in range(4)])
         for i in cutlass.range_constexpr(STORED):
             if four + i * step < whole_end:
                 at = row + (four + i * step) * 4
@@ -254,11 +244,6 @@ def write_staged(
                 if index < end:
                     value = load_half(stage + index * INDEX_BYTES) + source.first_row
                 (to + index).store(value)
-
-
-def load_indices(address: Int32) -> list[Int32]:
-    """Load four staged indices."""
-    return [load_half(address + i * INDEX_BYTES) for i in range(4)]
 
 
 @cute.jit

@@ -57,10 +57,8 @@ WORDS_EACH = CHUNK // WARP_SIZE
 
 
 class Entries(NamedTuple):
-    """Chunks of a query in the workspace: those of the log, then those of the segment.
-
-    Their numbers have no gap between the two: chunk `logged` is the segment's first.
-    """
+    """Chunks of a query in the workspace: those of the log, then those of the segment. Their
+    numbers have no gap between the two: chunk `logged` is the segment's first."""
 
     words: Any  # pointer to Int32, device memory: the log's first word
     segment: Int32  # words from the log's first to the segment's first
@@ -125,11 +123,8 @@ class KeyRange(NamedTuple):
 def count_range(
     entries: Entries, range_: KeyRange, shift: Int32, histogram: Int32, turns: Turns, lane: Int32
 ) -> None:
-    """Count the entries of a range of keys in its bins of 2**shift keys.
-
-    Args:
-        histogram: a shared memory address.
-    """
+    """Count the entries of a range of keys in its bins of 2**shift keys. histogram: a shared memory
+    address."""
     width = Uint32(range_.high - range_.low)
     for chunk in cutlass.range(turns.first, entries.count, turns.step, unroll=1):
         mine = load_chunk(entries, chunk, lane)
@@ -183,7 +178,6 @@ class Team(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """The plan."""
         return self.memory.plan
 
 
@@ -387,12 +381,8 @@ def window_of(slots: cute.Tensor, query: Int32, plan: cutlass.Constexpr) -> tupl
 def count_words(
     words: list[Int32], window: cute.Tensor, first: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Count scores in their bins; NaN, and entries without a score, in the first one.
-
-    Args:
-        first: shared memory address of the first bin of the lane's first query, less
-            FIRST_BIN_OFFSET.
-    """
+    """Count scores in their bins; NaN, and entries without a score, in the first one. first: shared
+    memory address of the first bin of the lane's first query, less FIRST_BIN_OFFSET."""
     for group in cutlass.range_constexpr(plan.groups):
         for half in cutlass.range_constexpr(2):
             word = words[2 * group + half]
@@ -441,11 +431,9 @@ def keys_of_bin(
     memory: PrefillMemory, query: Int32, cut: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> tuple[KeyRange, cutlass.Boolean]:
     """The keys that are counted in the bin `cut` of a query's window, exactly, and whether the bin
-    has scores only: the first one has NaN and entries without a score, too. All lanes call.
-
-    Bins rise with scores, so that half of the lanes search for the bin's first key, the others for
-    that of the next bin.
-    """
+    has scores only: the first one has NaN and entries without a score, too. All lanes call. Bins
+    rise with scores, so that half of the lanes search for the bin's first key, the others for that
+    of the next bin."""
     windows = memory.windows.array(Float32, 2 * plan.tile_queries)
     factor, offset = windows[2 * query], windows[2 * query + 1]
     points = 1 << SEARCH_BITS

@@ -58,10 +58,7 @@ def own_block(lengths: list[Int32], lane: Int32, plan: cutlass.Constexpr) -> Own
 @cute.jit
 def best_of_own(scores: list[Float32], lane: Int32) -> Float32:
     """The best number among the scores of the block that the lane keeps; NaN if there is none.
-
-    Args:
-        scores: of the lane's keys: of the first block for each query, then of the second one.
-    """
+    scores: of the lane's keys: of the first block for each query, then of the second one."""
     for apart in cutlass.range_constexpr(len(LANES_APART)):
         scores = shared_out(scores, lane, LANES_APART[-1 - apart])
     return scores[0]
@@ -137,7 +134,6 @@ class KeepsKeys(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """The plan."""
         return self.memory.plan
 
     def first_query(self, lane: Int32) -> Int32:
@@ -155,11 +151,8 @@ class KeepsKeys(NamedTuple):
     def keep(
         self, accumulator: Any, scales: list[Float32], key: Int32, to: Any, listed: Any
     ) -> tuple[list[Int32], list[Int32]]:
-        """Store the lane's scores; return their words, and those from which a window is made.
-
-        Args:
-            to: pointer to the score of the lane's first entry. listed: result of `load`.
-        """
+        """Store the lane's scores; return their words, and those from which a window is made. to:
+        pointer to the score of the lane's first entry. listed: result of `load`."""
         words = []
         for group in range(self.plan.groups):
             for half in range(HALVES):
@@ -173,7 +166,6 @@ class KeepsKeys(NamedTuple):
         return words, words
 
     def total(self, accumulator: Any, group: int, half: int) -> Float32:
-        """`sum_heads` of one of the lane's scores."""
         return sum_heads(accumulator, self.prepared.weights, group, half, self.plan)
 
     def set_window(self, window: cute.Tensor) -> None:
@@ -191,15 +183,12 @@ class KeepsListed(NamedTuple):
     bits: LaneBits
 
     def first_query(self, lane: Int32) -> Int32:
-        """As `KeepsKeys.first_query`."""
         return self.keys.first_query(lane)
 
     def place(self, key: Int32) -> Int32:
-        """As `KeepsKeys.place`."""
         return key
 
     def load(self, key: Int32) -> list[Int32]:
-        """Bits of the warp's keys."""
         return load_listed(self.bits, key, self.keys.plan)
 
     def keep(
@@ -219,7 +208,6 @@ class KeepsListed(NamedTuple):
         """As `KeepsKeys.set_window`."""
 
     def count_words(self, words: list[Int32], window: cute.Tensor, bins: Int32) -> None:
-        """As `KeepsKeys.count_words`."""
         self.keys.count_words(words, window, bins)
 
 
@@ -231,21 +219,17 @@ class KeepsBlocks(NamedTuple):
     lane: Int32
 
     def first_query(self, _: Int32) -> Int32:
-        """The lane's query of the tile."""
         return self.own.query
 
     def place(self, key: Int32) -> Int32:
-        """As `KeepsKeys.place`."""
         return whole_entries(key, self.keys.plan) + self.own.half
 
     def load(self, key: Int32) -> Any:
-        """Load nothing."""
         return None
 
     def keep(
         self, accumulator: Any, scales: list[Float32], key: Int32, to: Any, listed: Any
     ) -> tuple[list[Int32], list[Int32]]:
-        """As `KeepsKeys.keep`."""
         keys, scores = self.keys, []
         for half in range(HALVES):
             for group in range(keys.plan.groups):
@@ -257,11 +241,9 @@ class KeepsBlocks(NamedTuple):
         return [word], words_of_sample(word, self.own, keys.plan)
 
     def set_window(self, window: cute.Tensor) -> None:
-        """As `KeepsKeys.set_window`."""
         keep_own_window(window, self.own, self.keys.plan)
 
     def count_words(self, words: list[Int32], window: cute.Tensor, bins: Int32) -> None:
-        """As `KeepsKeys.count_words`."""
         count_word(words[0], window, bins, self.own.is_first, self.keys.plan)
 
 
@@ -326,14 +308,10 @@ def store_listed(to: Any, word: Int32, listed: Int32) -> Int32:
 
 
 def word_of_score(total: Float32, scale: Float32) -> Int32:
-    """Bits of a score, total * scale."""
-    return product_and_zero(total, scale).bitcast(Int32)
-
-
-def product_and_zero(a: Float32, b: Float32) -> Float32:
-    """a * b + 0, rounded once: the product, and +0 where it is -0."""
-    return cute.arch.inline_ptx(
+    """Bits of a score, total * scale + 0, rounded once: the product, and +0 where it is -0."""
+    score = cute.arch.inline_ptx(
         "fma.rn.f32 {$w0}, {$r0}, {$r1}, 0f00000000;",
         write_only_types=[Float32],
-        read_only_args=[a, b],
+        read_only_args=[total, scale],
     )
+    return score.bitcast(Int32)

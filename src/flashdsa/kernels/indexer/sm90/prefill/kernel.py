@@ -1,9 +1,11 @@
 """The indexer over shared keys for Hopper: a CTA scores a tile of queries, and ranks it.
 
-load | score, two warpgroups ------------------------- |
------------------------------------------------------------ a tile's queries | weights and ranges 64
-keys, up to 8 in flight| 64 keys x all columns, relu, head sums -> workspace (in L2), bins ... |
-after a segment: every team of warps ranks its queries the next tile's | rows of the best
+load, one warp             | score, two warpgroups
+-------------------------- | ---------------------------------------------------------------------
+a tile's queries           | weights and ranges
+64 keys, up to 8 in flight | 64 keys x all columns, relu, head sums -> workspace (in L2), bins
+...                        | after a segment: every team of warps ranks its queries
+the next tile's            | rows of the best
 """
 
 from typing import Any, NamedTuple
@@ -80,7 +82,6 @@ class LoadContext(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """The plan."""
         return self.memory.plan
 
 
@@ -429,11 +430,7 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 
 
 def compile_prefill(plan: PrefillPlan) -> Any:
-    """A TVM-FFI function (q_index, k_index, k_scale, weights, starts, ends, topk_indices,
-    workspace, num_ctas), with scores (..., topk_indices, topk_scores, workspace, num_ctas), among
-    listed keys (..., ends, listed, counts, topk_indices, ...), or of the scores alone (..., ends,
-    scores, num_ctas), on torch's current stream; with a cluster_size at last if CTAs share tiles.
-    Needs no GPU. See `launch_prefill`."""
+    """Compile `launch_prefill`; a plan says which arguments it has. Needs no GPU."""
     queries, keys, starts, scales = (cute.sym_int32() for _ in range(4))
     topk, ctas = cute.sym_int32(), cute.sym_int32()
     element = Float8E4M3FN if plan.is_fp8 else BFloat16

@@ -170,11 +170,8 @@ def mark_chunks(
     both: cutlass.Constexpr,
 ) -> None:
     """Mark the entries that are at least `bounds.sure`, and with `both` those that are at least
-    `bounds.maybe`, of the chunks `begin` to `end` - 1.
-
-    Args:
-        ahead: result of `load_ahead` for `begin`, overwritten.
-    """
+    `bounds.maybe`, of the chunks `begin` to `end` - 1. ahead: result of `load_ahead` for `begin`,
+    overwritten."""
     plan = team.plan
     last = entries.count - 1
     mine, second = ahead[0], ahead[-1]

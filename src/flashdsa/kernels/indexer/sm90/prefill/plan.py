@@ -89,11 +89,6 @@ class PrefillPlan(Sm90Plan):
     score_registers: int = 232
 
     def __post_init__(self) -> None:
-        """Check the choices against each other and the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
         if self.num_heads not in NUM_HEADS:
             raise ValueError(f"num_heads: expected 16, 32 or 64; got {self.num_heads}")
         if self.dtype not in DTYPES:
@@ -112,7 +107,6 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         kinds = {
             "logits": self.scores_only,
             "blocks": self.of_blocks,
@@ -131,12 +125,10 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def entry_keys(self) -> int:
-        """Keys of an entry."""
         return BLOCK if self.of_blocks else 1
 
     @property
     def tile_entries(self) -> int:
-        """Entries of a key tile."""
         return TILE_KEYS // self.entry_keys
 
     @property
@@ -152,12 +144,10 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def columns(self) -> int:
-        """Columns of a product."""
         return COLUMNS[self.num_heads]
 
     @property
     def tile_queries(self) -> int:
-        """Queries of a tile."""
         return self.columns // self.num_heads
 
     @property
@@ -167,12 +157,10 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def teams(self) -> int:
-        """Teams of a CTA."""
         return min(self.tile_queries, self.select_warps)
 
     @property
     def team_warps(self) -> int:
-        """Warps of a team."""
         return self.select_warps // self.teams
 
     @property
@@ -192,7 +180,6 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def bins(self) -> int:
-        """Bins of a query's histogram."""
         return HISTOGRAM_BINS // self.tile_queries
 
     @property
@@ -202,7 +189,6 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def bin_bits(self) -> int:
-        """Bits of a bin's number."""
         return self.bins.bit_length() - 1
 
     @property
@@ -219,7 +205,6 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def scratch_words(self) -> int:
-        """Scratch words of a team."""
         return SHARED_SCRATCH_WORDS if self.shared else SCRATCH_WORDS
 
     @property
@@ -239,7 +224,6 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def log_chunks(self) -> int:
-        """Chunks of the log's scores."""
         return -(-self.log // CHUNK)
 
     @property
@@ -255,7 +239,6 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def workspace_words(self) -> int:
-        """Workspace words of a CTA."""
         return self.tile_queries * self.row_words
 
     @property
@@ -298,7 +281,6 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def select_warps(self) -> int:
-        """Warps that score and rank."""
         return 2 * WARPGROUP_SIZE // WARP_SIZE
 
     @property
@@ -352,7 +334,6 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order."""
         score, load = self.roles
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
         keys = self.chunks * self.key_chunk_bytes + self.is_fp8 * TILE_KEYS * WORD

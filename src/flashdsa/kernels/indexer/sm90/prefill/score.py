@@ -116,7 +116,6 @@ class ScoreContext(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """The plan."""
         return self.memory.plan
 
 
@@ -179,10 +178,7 @@ def score_segment(
     thread: Int32,
 ) -> None:
     """Score this warpgroup's key tiles among `begin` to `end` - 1 of the tile: every other one.
-
-    Args:
-        number: of the tile's first key tile, among the CTA's; its samples come before it.
-    """
+    number: of the tile's first key tile, among the CTA's; its samples come before it."""
     plan = ctx.plan
     lane, warp = thread % WARP_SIZE, thread % WARPGROUP_SIZE // WARP_SIZE
     ring = RingConsumer(ctx.memory.key_full, ctx.memory.key_empty)
@@ -267,11 +263,9 @@ def delay_second_group(plan: Any) -> None:
 
 
 def nothing_when_loaded(scales: list[Float32]) -> Int32:
-    """0, known only when the scales are in registers: a load's bits shifted out.
-
-    ptxas issues an arrival after loads whose values are needed later, but does not wait for them:
-    they could still be on their way when TMA overwrites what they read.
-    """
+    """0, known only when the scales are in registers: a load's bits shifted out. ptxas issues an
+    arrival after loads whose values are needed later, but does not wait for them: they could still
+    be on their way when TMA overwrites what they read."""
     bits = scales[0].bitcast(Int32) ^ scales[1].bitcast(Int32)
     return cute.arch.inline_ptx(
         "and.b32 {$w0}, {$r0}, 0;", write_only_types=[Int32], read_only_args=[bits]

@@ -131,26 +131,21 @@ class Sharer(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """The plan."""
         return self.team.plan
 
     @property
     def threads(self) -> int:
-        """Threads of the team."""
         return int(self.plan.team_warps * WARP_SIZE)
 
     @property
     def bins(self) -> int:
-        """Bins of a query."""
         return int(self.plan.bins)
 
     @property
     def most_parts(self) -> int:
-        """CTAs that may share a tile."""
         return int(self.plan.most_parts)
 
     def sync(self) -> None:
-        """Sync the team."""
         team_sync(self.team)
 
 
@@ -261,11 +256,7 @@ class Cut(NamedTuple):
 @cute.jit
 def mark_together(s: Sharer, entries: Entries, ahead: Any, k: Int32) -> Int32:
     """Mark this CTA's entries among the best `k` of all CTAs, which have more; return how many of
-    the CTAs before it are. Starts and ends synced.
-
-    Args:
-        ahead: result of `load_ahead`, overwritten.
-    """
+    the CTAs before it are. Starts and ends synced. ahead: result of `load_ahead`, overwritten."""
     team, coord = s.team, s.coord
     phases = PackedPhases(s.select.scratch[TeamScratch.PHASES], Static(EVENTS))
     cut, phases = find_cut(s, entries, k, phases)
@@ -317,11 +308,8 @@ def find_cut(
 ) -> tuple[Cut, PackedPhases]:
     """Find the bin of the `k`-th best of all CTAs' entries, in rounds. Each narrows a range of keys
     to one of its bins, until that has few entries, or one key, or all of them win. Returns the
-    events' phases, too.
-
-    The histogram holds the bins of the entries in their window; it is destroyed. Starts and ends
-    synced.
-    """
+    events' phases, too. The histogram holds the bins of the entries in their window; it is
+    destroyed. Starts and ends synced."""
     team, plan = s.team, s.plan
     lane, number = team.lane, team.number
     zero = Int32(0)

@@ -152,10 +152,8 @@ def load_tokens(
 def list_entries(
     s: Selecting, given: GivenScores, tile: WorkTile, stage: Int32, listed: Listed
 ) -> Listed:
-    """Add entries of the tile while the list has room for as many as all threads load at once.
-
-    The list has room for them at the start; see `refill_pages`. 64 entries count as a page.
-    """
+    """Add entries of the tile while the list has room for as many as all threads load at once. The
+    list has room for them at the start; see `refill_pages`. 64 entries count as a page."""
     select, thread, plan = s.select, s.thread, s.plan
     together = plan.read_together * plan.consumer_threads
     load = const_expr(load_tokens if plan.among else load_blocks)

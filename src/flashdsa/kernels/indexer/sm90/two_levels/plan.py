@@ -26,17 +26,12 @@ class LevelPlan(TopkPlan):
     lists: Lists = ENTRIES
     among: bool = False
     marked_words: int = 16384
+    unscored_length = 0  # entries may be missing anywhere in a row
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         kinds = {"among": self.among, "sorted": self.sorted, "positions": self.positions}
         return "_".join(("level", f"k{self.topk}", *(name for name, so in kinds.items() if so)))
-
-    @property
-    def unscored_length(self) -> int:
-        """Every row is ranked: entries may be missing anywhere in it."""
-        return 0
 
     @property
     def most_blocks(self) -> int:
@@ -45,6 +40,5 @@ class LevelPlan(TopkPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """Shared memory regions, in order."""
         marks = SmemRegion("marks", self.marked_words * 4, 16, "a bit for each block of the part")
         return [*super().regions, marks] if self.among else super().regions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flashdsa.hw import WARP_SIZE
 from flashdsa.plan import Role
@@ -23,21 +24,12 @@ class UnscoredPlan:
     """
 
     positions: bool = False
+    roles: ClassVar[tuple[Role, ...]] = ()  # all warps do the same
+    smem_bytes = 0
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         return "indexer_unscored" + ("_positions" if self.positions else "")
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        """No roles: all warps do the same."""
-        return ()
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA: none."""
-        return 0
 
 
 def most_pages(topk: int) -> int:

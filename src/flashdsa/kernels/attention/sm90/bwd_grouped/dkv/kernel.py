@@ -54,14 +54,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     P_MATRIX,
     ROW_BLOCKS,
 )
-from flashdsa.kernels.attention.sm90.core.backward import (
-    PAIR_DIMS,
-    QUERY_ROWS,
-    WORD_DIMS,
-    four_dims,
-    multiply,
-    place_of_word,
-)
+from flashdsa.kernels.attention.sm90.core import backward
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
 
@@ -161,16 +154,16 @@ def copy_part(role: Rows, item: Item, present: Int32, part: cutlass.Constexpr) -
     lane = ctx.thread % WARP_SIZE
     first_dim = item.slice * plan.slice_dims + chunk * CHUNK
     first_row = Int64(item.group * ROW_BLOCKS + block) * ROWS
-    at = source.iterator + (first_row * dims + first_dim + lane * WORD_DIMS)
+    at = source.iterator + (first_row * dims + first_dim + lane * backward.WORD_DIMS)
     to = ctx.memory.rows.address() + part * plan.part_bytes + chunk * (ROWS * ROW_BYTES)
-    to = to + place_of_word(lane)
+    to = to + backward.place_of_word(lane)
     if first_dim < dims:
-        for rows in cutlass.range_constexpr(ROWS // QUERY_ROWS):
-            query = (block * ROWS + rows * QUERY_ROWS) >> log2_heads
+        for rows in cutlass.range_constexpr(ROWS // backward.QUERY_ROWS):
+            query = (block * ROWS + rows * backward.QUERY_ROWS) >> log2_heads
             none = ((present >> query) & 1) - 1
-            for line in cutlass.range_constexpr(QUERY_ROWS):
+            for line in cutlass.range_constexpr(backward.QUERY_ROWS):
                 # The swizzle of row `line` of eight: its number into bits 4 to 6.
-                row = rows * QUERY_ROWS + line
+                row = rows * backward.QUERY_ROWS + line
                 offset = row * dims * BF16
                 copy_word(to ^ (line << 4), at, none, row * ROW_BYTES, offset)
 
@@ -199,7 +192,7 @@ ROWS_STEP = MMA_K * ROW_BYTES
 """Bytes from 16 rows of Q or dO to the next ones."""
 KEYS = 2
 """Rows of the tile in a thread, 8 apart."""
-LINE_DIMS = 2 * PAIR_DIMS
+LINE_DIMS = 2 * backward.PAIR_DIMS
 """Dims of a line: 128 bytes of dKV, which eight lanes add in one piece; pieces of 64 bytes take the
 kernel 9 % longer."""
 
@@ -249,7 +242,7 @@ def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr)
         full.wait_for(number)
         slot = ctx.memory.matrix_free.state(number).stage
         warpgroup.fence()
-        multiply(
+        backward.multiply(
             acc,
             plan.last_value_dims if last and part % MATRICES else dims,
             (along_k(ring + slot * plan.tile.p_bytes), MATRIX_STEP),
@@ -297,15 +290,15 @@ def add_tile(
     """
     lane = cute.arch.lane_idx()
     is_next = lane // 4 % 2 == 1
-    dim = lane // 4 % 2 * PAIR_DIMS + lane % 4 * 4
+    dim = lane // 4 % 2 * backward.PAIR_DIMS + lane % 4 * 4
     for h in cutlass.range_constexpr(KEYS):
         others = cute.arch.shuffle_sync_bfly(keys[h], 4)
         key, next_key = (others if is_next else keys[h]), (keys[h] if is_next else others)
         row = dkv + (Int64(key) * plan.tile.d_qk + dim)
         next_row = dkv + (Int64(next_key) * plan.tile.d_qk + dim)
         for line in cutlass.range_constexpr(dims // LINE_DIMS):
-            left = four_dims(acc, 2 * line, h)
-            right = four_dims(acc, 2 * line + 1, h)
+            left = backward.four_dims(acc, 2 * line, h)
+            right = backward.four_dims(acc, 2 * line + 1, h)
             got = [
                 cute.arch.shuffle_sync_bfly(left[i] if is_next else right[i], 4) for i in range(4)
             ]

@@ -218,8 +218,7 @@ def multiply_item(
 def store_product(
     role: Multiply, acc: Any, item: Item, product: cutlass.Constexpr, dims: cutlass.Constexpr
 ) -> None:
-    """Store dQ in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8
-    dims."""
+    """Store dQ in bf16, 16 bytes a lane: a row's lanes exchange words until each has 8 dims."""
     ctx = role.ctx
     plan, block_of_group = ctx.plan, role.warpgroup * PRODUCTS + product
     lane = ctx.thread % WARP_SIZE

@@ -17,13 +17,9 @@ STAGES = 4
 
 @dataclass(frozen=True)
 class DqPlan(Sm90Plan):
-    """One compiled dQ: choices, then derived values.
-
-    Attributes:
-        tile: of keys. slices: items of a group, parts of the dims, in whole chunks; the last one
-            may have fewer.
-        load_registers, multiply_registers: of a thread.
-    """
+    """One compiled dQ: choices, then derived values. `tile`: of keys. `slices`: items of a group,
+    parts of the dims, in whole chunks; the last one may have fewer. `load_registers`,
+    `multiply_registers`: of a thread."""
 
     tile: Tile = Tile()
     slices: int = 3

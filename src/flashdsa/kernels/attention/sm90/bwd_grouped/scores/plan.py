@@ -19,12 +19,8 @@ WARP_ROWS = 16
 
 @dataclass(frozen=True)
 class ScoresPlan(Sm90Plan):
-    """One compiled kernel: choices, then derived values.
-
-    Attributes:
-        queries: of a group. tile: of keys.
-        gather_registers, consumer_registers: of a thread.
-    """
+    """One compiled kernel: choices, then derived values. `queries`: of a group. `tile`: of keys.
+    `gather_registers`, `consumer_registers`: of a thread."""
 
     queries: int = 1
     tile: Tile = Tile()

@@ -25,15 +25,9 @@ from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import ask_first, gather_pieces
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math, consume, stage_share
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.shared import context
 from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_clusters
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
-from flashdsa.kernels.attention.sm90.decode.shared.context import (
-    DecodeMemory,
-    find_item,
-    load_item,
-    output_of,
-    store_item,
-)
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer, early_gatherer
 
 GATHER = 0
@@ -44,34 +38,34 @@ GATHER = 0
 def few_heads_kernel(q: cute.Tensor, x: OtherOperands, more: Any, plan: cutlass.Constexpr):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = DecodeMemory.allocate(plan)
+    memory = context.DecodeMemory.allocate(plan)
     sources = sources_of_plan(plan, x, more)
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     initialise_barriers(memory, thread - WARPGROUP_SIZE)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
     # still reads the results.
     cute.arch.griddepcontrol_wait()
-    item = find_item(memory, x, sources)
+    item = context.find_item(memory, x, sources)
     if thread < WARP_SIZE:
-        store_item(item)
+        context.store_item(item)
     asked = ask_first(early_gatherer(item, group == GATHER, x, sources))
     cute.arch.sync_threads()
     cute.arch.cluster_arrive_relaxed()
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = load_item(memory)
+        ctx = context.load_item(memory)
         gather_pieces(Gatherer(ctx, None, x.kv, x.indices, sources), asked)
         # All rows are asked for: the next launch may begin to take the SMs that are free.
         cute.arch.griddepcontrol_launch_dependents()
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)
         scale = make_scale(x.sm_scale * LOG2_E)
-        ctx = load_item(memory)
+        ctx = context.load_item(memory)
         consumer = group - GATHER - 1
-        r = consume(Math(ctx, output_of(ctx, x, scale), q, consumer))
+        r = consume(Math(ctx, context.output_of(ctx, x, scale), q, consumer))
         # Loaded again: values that are used after the steps would be live through them.
-        ctx = load_item(memory)
-        output = output_of(ctx, x, scale)
+        ctx = context.load_item(memory)
+        output = context.output_of(ctx, x, scale)
         stage_share(Math(ctx, output, q, consumer), r)
         write_share(output, consumer)
 

@@ -29,14 +29,8 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
     multiply_tile,
     multiply_values,
 )
+from flashdsa.kernels.attention.sm90.decode.shared import context
 from flashdsa.kernels.attention.sm90.decode.shared.combine import expect_parts, staged_rows
-from flashdsa.kernels.attention.sm90.decode.shared.context import (
-    Context,
-    Output,
-    meet_consumers,
-    takes_part,
-    wait_for_extent,
-)
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CTA_STATISTICS_BYTES,
     F16,
@@ -55,8 +49,8 @@ WORDS = 4
 class Math(NamedTuple):
     """Reads q, k and masks. Writes its p, and results."""
 
-    ctx: Context
-    output: Output
+    ctx: context.Context
+    output: context.Output
     q: Any  # (S, H, d_qk) bf16
     consumer: Int32  # 0 or 1
 
@@ -68,12 +62,12 @@ class Registers(NamedTuple):
     heads: softmax.Heads
 
 
-def meet(ctx: Context, consumer: Any) -> None:
+def meet(ctx: context.Context, consumer: Any) -> None:
     """Sync the four warps of a consumer."""
     cute.arch.barrier(barrier_id=FIRST_MEETING + consumer, number_of_threads=WARPGROUP_SIZE)
 
 
-def read_units(ctx: Context) -> list[Any]:
+def read_units(ctx: context.Context) -> list[Any]:
     """Scales of the lane's heads of Q."""
     count = HEADS // 4
     shared = ctx.memory.row_unit.array(Float32, HEADS)
@@ -129,7 +123,7 @@ def take_tile(role: Math, r: Registers, step: Int32, is_first: Boolean) -> None:
 
 @cute.jit
 def rescale(
-    ctx: Context, out: cute.Tensor, factors: list[Any], moved: Any, is_first: Boolean
+    ctx: context.Context, out: cute.Tensor, factors: list[Any], moved: Any, is_first: Boolean
 ) -> None:
     """Rescale O, unless it is 0, to maxima and scales that have moved, which is rare. `moved`:
     factor of the dims whose P is times scales."""
@@ -153,7 +147,7 @@ def consume(role: Math) -> Registers:
     r = Registers(out, softmax.new_heads(ctx, role.consumer))
     if ctx.num_steps > 0:
         load_query(ctx, role.q, role.consumer)
-    num_tiles = wait_for_extent(ctx)
+    num_tiles = context.wait_for_extent(ctx)
     take_tiles(role, r, Int32(0), tiles_of_consumer(num_tiles, role.consumer))
     return r
 
@@ -186,8 +180,8 @@ def stage_share(role: Math, r: Registers) -> None:
     # Other CTAs' copies overwrite memory from which threads have read keys and Q.
     cute.arch.fence_proxy("async.shared", space="cta")
     # all_read: nobody reads keys or Q any more; all sums are written.
-    meet_consumers(ctx.memory.all_read)
-    if ctx.num_ctas > 1 and takes_part(ctx):
+    context.meet_consumers(ctx.memory.all_read)
+    if ctx.num_ctas > 1 and context.takes_part(ctx):
         if role.consumer == 0:
             expect_parts(role.output)
     half = exchange_halves(role, r, find_factors(role, r))
@@ -267,8 +261,7 @@ def find_factors(role: Math, r: Registers) -> Factors:
 
 @cute.jit
 def exchange_halves(role: Math, r: Registers, factors: Factors, number: Any = 0) -> list[Any]:
-    """Exchange halves; return this consumer's half of the dims, of both consumers. `number`: of the
-    exchanges before."""
+    """Exchange halves; return this consumer's, of both. `number`: of the exchanges before."""
     ctx = role.ctx
     count = HEADS // 2
     half = blocks_of(ctx.plan) // CONSUMERS * count
@@ -294,7 +287,7 @@ def exchange_halves(role: Math, r: Registers, factors: Factors, number: Any = 0)
                 others.append((low if role.consumer == 1 else high) * factor)
         store_floats(to + four * (WARPGROUP_SIZE * WORDS * FP32), others)
     # halves: the other consumer's part of this one's dims has come.
-    meet_consumers(ctx.memory.halves, number)
+    context.meet_consumers(ctx.memory.halves, number)
     at = own_at + ctx.thread * (WORDS * FP32)
     results = []
     for four in cutlass.range_constexpr(half // WORDS):

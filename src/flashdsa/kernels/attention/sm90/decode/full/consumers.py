@@ -16,15 +16,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.fragments import (
-    BLOCK_DIMS,
-    F16_KIND,
-    MMA_ROWS,
-    THREAD_ROWS,
-    pack,
-    quad_reduce,
-    row_of_thread,
-)
+from flashdsa.dsl import fragments
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.smem import load_words, store_float, store_words
 from flashdsa.dsl.swizzle import swizzled_128
@@ -123,7 +115,7 @@ def convert_query(ctx: Context, consumer: Any, number: Int32) -> None:
                 size = one_word("abs.bf16x2 {$w0}, {$r0};", words[w])
                 top = one_word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
     top = cutlass.max(top & 0xFFFF, (top >> 16) & 0xFFFF)
-    top = quad_reduce(top, cutlass.max)
+    top = fragments.quad_reduce(top, cutlass.max)
     power = cutlass.min(TOP_EXPONENT + BIAS - (top >> 7), Int32(MOST_POWER))
     factor = (power + BIAS) << 7
     factor = factor | (factor << 16)
@@ -170,9 +162,11 @@ def take_query(ctx: Context, consumer: cutlass.Constexpr) -> None:
 def unscale(ctx: Context, s: Any) -> None:
     """Restore the scores of Q as it was given."""
     shared = ctx.memory.row_unit.array(Float32, ROWS)
-    units = [shared[row_of_thread(ctx.thread) + 8 * h] for h in range(THREAD_ROWS)]
+    units = [
+        shared[fragments.row_of_thread(ctx.thread) + 8 * h] for h in range(fragments.THREAD_ROWS)
+    ]
     for i in range(cute.size(s)):
-        s[i] = s[i] * units[i // 2 % THREAD_ROWS]
+        s[i] = s[i] * units[i // 2 % fragments.THREAD_ROWS]
 
 
 @cute.jit
@@ -351,7 +345,7 @@ def write_rows(
     factors = results.factors_of_rows(w, r.rows, sums, item, asked, consumer)
     # sums0_full, sums1_full: no warp of either consumer reads keys any more.
     (ctx.memory.sums0_full, ctx.memory.sums1_full)[consumer].wait(0)
-    warp_bytes = ctx.plan.tile.half_dims // BLOCK_DIMS * results.STAGED_BYTES
+    warp_bytes = ctx.plan.tile.half_dims // fragments.BLOCK_DIMS * results.STAGED_BYTES
     warp = consumer * results.WARPS + ctx.thread // WARP_SIZE
     staged = ctx.memory.k.address() + warp * warp_bytes
     results.store_rows(ctx, w.out, r.out, factors, item, consumer, staged, results.STAGED_BYTES)
@@ -364,14 +358,14 @@ def normalise(
     """The factors that divide O by the CTA's own sums, 0 of a row without a key, and scale it; and
     the scales that undo the latter."""
     factors, units = [], []
-    for h in cutlass.range_constexpr(THREAD_ROWS):
+    for h in cutlass.range_constexpr(fragments.THREAD_ROWS):
         factor = cute.arch.rcp_approx(sums[h]) if sums[h] != 0.0 else Float32(0.0)
         unit = Float32(1.0)
         if cutlass.const_expr(not ctx.plan.packed):
             top = Float32(0.0)
-            for i in [i for i in range(cute.size(out)) if i // 2 % THREAD_ROWS == h]:
+            for i in [i for i in range(cute.size(out)) if i // 2 % fragments.THREAD_ROWS == h]:
                 top = cute.arch.fmax(top, cute.math.absf(out[i]))
-            exponent = (bits_of(quad_reduce(top * factor, cute.arch.fmax)) >> 23) - BIAS
+            exponent = (bits_of(fragments.quad_reduce(top * factor, cute.arch.fmax)) >> 23) - BIAS
             power = cutlass.min(TOP_EXPONENT - exponent, Int32(MOST_POWER_OF_O))
             factor = factor * power_of_two(power)
             unit = power_of_two(-power)
@@ -387,13 +381,14 @@ def stage_dims(w: Output, out: cute.Tensor, consumer: cutlass.Constexpr) -> None
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     count = staged_rows(w)
     half_groups = ctx.plan.dim_groups // 2
-    if warp * MMA_ROWS < count:
-        row = warp * MMA_ROWS + lane // 8 % 2 * 8 + lane % 8
+    if warp * fragments.MMA_ROWS < count:
+        row = warp * fragments.MMA_ROWS + lane // 8 % 2 * 8 + lane % 8
         group = consumer * half_groups + lane // 16
         to = ctx.memory.k.address() + (ctx.plan.staged_at + (group * count + row) * GROUP_BYTES)
         for pair in cutlass.range_constexpr(half_groups // 2):
             words = [
-                pack(out[8 * pair + 2 * i], out[8 * pair + 2 * i + 1], F16_KIND) for i in range(4)
+                fragments.pack(out[8 * pair + 2 * i], out[8 * pair + 2 * i + 1], fragments.F16_KIND)
+                for i in range(4)
             ]
             store_matrices(to, words)
             to = to + 2 * count * GROUP_BYTES
@@ -404,9 +399,9 @@ def stage_statistics(
     ctx: Context, rows: Rows, sums: list[Float32], units: list[Float32], consumer: cutlass.Constexpr
 ) -> None:
     """Write this CTA's maxima, sums and this half's scales to its offset among all CTAs'."""
-    row = row_of_thread(ctx.thread)
+    row = fragments.row_of_thread(ctx.thread)
     if ctx.thread % 4 == 0:
-        for h in cutlass.range_constexpr(THREAD_ROWS):
+        for h in cutlass.range_constexpr(fragments.THREAD_ROWS):
             to = ctx.memory.q.address() + (
                 ctx.rank * CTA_STATISTICS_BYTES + (row + 8 * h) * STATISTICS_BYTES
             )

@@ -95,8 +95,7 @@ class Copies(NamedTuple):
 
 
 def copies_of(thread: Int32) -> Copies:
-    """Eight neighbouring lanes have half of two keys' bytes: odd and even keys, so that their
-    writes go to all banks."""
+    """Eight neighbouring lanes have half of an odd and an even key: writes use all banks."""
     lane = thread % WARP_SIZE
     unit = lane % 4 + lane // 8 % 2 * 4
     return Copies(unit, thread // WARP_SIZE * WARP_ROWS + lane // 4 % 2 + lane // 16 * 2)

@@ -54,8 +54,7 @@ NOTHING = Before(0)
 
 @cute.jit
 def store_masks(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> None:
-    """One warp: store which keys of the tile are valid. `slots`: the lane's of the tile: lane, lane
-    + 32."""
+    """One warp: store which keys are valid. `slots`: the lane's of the tile: lane, lane + 32."""
     mask_words = role.ctx.plan.tile.mask_words
     masks = role.ctx.memory.masks.array(Int32, TILES * mask_words)
     for word in cutlass.range_constexpr(mask_words):

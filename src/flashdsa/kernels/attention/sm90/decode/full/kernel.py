@@ -36,15 +36,9 @@ from flashdsa.kernels.attention.sm90.decode.full.consumers import (
 from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
 from flashdsa.kernels.attention.sm90.decode.full.gather import NOTHING, gather_rows
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.shared import context
 from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_clusters
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
-from flashdsa.kernels.attention.sm90.decode.shared.context import (
-    DecodeMemory,
-    find_item,
-    load_item,
-    output_of,
-    store_item,
-)
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Asked,
     Gatherer,
@@ -62,7 +56,7 @@ def decode_kernel(
 ):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = DecodeMemory.allocate(plan)
+    memory = context.DecodeMemory.allocate(plan)
     sources = sources_of_plan(plan, x, more)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
@@ -70,12 +64,12 @@ def decode_kernel(
     # The previous launch, which this one may follow early, has written the lengths and ids, or
     # still reads the results.
     cute.arch.griddepcontrol_wait()
-    item = find_item(memory, x, sources)
+    item = context.find_item(memory, x, sources)
     if thread == 0:
         # Before the rows, which take as long: the first products need both.
         load_item_query(item, q_map.get_ptr())
     if warp == 1:
-        store_item(item)
+        context.store_item(item)
     asked = ask_ends(early_gatherer(item, group == GATHER, x, sources), thread % WARP_SIZE)
     cute.arch.sync_threads()
     if cutlass.const_expr(not plan.alone):
@@ -83,21 +77,21 @@ def decode_kernel(
     # Each role loads its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = load_item(memory)
+        ctx = context.load_item(memory)
         gather(Gatherer(ctx, None, x.kv, x.indices, sources), asked)
     else:
         scale = make_scale(x.sm_scale * LOG2_E)
         if group == CONSUMER0:
             cute.arch.setmaxregister_increase(plan.consumer0.registers)
-            ctx = load_item(memory)
-            consume0(output_of(ctx, x, scale))
+            ctx = context.load_item(memory)
+            consume0(context.output_of(ctx, x, scale))
         else:
             cute.arch.setmaxregister_increase(plan.consumer1.registers)
-            ctx = load_item(memory)
-            consume1(output_of(ctx, x, scale))
+            ctx = context.load_item(memory)
+            consume1(context.output_of(ctx, x, scale))
         if cutlass.const_expr(not plan.alone):
-            ctx = load_item(memory)
-            write_share(output_of(ctx, x, scale), group - CONSUMER0)
+            ctx = context.load_item(memory)
+            write_share(context.output_of(ctx, x, scale), group - CONSUMER0)
 
 
 @cute.jit

@@ -99,8 +99,7 @@ def first_exponent(byte: Any) -> Any:
 def take_first(
     factors: Factors, owner: Any, form: cutlass.Constexpr, number: cutlass.Constexpr, unit: Any
 ):
-    """Take, by all lanes, the first power of 16 columns of a lane's part of that number; f16, in
-    the low half of a word."""
+    """All lanes: take the first power of 16 columns of a lane's part; f16, a word's low half."""
     pairs, group = KV_GROUP // form.group // 2, unit * COPY_BYTES // form.group
     words = [cute.arch.shuffle_sync(factors.sums[pairs * number + i], owner) for i in range(pairs)]
     word = words[0]

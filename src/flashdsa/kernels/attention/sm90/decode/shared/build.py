@@ -18,13 +18,8 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
 
 
 class Decode(NamedTuple):
-    """A decode to compile.
-
-    Attributes:
-        kernel: takes q, `OtherOperands`, of dealt tiles `Workspace`, `MoreOperands` or None, the
-            plan.
-        query_of: q as the kernel takes it, of q.
-    """
+    """A decode to compile. `kernel`: takes q, `OtherOperands`, of dealt tiles `Workspace`,
+    `MoreOperands` or None, the plan. `query_of`: q as the kernel takes it, of q."""
 
     kernel: Any
     query_of: Callable[[Any], Any]

@@ -169,8 +169,7 @@ def add_before(memory: DecodeMemory, own: Int32, thread: Int32) -> tuple[Int32, 
 
 
 class Group(NamedTuple):
-    """The CTA's place among the launch's CTAs: those of the first items of all groups, then those
-    of the second ones, ..."""
+    """The CTA's place in the launch: the CTAs of all groups' first items come first, and so on."""
 
     number: Int32  # `count` of a CTA without a group
     count: Int32  # of groups
@@ -301,8 +300,7 @@ def parts_before(ctx: Context, number: Int32) -> Int32:
 
 @cute.jit
 def parts_of_item(ctx: Context, batch: Batch, number: Int32) -> Parts:
-    """Parts of the item of which `ctx` is one. `ctx`: the CTA's stretch of that number, its first
-    or its last one."""
+    """Parts of the item of which `ctx`, the CTA's first stretch or its last one, is one."""
     dealt = ctx.memory.dealt.array(Int32, DEALT_WORDS)
     start = dealt[2]
     if dealt[0] + number == dealt[CUT_WORDS]:
@@ -331,8 +329,7 @@ def place_of(memory: DecodeMemory, number: Any) -> Any:
 
 
 def load_stretch(memory: DecodeMemory, number: Any, thread: Any) -> Context:
-    """The CTA's stretch of that number, as a thread of a consumer's warpgroup takes it; its slots
-    are the gather's."""
+    """The CTA's stretch of that number, for a consumer's thread; its slots are the gather's."""
     query, head, _, _ = load_words_again(place_of(memory, number))
     return any_stretch(memory, thread)._replace(query=query, head=head)
 

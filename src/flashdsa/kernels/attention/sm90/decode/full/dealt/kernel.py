@@ -186,26 +186,14 @@ class Consumer(NamedTuple):
 
 
 @cute.jit
-def consume0(role: Consumer) -> None:
-    """Take every stretch of the CTA, the low half of O's dims."""
+def consume(role: Consumer, consumer: cutlass.Constexpr) -> None:
+    """Take every stretch of the CTA: consumer 0 the low half of O's dims, consumer 1 the other."""
     r = new_registers(role.memory.plan.tile)
     before, ctx = Before(Int32(0)), dealing.any_stretch(role.memory, thread_of_warpgroup())
     while before.stretches < dealing.num_stretches(role.memory):
-        num_tiles = begin_stretch(ctx, r, before.stretches, 0)
-        take_tiles0(ctx, r, role.scale, before, num_tiles)
-        end_stretch(role, r, before.stretches, 0)
-        before = before.after(num_tiles)
-
-
-@cute.jit
-def consume1(role: Consumer) -> None:
-    """Likewise, the high half."""
-    r = new_registers(role.memory.plan.tile)
-    before, ctx = Before(Int32(0)), dealing.any_stretch(role.memory, thread_of_warpgroup())
-    while before.stretches < dealing.num_stretches(role.memory):
-        num_tiles = begin_stretch(ctx, r, before.stretches, 1)
-        take_tiles1(ctx, r, role.scale, before, num_tiles)
-        end_stretch(role, r, before.stretches, 1)
+        num_tiles = begin_stretch(ctx, r, before.stretches, consumer)
+        (take_tiles0, take_tiles1)[consumer](ctx, r, role.scale, before, num_tiles)
+        end_stretch(role, r, before.stretches, consumer)
         before = before.after(num_tiles)
 
 
@@ -292,11 +280,11 @@ def dealt_kernel(
     elif group == CONSUMER0:
         cute.arch.setmaxregister_increase(plan.consumer0.registers)
         scale = softmax.make_scale(x.sm_scale * softmax.LOG2_E)
-        consume0(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale))
+        consume(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale), 0)
     else:
         cute.arch.setmaxregister_increase(plan.consumer1.registers)
         scale = softmax.make_scale(x.sm_scale * softmax.LOG2_E)
-        consume1(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale))
+        consume(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale), 1)
 
 
 def compile_dealt(plan: DealtPlan) -> Any:
