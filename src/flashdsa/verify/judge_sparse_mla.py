@@ -191,46 +191,27 @@ def judge_backward(
     for name, gradient in gradients.items():
         limits = tolerances.tolerance(operation, name, case.dtype)
         norm = limits.norm if case.judges_norms else None
+        judge = partial(compare, name, gradient)
         if name in ("dQ", "q.grad"):
             if rounds and norm is not None:
                 norm = tolerances.dq_limit(norm, float(ref_dQ.norm()), call.dq_rounding())
-            verdict = compare(
-                name,
-                gradient,
-                ref_dQ,
-                norm_tolerance=norm,
-                magnitude=dQ_size,
-                zero_rows=empty_queries(inputs),
-                dtype=case.dtype,
-            )
+            rules = partial(judge, magnitude=dQ_size, zero_rows=empty_queries(inputs))
+            verdict = rules(ref_dQ, norm_tolerance=norm, dtype=case.dtype)
             # Norms are judged: a single head's row does not cancel unless its query has one key.
             ndims = PER_QUERY_AND_PER_HEAD if case.judges_norms else (1,)
             verdict = judge_bias(verdict, gradient, ref_dQ, dQ_size, limit=longest, row_ndims=ndims)
         elif name in ("dKV", "dKV:bf16", "kv.grad"):
             dtypes = {"dKV": d_kv_dtype, "dKV:bf16": torch.bfloat16, "kv.grad": case.dtype}
-            verdict = compare(
-                name,
-                gradient,
-                ref_dKV,
-                norm_tolerance=norm,
-                magnitude=dKV_size,
-                rounding=rounded.get(name),
-                zero_rows=unnamed_rows(inputs),
-                dtype=dtypes[name],
-            )
+            rules = partial(judge, magnitude=dKV_size, zero_rows=unnamed_rows(inputs))
+            rules = partial(rules, norm_tolerance=norm, dtype=dtypes[name])
+            verdict = rules(ref_dKV, rounding=rounded.get(name))
             verdict = judge_bias(
                 verdict, gradient, ref_dKV, dKV_size, limit=longest, rounding=along.get(name)
             )
         else:
             assert ref_d_sink is not None
-            verdict = compare(
-                name,
-                gradient,
-                ref_d_sink,
-                norm_tolerance=norm,
-                magnitude=call.sink_magnitude(),
-                dtype=torch.float32,
-            )
+            size = call.sink_magnitude()
+            verdict = judge(ref_d_sink, norm_tolerance=norm, magnitude=size, dtype=torch.float32)
         verdicts.append(verdict)
     return verdicts
 
@@ -280,14 +261,8 @@ def check_autograd(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
     # bit-identical from run to run.
     _, lse = calls.sparse_mla_fwd(inputs, backend, with_max_logits=False)
     verdicts = judge_forward(inputs, O, lse, operation="sparse_mla")[:1]
-    verdicts += judge_backward(
-        inputs,
-        O,
-        lse,
-        gradients,
-        operation="sparse_mla",
-        bf16_operands=backend in tolerances.BF16_OPERANDS,
-    )
+    rounds = backend in tolerances.BF16_OPERANDS
+    verdicts += judge_backward(inputs, O, lse, gradients, "sparse_mla", bf16_operands=rounds)
     if not inputs.case.from_exact_o:
         return verdicts
     return verdicts + judge_chain(inputs, gradients["q.grad"], gradients["kv.grad"])
@@ -299,21 +274,11 @@ def judge_chain(inputs: SparseMlaInputs, q_grad: Tensor, kv_grad: Tensor) -> lis
     The backward gets O in the inputs' dtype, and `delta = sum_d O dO` has that rounding. P (dP -
     delta) cancels for large logits, and the rest has much of it.
     """
-    O, lse = reference.sparse_mla_fwd(
-        inputs.q, inputs.kv, inputs.indices, d_v=inputs.case.d_v, **inputs.options
-    )
-    exact = reference.mla_bwd(
-        inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices, **inputs.options
-    )
+    x, options = inputs, inputs.options
+    O, lse = reference.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.case.d_v, **options)
+    of_q, of_kv, *_ = reference.mla_bwd(x.q, x.kv, x.do, lse, O, x.indices, **options)
+    judge = partial(compare, norm_tolerance=tolerances.CHAIN_TOLERANCE, row_tolerance=None)
     return [
-        compare(
-            f"{name}, exact O",
-            gradient,
-            expected,
-            norm_tolerance=tolerances.CHAIN_TOLERANCE,
-            row_tolerance=None,
-        )
-        for name, gradient, expected in zip(
-            ("q.grad", "kv.grad"), (q_grad, kv_grad), exact[:2], strict=True
-        )
+        judge("q.grad, exact O", q_grad, of_q),
+        judge("kv.grad, exact O", kv_grad, of_kv),
     ]
