@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
+from operator import attrgetter
 from typing import Any, get_type_hints
 
 import pytest
@@ -26,8 +27,8 @@ def memory_of(spec: KernelSpec) -> type[Memory] | None:
     found: dict[str, set[type[Memory]]] = {}
     for path in source_files(build):
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        for name in re.findall(r"(\w+)\.allocate\(plan\)", path.read_text()):
-            found.setdefault(module, set()).add(getattr(import_module(module), name))
+        for name in re.findall(r"([\w.]+)\.allocate\(plan\)", path.read_text()):
+            found.setdefault(module, set()).add(attrgetter(name)(import_module(module)))
     classes = found.get(build) or {one for every in found.values() for one in every}
     assert len(classes) <= 1
     return classes.pop() if classes else None
