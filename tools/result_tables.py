@@ -126,10 +126,7 @@ def means_by_heads(documents: dict[Path, list[Row]]) -> dict[tuple[str, int], li
 def heads_table() -> str:
     """Geometric means by heads in Markdown, hot / cold."""
     means = means_by_heads(read_all_draws())
-    lines = [
-        f"| heads | {' | '.join(map(str, HEADS))} |",
-        f"|{'---|' * (1 + len(HEADS))}",
-    ]
+    lines = [f"| heads | {' | '.join(map(str, HEADS))} |", f"|{'---|' * (1 + len(HEADS))}"]
     for name in sorted({name for name, _ in means}):
         cells = (" / ".join(means.get((name, heads), "-")) for heads in HEADS)
         lines.append(f"| {name} | {' | '.join(cells)} |")

@@ -11,13 +11,7 @@ from torch.nn import functional
 
 import flashdsa
 from examples.dense_to_sparse.looks import run
-from examples.dense_to_sparse.model import (
-    SM_SCALE,
-    VALUE,
-    Attended,
-    Attention,
-    ByteModel,
-)
+from examples.dense_to_sparse.model import SM_SCALE, VALUE, Attended, Attention, ByteModel
 
 PAGE, PACKED, INDEX_BYTES = 64, 656, 132
 FORMS = ("sparse", "dense", "expanded")

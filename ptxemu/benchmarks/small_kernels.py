@@ -15,10 +15,7 @@ _CHAINS, _LENGTH = 4, 64
 
 def arithmetic(name: str, iterations: int) -> Case:
     """8 warps: a loop of 64 times the same instruction, `fma` or `add`, in four chains."""
-    line = {
-        "fma": "fma.rn.f32 %f{0}, %f{0}, %f4, %f5;",
-        "add": "add.u32 %r{1}, %r{1}, %r1;",
-    }[name]
+    line = {"fma": "fma.rn.f32 %f{0}, %f{0}, %f4, %f5;", "add": "add.u32 %r{1}, %r{1}, %r1;"}[name]
     body = "\n".join(line.format(k % _CHAINS, 2 + k % _CHAINS) for k in range(_LENGTH))
     out = np.zeros(256, np.uint32)
     result = "mov.b32 %r6, %f0;" if name == "fma" else "mov.u32 %r6, %r2;"

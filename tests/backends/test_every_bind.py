@@ -83,10 +83,7 @@ def parameters_of(spec: OpSpec, implementation: Implementation) -> list[dict[str
 def launches(runner: Pretended) -> list[tuple[Any, ...]]:
     """Plans, and arguments: tensors by their sizes and dtypes."""
     return [
-        (
-            plan,
-            *((x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in arguments),
-        )
+        (plan, *((x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in arguments))
         for plan, arguments in runner.launched
     ]
 

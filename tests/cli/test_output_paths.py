@@ -25,9 +25,7 @@ FILES = {
     "bench --quick --out": "x.json",
     "plan mla_bwd --picture": "x.svg",
 }
-FOLDERS = {
-    "bench --quick --out": "results",
-}
+FOLDERS = {"bench --quick --out": "results"}
 PICTURES = [name for name, file in FILES.items() if not file.endswith((".pt", ".json"))]
 
 

@@ -37,10 +37,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None)
     ],
 )
 def test_auto_takes_a_gpu_that_serves_every_operation(
-    monkeypatch: pytest.MonkeyPatch,
-    capability: tuple[int, int] | None,
-    backend: str,
-    device: str,
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None, backend: str, device: str
 ) -> None:
     pretend(monkeypatch, capability)
     assert choose_device("auto", backend) == device

@@ -6,12 +6,7 @@ import torch
 import torch.distributed as dist
 
 import flashdsa
-from flashdsa.distributed import (
-    decode_sparse_mla,
-    decode_topk_indexer,
-    local_seq_lens,
-    local_slots,
-)
+from flashdsa.distributed import decode_sparse_mla, decode_topk_indexer, local_seq_lens, local_slots
 from tests.distributed.errors import require_error
 
 LENGTHS = (0, 1, 63, 64, 65, 200, 700)

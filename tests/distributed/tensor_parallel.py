@@ -26,14 +26,7 @@ def check_heads_split_over_tp() -> None:
         kv = local.kv.clone().requires_grad_()
         sink = local.sink[mine].clone().requires_grad_()
         out = context_parallel_sparse_mla(
-            q,
-            kv,
-            local.positions,
-            cp,
-            layout=layout,
-            ids="positions",
-            attn_sink=sink,
-            d_v=D_V,
+            q, kv, local.positions, cp, layout=layout, ids="positions", attn_sink=sink, d_v=D_V
         )
         dq, dkv, d_sink = torch.autograd.grad(out, (q, kv, sink), local.d_out[:, mine])
         assert torch.equal(out, layout.shard(of_mine.out))

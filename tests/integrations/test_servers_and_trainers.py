@@ -199,11 +199,7 @@ def test_sglangs_method_is_replaced_where_its_plugins_name_flashdsa(
         ):  # fmt: skip
             """SGLang's."""
 
-    stub(
-        monkeypatch,
-        "sglang.srt.layers.attention.dsa_backend",
-        DeepseekSparseAttnBackend=Backend,
-    )
+    stub(monkeypatch, "sglang.srt.layers.attention.dsa_backend", DeepseekSparseAttnBackend=Backend)
     stub(
         monkeypatch,
         "sglang.srt.plugins.hook_registry",

@@ -16,9 +16,7 @@ transformers = pytest.importorskip("transformers", reason="needs transformers")
 pytest.importorskip("transformers.models.deepseek_v4", reason="needs a newer transformers")
 glm = pytest.importorskip("transformers.models.glm5_next.modeling_glm5_next")
 
-from transformers.models.glm5_next.configuration_glm5_next import (  # noqa: E402
-    Glm5NextTextConfig,
-)
+from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig  # noqa: E402
 
 from flashdsa.errors import ArgumentValueError, UnsupportedError  # noqa: E402
 from flashdsa.integrations.transformers import disable, enable, two_sources  # noqa: E402

@@ -50,10 +50,7 @@ def _torch_of(cuda: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     [("12.8", "libcudart.so.12"), ("13.0", "libcudart.so.13"), (None, "libcudart.so.13")],
 )
 def test_the_runtime_is_of_torchs_cuda(
-    cuda: str | None,
-    expected: str,
-    machine: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    cuda: str | None, expected: str, machine: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though both are on the machine."""
     machine |= {name: Library(*RUNTIME) for name in cuda_library.RUNTIMES}

@@ -47,13 +47,7 @@ def test_the_largest_logits_are_those_of_valid_slots_without_the_sink() -> None:
     x = inputs.attention(torch.float64)
     options = {"sm_scale": -0.3, "topk_length": x.topk_length}
     *_, got = flashdsa.sparse_mla_fwd(
-        x.q,
-        x.kv,
-        x.indices,
-        d_v=D_V,
-        attn_sink=x.attn_sink + 9,
-        return_max_logits=True,
-        **options,
+        x.q, x.kv, x.indices, d_v=D_V, attn_sink=x.attn_sink + 9, return_max_logits=True, **options
     )
     torch.testing.assert_close(
         got, reference.sparse_mla_max_logits(x.q, x.kv, x.indices, **options)

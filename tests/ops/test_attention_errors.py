@@ -236,10 +236,7 @@ def test_backward(subtests: CaseLoop) -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "dkv_dtype", "expected"),
-    [
-        (torch.float32, torch.bfloat16, "float32"),
-        (torch.float64, torch.float32, "float64"),
-    ],
+    [(torch.float32, torch.bfloat16, "float32"), (torch.float64, torch.float32, "float64")],
 )
 def test_dkv_dtype_must_fit_the_inputs(
     dtype: torch.dtype, dkv_dtype: torch.dtype, expected: str

@@ -97,10 +97,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, new_calls: None) -> Iterator[Kernel]
         capabilities=(),
     )
     implementation = replace(
-        real,
-        runner="pretended:runner",
-        bind="pretended:bind",
-        features=features,
+        real, runner="pretended:runner", bind="pretended:bind", features=features
     )
     loads = {f"pretended:{way}": getattr(pretended, way) for way in WAYS}
     monkeypatch.setattr(registry, "_implementations", [implementation])
@@ -209,9 +206,7 @@ def test_too_many_pages_are_an_error_and_none_are_served_the_whole_way(kernel: K
     assert kernel.calls == ["checked", "checked"]
 
 
-def test_a_wrong_layout_is_an_error_and_errors_of_launches_reach_the_caller(
-    kernel: Kernel,
-) -> None:
+def test_a_wrong_layout_is_an_error_and_errors_of_launches_reach_the_caller(kernel: Kernel) -> None:
     call()
     out = output()
     with pytest.raises(ValueError, match="weights: expected a contiguous last dimension"):

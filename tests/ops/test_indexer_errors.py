@@ -135,11 +135,7 @@ def _requests(next_n: int = 2) -> dict[str, Any]:
 
 OF_REQUESTS = [
     ("weights", torch.zeros(2, 4), r"weights: expected shape \[B, next_n, H\]; got 2 dim"),
-    (
-        "weights",
-        torch.zeros(2, 3, 4),
-        r"weights: expected shape \[B, next_n, H\] = \[2, 2, 4\]",
-    ),
+    ("weights", torch.zeros(2, 3, 4), r"weights: expected shape \[B, next_n, H\] = \[2, 2, 4\]"),
     ("seq_lens", _int32(5, 6), r"seq_lens: expected shape \[B, next_n\]; got 1 dim"),
     ("block_table", _int32(0, 1, 2, 0)[:, None], r"block_table: expected shape .* = \[2, 1\]"),
 ]
@@ -239,11 +235,7 @@ def test_topk_indices(subtests: CaseLoop) -> None:
 
 
 KEYS = [
-    (
-        torch.zeros(3, 128).half(),
-        TypeError,
-        "k: expected dtype bfloat16 or float32; got float16",
-    ),
+    (torch.zeros(3, 128).half(), TypeError, "k: expected dtype bfloat16 or float32; got float16"),
     (torch.zeros(3, 64), ValueError, r"k: expected shape \[T, 128\] = \[3, 128\]; got .*64"),
     (torch.zeros(128), ValueError, r"k: expected shape \[T, 128\]; got 1 dimensions"),
     (torch.zeros(128, 128).t(), ValueError, "k: expected a contiguous last dimension"),

@@ -133,11 +133,7 @@ def test_a_tensor_that_is_stored_negated_is_not_written(subtests: CaseLoop) -> N
 
 @pytest.mark.parametrize(
     ("is_view", "backend"),
-    [
-        (False, "cpu"),
-        (True, "cpu"),
-        pytest.param(False, "emulate-sm90", marks=pytest.mark.slow),
-    ],
+    [(False, "cpu"), (True, "cpu"), pytest.param(False, "emulate-sm90", marks=pytest.mark.slow)],
 )
 def test_one_tensor_gets_the_sum_of_both_gradients(is_view: bool, backend: str) -> None:
     """Where both sources are one, or the second one is rows of the first."""

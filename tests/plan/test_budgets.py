@@ -55,16 +55,8 @@ def live(first: int, last: int, holds: str, stage: int | None = None) -> LiveRan
         ((live(5, 1, ""),), (live(1, 2, ""),), True),
         ((live(5, 1, ""),), (live(4, 5, ""),), True),
         ((live(5, 1, ""),), (live(6, 0, ""),), True),
-        (
-            (live(0, 1, ""), live(4, 4, "")),
-            (live(2, 3, ""), live(5, 6, "")),
-            False,
-        ),
-        (
-            (live(0, 1, ""), live(4, 4, "")),
-            (live(2, 3, ""), live(4, 6, "")),
-            True,
-        ),
+        ((live(0, 1, ""), live(4, 4, "")), (live(2, 3, ""), live(5, 6, "")), False),
+        ((live(0, 1, ""), live(4, 4, "")), (live(2, 3, ""), live(4, 6, "")), True),
     ],
 )
 def test_regions_share_memory_only_in_live(

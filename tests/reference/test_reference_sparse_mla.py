@@ -98,11 +98,7 @@ def test_invalid_slots_are_as_good_as_absent_over_nan_rows(generator):
     expected = reference.sparse_mla_fwd(q, kv, torch.tensor([[2, 5]]), d_v=D_V)
     kv[0] = kv[11] = kv[7] = torch.nan
     got = reference.sparse_mla_fwd(
-        q,
-        kv,
-        torch.tensor([[-1, 2, 12, 5, 7, 0]]),
-        d_v=D_V,
-        topk_length=torch.tensor([4]),
+        q, kv, torch.tensor([[-1, 2, 12, 5, 7, 0]]), d_v=D_V, topk_length=torch.tensor([4])
     )
     torch.testing.assert_close(got[0], expected[0])
     torch.testing.assert_close(got[1], expected[1])

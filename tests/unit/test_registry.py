@@ -45,17 +45,13 @@ def test_auto_takes_the_able_one_with_the_highest_priority(registry: Registry) -
     assert registry.select(on_cpu).backend == "cpu"
 
 
-def test_what_is_registered_later_is_chosen_though_the_problem_was_seen(
-    registry: Registry,
-) -> None:
+def test_what_is_registered_later_is_chosen_though_the_problem_was_seen(registry: Registry) -> None:
     assert registry.select(PROBLEM).bind == "math:log"
     registry.register(Implementation("mla_bwd", "sm90", "math:cos", SM90, priority=2))
     assert registry.select(PROBLEM).bind == "math:cos"
 
 
-def test_what_was_chosen_is_told_by_device_and_the_name_that_calls_gave(
-    registry: Registry,
-) -> None:
+def test_what_was_chosen_is_told_by_device_and_the_name_that_calls_gave(registry: Registry) -> None:
     assert registry.chosen("cuda") == {}
     registry.select(PROBLEM)
     registry.select(dataclasses.replace(PROBLEM, device="cpu"), "cpu")

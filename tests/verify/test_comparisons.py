@@ -7,13 +7,7 @@ import torch
 
 from flashdsa import reference
 from flashdsa.verify import judge_sparse_mla
-from flashdsa.verify.compare import (
-    compare,
-    compare_exact,
-    compare_lse,
-    compare_scores,
-    failures,
-)
+from flashdsa.verify.compare import compare, compare_exact, compare_lse, compare_scores, failures
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 
 NAN, INF = math.nan, math.inf

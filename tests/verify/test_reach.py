@@ -24,10 +24,7 @@ NEVER_CHOSEN = {
 }
 """Values of a plan's choice that no operation takes: compiled to be compared on a device, or for
 the exported solutions."""
-NO_CASE_YET = {
-    ("sm90", "indexer_bwd", "blocks"): {4},
-    ("sm90", "mla_bwd_fused", "given"): {True},
-}
+NO_CASE_YET = {("sm90", "indexer_bwd", "blocks"): {4}, ("sm90", "mla_bwd_fused", "given"): {True}}
 """Values that operations take and no case reaches: tests of their kernels do. A case takes one off
 this list."""
 HELPERS = {"bind", "warm_up"}

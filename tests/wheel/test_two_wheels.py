@@ -56,9 +56,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 shutil.copy(house / file, tree)
         command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q"]
         subprocess.run(
-            [*command, "--wheel-dir", str(folder), str(tree)],
-            check=True,
-            env=ENVIRONMENT,
+            [*command, "--wheel-dir", str(folder), str(tree)], check=True, env=ENVIRONMENT
         )
         (made[name],) = folder.glob(f"{name}-*.whl")
     return made

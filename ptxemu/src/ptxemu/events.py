@@ -265,13 +265,7 @@ class Observer:
         index of the CTA. What it has learnt by that is told with `acquired`."""
 
     def phases_missed(
-        self,
-        agent: Agent,
-        owner: int,
-        offset: int,
-        last: int,
-        phase: int,
-        instruction: Instruction,
+        self, agent: Agent, owner: int, offset: int, last: int, phase: int, instruction: Instruction
     ) -> None:
         """A warp's wait for a parity is answered by `phase`, and the last one that it saw of that
         mbarrier was `last`: the same answer could have come earlier. Told before `phase_seen`."""

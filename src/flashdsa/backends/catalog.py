@@ -87,10 +87,7 @@ _SM90_TARGET = Features(
     deterministic=True,
 )
 _SM90_INDEX_SCORES = replace(
-    _SM90_TARGET,
-    num_heads=UpTo(max(SCORES_HEADS)),
-    d_qk=OneOf((INDEX_HEAD_DIM,)),
-    attn_sink=False,
+    _SM90_TARGET, num_heads=UpTo(max(SCORES_HEADS)), d_qk=OneOf((INDEX_HEAD_DIM,)), attn_sink=False
 )
 _SM90_INDEX_BACKWARD = Features(
     dtypes=("bfloat16",),

@@ -8,11 +8,7 @@ from flashdsa.heuristics.sparse_mla import Grouping, SparseMlaConstants, Times
 
 SPARSE_MLA = SparseMlaConstants(
     group_lists=10.0,
-    groupings={
-        2: Grouping(1.05, 0.65, 130),
-        4: Grouping(1.3, 0.5, 80),
-        8: Grouping(1.1, 0.5, 80),
-    },
+    groupings={2: Grouping(1.05, 0.65, 130), 4: Grouping(1.3, 0.5, 80), 8: Grouping(1.1, 0.5, 80)},
     most_unsampled=400,
     used_slots=0.7,
     find_ends=100,

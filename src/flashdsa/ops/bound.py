@@ -27,14 +27,7 @@ from flashdsa.dispatch.spec import OpSpec
 from flashdsa.dispatch.transforms import without_autocast
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from flashdsa.ops.attention import PACKED
-from flashdsa.problem import (
-    D_QK,
-    D_V,
-    INDEX_TOKEN_BYTES,
-    INDEX_TOPK,
-    NUM_INDEX_HEADS,
-    PAGE_SIZE,
-)
+from flashdsa.problem import D_QK, D_V, INDEX_TOKEN_BYTES, INDEX_TOPK, NUM_INDEX_HEADS, PAGE_SIZE
 from flashdsa.row_formats import V32, row_format
 
 __all__ = ["bind", "warm_up"]
@@ -61,11 +54,7 @@ _COMES_WITH: Mapping[str, torch.dtype] = {"k_scale": torch.float8_e4m3fn}
 
 
 def bind(
-    operation: str,
-    operands: Sequence[Tensor | None],
-    *,
-    backend: str = "auto",
-    **parameters: Any,
+    operation: str, operands: Sequence[Tensor | None], *, backend: str = "auto", **parameters: Any
 ) -> Callable[[Sequence[Tensor | None]], Any]:
     """An operation as a function of its operands without checks, for callers that make their own.
 

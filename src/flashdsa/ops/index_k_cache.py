@@ -130,10 +130,7 @@ WRITE_INDEX_K_CACHE = register(
 )
 READ_INDEX_K_CACHE = register(
     OpSpec(
-        "read_index_k_cache",
-        CacheReadOperands,
-        cpu="index_k_cache:read",
-        outputs=_KEYS_AND_SCALES,
+        "read_index_k_cache", CacheReadOperands, cpu="index_k_cache:read", outputs=_KEYS_AND_SCALES
     )
 )
 

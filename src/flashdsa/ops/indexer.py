@@ -8,29 +8,16 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.dispatch.checks import (
-    INT32_MAX,
-    require_rank,
-    require_shape,
-    wants_positions,
-)
+from flashdsa.dispatch.checks import INT32_MAX, require_rank, require_shape, wants_positions
 from flashdsa.dispatch.dtypes import E4M3, FP32, INT32
 from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.index_k_cache import CACHE, MAX_PAGES
-from flashdsa.problem import (
-    INDEX_HEAD_DIM,
-    MAX_NEXT_N,
-    PAGE_SIZE,
-)
+from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N, PAGE_SIZE
 
-__all__ = [
-    "dsa_topk_indexer",
-    "indexer_logits",
-    "topk_indices",
-]
+__all__ = ["dsa_topk_indexer", "indexer_logits", "topk_indices"]
 
 
 def _require_pages_of_requests(name: str, table: Tensor, sizes: Sizes) -> None:
@@ -109,9 +96,7 @@ def _require_table_of_rows(operands: TopkIndexerOperands) -> None:
 Queries = Annotated[
     Tensor,
     Operand(
-        f"B H {INDEX_HEAD_DIM}",
-        E4M3,
-        nonempty="expected shape [B, H, 128] with H >= 1; got H = 0",
+        f"B H {INDEX_HEAD_DIM}", E4M3, nonempty="expected shape [B, H, 128] with H >= 1; got H = 0"
     ),
 ]
 Weights = Annotated[Tensor, Operand("B H", FP32)]
@@ -126,10 +111,7 @@ _TABLE_OF_REQUESTS = Operand(
 )
 _CACHE_OF_ANY_SIZE = replace(CACHE, free={"num_pages": MAX_PAGES})
 _CHOSEN = Operand(
-    "B topk",
-    INT32,
-    written=True,
-    nonempty="expected shape [B, topk] with topk >= 1; got 0",
+    "B topk", INT32, written=True, nonempty="expected shape [B, topk] with topk >= 1; got 0"
 )
 
 

@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.dispatch.buffers import Total, require_totals
-from flashdsa.dispatch.checks import (
-    int32_slots,
-    require_positive,
-    scale_or_default,
-)
+from flashdsa.dispatch.checks import int32_slots, require_positive, scale_or_default
 from flashdsa.dispatch.dtypes import (
     ATTENTION_DTYPES,
     require_sums_or_same,
@@ -124,9 +120,7 @@ INDEXER_SCORES = register(
         autocast=("q_index", "k_index"),
         normalise=int32_slots,
         gradient=Gradient(
-            by="indexer_bwd",
-            of=("q_index", "k_index", "weights"),
-            arguments=_arguments_of_backward,
+            by="indexer_bwd", of=("q_index", "k_index", "weights"), arguments=_arguments_of_backward
         ),
     )
 )

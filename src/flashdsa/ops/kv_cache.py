@@ -54,12 +54,7 @@ def quantize_kv(kv: Tensor, *, scale: str = "ue8m0", kv_format: str = "v32") -> 
 
 
 def write_kv_cache(
-    kv: Tensor,
-    slots: Tensor,
-    cache: Tensor,
-    *,
-    scale: str = "ue8m0",
-    kv_format: str | None = None,
+    kv: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "ue8m0", kv_format: str | None = None
 ) -> None:
     """Write row t of `kv` into slot `slots[t]` of the cache, quantised if its rows are packed.
 

@@ -120,8 +120,6 @@ def _parts(name: str, values: Tensor | Sequence[Tensor]) -> list[Tensor]:
     for part in parts:
         require_tensor(name, part)
         require_dtype(
-            name,
-            part,
-            *((torch.float32, torch.float64) if name == "lses" else ATTENTION_DTYPES),
+            name, part, *((torch.float32, torch.float64) if name == "lses" else ATTENTION_DTYPES)
         )
     return parts

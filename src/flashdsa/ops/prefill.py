@@ -68,10 +68,7 @@ Ends = Annotated[Tensor, Operand("S", INT32)]
 Starts = Annotated[Tensor | None, Operand("S", INT32)]
 KScale = Annotated[Tensor | None, Operand("S_kv", FP32)]
 _CHOSEN = Operand(
-    "S topk",
-    INT32,
-    written=True,
-    nonempty="expected shape [S, topk] with topk >= 1; got 0",
+    "S topk", INT32, written=True, nonempty="expected shape [S, topk] with topk >= 1; got 0"
 )
 
 

@@ -12,11 +12,7 @@ from torch import Tensor
 
 from flashdsa.reference.quant import PAGE_TOKENS, decode_e4m3, f64, full, page_tokens
 
-__all__ = [
-    "dsa_topk_indexer",
-    "indexer_logits",
-    "topk_indices",
-]
+__all__ = ["dsa_topk_indexer", "indexer_logits", "topk_indices"]
 
 
 def _candidates(

@@ -9,13 +9,7 @@ from torch import Tensor
 
 from flashdsa.reference.quant import f64, full
 
-__all__ = [
-    "attention_target",
-    "indexer_bwd",
-    "indexer_kl",
-    "indexer_kl_bwd",
-    "indexer_scores",
-]
+__all__ = ["attention_target", "indexer_bwd", "indexer_kl", "indexer_kl_bwd", "indexer_scores"]
 
 
 def _slots(indices: Tensor, num_keys: int, topk_length: Tensor | None) -> list[Tensor]:

@@ -8,12 +8,7 @@ from torch import Tensor
 from flashdsa.reference.indexer import two_levels
 from flashdsa.reference.quant import decode_e4m3, f64, full
 
-__all__ = [
-    "causal_ranges",
-    "dsa_topk_prefill",
-    "expand_blocks",
-    "prefill_logits",
-]
+__all__ = ["causal_ranges", "dsa_topk_prefill", "expand_blocks", "prefill_logits"]
 
 
 def _values(x: Tensor) -> Tensor:

@@ -278,7 +278,4 @@ def judge_chain(inputs: SparseMlaInputs, q_grad: Tensor, kv_grad: Tensor) -> lis
     O, lse = reference.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.case.d_v, **options)
     of_q, of_kv, *_ = reference.mla_bwd(x.q, x.kv, x.do, lse, O, x.indices, **options)
     judge = partial(compare, norm_tolerance=tolerances.CHAIN_TOLERANCE, row_tolerance=None)
-    return [
-        judge("q.grad, exact O", q_grad, of_q),
-        judge("kv.grad, exact O", kv_grad, of_kv),
-    ]
+    return [judge("q.grad, exact O", q_grad, of_q), judge("kv.grad, exact O", kv_grad, of_kv)]

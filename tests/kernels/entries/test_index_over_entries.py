@@ -10,8 +10,7 @@ from tests.support.hopper_gpu import HOPPER_GPU
 
 
 @pytest.mark.parametrize(
-    ("ratio", "visible"),
-    [(4, {0: 0, 2: 0, 3: 1, 7: 2}), (1, {0: 1}), (128, {126: 0, 127: 1})],
+    ("ratio", "visible"), [(4, {0: 0, 2: 0, 3: 1, 7: 2}), (1, {0: 1}), (128, {126: 0, 127: 1})]
 )
 def test_a_query_sees_the_entries_that_are_complete(ratio, visible):
     starts, ends = flashdsa.causal_ranges(torch.tensor([0, 130]), ratio=ratio)

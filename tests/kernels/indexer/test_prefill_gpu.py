@@ -10,12 +10,7 @@ import torch
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.verify.prefill_cases import (
-    PrefillCase,
-    PrefillInputs,
-    causal,
-    make_prefill_inputs,
-)
+from flashdsa.verify.prefill_cases import PrefillCase, PrefillInputs, causal, make_prefill_inputs
 from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU

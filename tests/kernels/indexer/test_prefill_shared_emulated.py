@@ -105,13 +105,7 @@ def test_rows_are_those_of_the_best_of_its_own_scores(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("heads", "plateaus", "size"),
-    [
-        (64, False, 2),
-        (64, True, 2),
-        (32, False, 3),
-        (16, True, 3),
-    ],
+    ("heads", "plateaus", "size"), [(64, False, 2), (64, True, 2), (32, False, 3), (16, True, 3)]
 )
 def test_a_stretch_of_several_segments(heads: int, plateaus: bool, size: int) -> None:
     """Logs are cut, by bounds or by an exact search, whose entries are the only ones that count."""

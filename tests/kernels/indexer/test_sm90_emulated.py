@@ -62,9 +62,7 @@ def test_lengths_around_a_page_and_topk() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [{}, pytest.param({"sorted": True}, marks=LATER)],
-    ids=["by position", "sorted"],
+    "kind", [{}, pytest.param({"sorted": True}, marks=LATER)], ids=["by position", "sorted"]
 )
 def test_ids_are_positions(kind: dict[str, bool]) -> None:
     """Of rows that need no scores, one of them with a bad page, and of a scored row."""

@@ -38,10 +38,7 @@ PLAN = pairs_plan(
     lists=replace(PAIR_LISTS, capacity=2048, first_fill_pages=10, fill_step_pages=2),
 )
 # A bad page is not loaded, its stage is multiplied as it is, and no score of it is kept.
-OF_BAD_PAGES = {
-    ("uninitialised-async-read", "launch.py"),
-    ("uninitialised-read", "score_pairs.py"),
-}
+OF_BAD_PAGES = {("uninitialised-async-read", "launch.py"), ("uninitialised-read", "score_pairs.py")}
 # Lists are read four entries at a time, and what lies behind the last one is passed over.
 BEHIND_THE_LIST = {("uninitialised-read", "smem.py")}
 LATER = pytest.mark.slow
@@ -176,12 +173,7 @@ def test_a_long_pair_is_split_among_ctas(values: str, second: int) -> None:
     [
         pytest.param([3000, 3001] * 5, 2, (2, 2), [0, 1, 1, 1], [1, 1, 1, 0], marks=LATER),
         pytest.param(
-            [3000, 3001, 3002, 3003] * 3,
-            4,
-            (5, 1),
-            [0, 1, 0, 1, 0],
-            [1, 0, 1, 0, 0],
-            marks=LATER,
+            [3000, 3001, 3002, 3003] * 3, 4, (5, 1), [0, 1, 0, 1, 0], [1, 0, 1, 0, 0], marks=LATER
         ),
         (
             [5, 7, 8000, 7900, *[2] * 60, 5000, 5001, *[4] * 40, 9000, 100],
@@ -275,10 +267,7 @@ def test_the_public_operation_scores_and_ranks_by_two_launches(
 
 @pytest.mark.parametrize(
     ("lengths", "next_n"),
-    [
-        ([2100, 2101, 5, 0, 6000, 5900], 2),
-        ([0, 2100, 5, 2101, 5900, 6000, 2102, 90], 4),
-    ],
+    [([2100, 2101, 5, 0, 6000, 5900], 2), ([0, 2100, 5, 2101, 5900, 6000, 2102, 90], 4)],
     ids=["3 x 2", "2 x 4"],
 )
 @LATER

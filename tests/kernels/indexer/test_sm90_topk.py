@@ -26,7 +26,7 @@ WIDTH = 700
 KNOWN_WARNINGS = {
     # `load4`: the list's last words are loaded as one vector with words behind its end, which are
     # compared and then not counted.
-    ("uninitialised-read", "smem.py"),
+    ("uninitialised-read", "smem.py")
 }
 
 

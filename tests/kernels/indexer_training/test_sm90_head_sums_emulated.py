@@ -29,15 +29,7 @@ LATER = pytest.mark.slow
 ONE_SM = Device(1, {1: 1})
 """Every query is the same CTA's, one behind the other."""
 ALL_AT_ONCE = IndexerTrainingCase(
-    SparseMlaCase(
-        "every feature",
-        4,
-        60,
-        5,
-        140,
-        attn_sink="infinite",
-        **EVERY_FEATURE,
-    ),
+    SparseMlaCase("every feature", 4, 60, 5, 140, attn_sink="infinite", **EVERY_FEATURE),
     index_heads=13,
 )
 SEVERAL_STEPS = IndexerTrainingCase(

@@ -25,8 +25,7 @@ from tests.support.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
 CASE = IndexerTrainingCase(
-    SparseMlaCase("many queries", 300, 400, 64, 140, invalid=True, topk_length=True),
-    index_heads=64,
+    SparseMlaCase("many queries", 300, 400, 64, 140, invalid=True, topk_length=True), index_heads=64
 )
 
 

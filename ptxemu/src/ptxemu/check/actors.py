@@ -39,12 +39,7 @@ class OperationActor(Actor):
     )
 
     def __init__(
-        self,
-        agent_id: int,
-        kind: str,
-        issuer: WarpActor,
-        bit: int,
-        issued_at: int,
+        self, agent_id: int, kind: str, issuer: WarpActor, bit: int, issued_at: int
     ) -> None:
         super().__init__(
             agent_id, issuer.home, issuer.cta, issuer.ctaid, issuer.warp, issuer.know.copy(), bit

@@ -330,13 +330,7 @@ class Checker(Observer):
         self._phases.waited(warp, owner, offset, phase, instruction)
 
     def phases_missed(
-        self,
-        agent: Agent,
-        owner: int,
-        offset: int,
-        last: int,
-        phase: int,
-        instruction: Instruction,
+        self, agent: Agent, owner: int, offset: int, last: int, phase: int, instruction: Instruction
     ) -> None:
         """A wait for a parity passed over phases: harmless if it comes after them."""
         warp = self._actors[agent.agent_id]

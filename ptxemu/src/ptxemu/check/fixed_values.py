@@ -11,14 +11,7 @@ from typing import Any, NamedTuple
 
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.program import BranchNode, Program, StepNode, SwitchNode
-from ptxemu.syntax.ast import (
-    Address,
-    Instruction,
-    Operand,
-    SpecialRegister,
-    Symbol,
-    register_slots,
-)
+from ptxemu.syntax.ast import Address, Instruction, Operand, SpecialRegister, Symbol, register_slots
 
 _OF_THE_MOMENT = ("%clock", "%globaltimer", "%smid", "%nsmid", "%warpid", "%gridid", "%pm")
 """Beginnings of special registers that are another thing in another run."""

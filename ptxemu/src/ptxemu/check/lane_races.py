@@ -414,9 +414,7 @@ def makes_lanes_meet(instruction: Instruction) -> bool:
     return modifiers[0] in _BARRIERS or not _CONVERGENT.isdisjoint(modifiers)
 
 
-def _pieces(
-    noted: list[Noted],
-) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
+def _pieces(noted: list[Noted]) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
     """Return the units of memory that accesses cover, the lane of each, and whose each is."""
     keys = np.frombuffer(b"".join([one.starts for one in noted]), np.int64)
     lanes = np.frombuffer(b"".join([one.lanes for one in noted]), np.uint8)

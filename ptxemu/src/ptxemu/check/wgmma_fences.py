@@ -19,13 +19,7 @@ from weakref import WeakKeyDictionary
 
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.program import Program, StepNode
-from ptxemu.syntax.ast import (
-    FloatImmediate,
-    Instruction,
-    IntImmediate,
-    Register,
-    register_slots,
-)
+from ptxemu.syntax.ast import FloatImmediate, Instruction, IntImmediate, Register, register_slots
 
 if TYPE_CHECKING:
     from ptxemu.machine.decoded import PureOp

@@ -39,12 +39,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     },
 }
 _MAP_TYPES = {"e4m3": "u8", "e5m2": "u8", "i8": "u8", "i16": "u16", "i32": "s32", "i64": "s64"}
-_SWIZZLES = {
-    "none": Swizzle.NONE,
-    "32B": Swizzle.B32,
-    "64B": Swizzle.B64,
-    "128B": Swizzle.B128,
-}
+_SWIZZLES = {"none": Swizzle.NONE, "32B": Swizzle.B32, "64B": Swizzle.B64, "128B": Swizzle.B128}
 _SPEC = re.compile(r"(?P<map>map:)?(?P<type>\w+)(?:\[(?P<shape>[\d,x ]*)\])?=(?P<value>.*)", re.S)
 
 

@@ -7,13 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
-from ptxemu.cli import (
-    exec_command,
-    info_command,
-    launch_command,
-    mutate_command,
-    trace_command,
-)
+from ptxemu.cli import exec_command, info_command, launch_command, mutate_command, trace_command
 from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cuda.nvcc import NvccError
 from ptxemu.errors import PtxEmuError

@@ -16,15 +16,7 @@ from ptxemu.cli.output_paths import write_file_or_stdout
 from ptxemu.cli.target import add_target_options, run_target
 from ptxemu.errors import PtxEmuError
 from ptxemu.launch_setup import LaunchSetup
-from ptxemu.mutate import (
-    CATEGORIES,
-    Equivalents,
-    Replay,
-    Report,
-    Result,
-    mutate,
-    mutations_of,
-)
+from ptxemu.mutate import CATEGORIES, Equivalents, Replay, Report, Result, mutate, mutations_of
 from ptxemu.mutate.runner import CAUGHT
 from ptxemu.saved_launch import load_launch
 

@@ -7,11 +7,7 @@ import sys
 from pathlib import Path
 
 from ptxemu.cli.hosts import How, run_host
-from ptxemu.cli.launch_command import (
-    PTX_HELP,
-    add_launch_options,
-    prepare,
-)
+from ptxemu.cli.launch_command import PTX_HELP, add_launch_options, prepare
 from ptxemu.cli.options import add_schedule_options, policy_of
 from ptxemu.cli.progress import Progress
 from ptxemu.errors import ExecutionError, PtxEmuError

@@ -94,10 +94,7 @@ def carry_out(options: argparse.Namespace) -> int:
 
     def on_launch(setup: LaunchSetup) -> Observer:
         launch = _Launch(
-            setup.kernel,
-            Recorder(time=options.time),
-            Counters(),
-            MemoryMap(time=options.time),
+            setup.kernel, Recorder(time=options.time), Counters(), MemoryMap(time=options.time)
         )
         launches.append(launch)
         return FanOut(launch.recorder, launch.counters, launch.memory_map)

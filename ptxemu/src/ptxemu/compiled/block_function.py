@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from llvmlite import ir
 
-from ptxemu.compiled.emitter import (
-    I64,
-    MASK,
-    Emitter,
-    Layout,
-    UnknownToMachineCodeError,
-    lowering,
-)
+from ptxemu.compiled.emitter import I64, MASK, Emitter, Layout, UnknownToMachineCodeError, lowering
 from ptxemu.compiled.native import machine_code
 from ptxemu.machine.blocks import Block, FastFunction
 

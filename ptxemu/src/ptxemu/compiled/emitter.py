@@ -52,11 +52,7 @@ class Layout:
         """Bytes so far."""
         self.inputs: dict[Key, str] = {}
         """Python expressions of the values that are copied in, by key."""
-        self.names: dict[str, Any] = {
-            "convert": convert,
-            "full": np.full,
-            "special": special,
-        }
+        self.names: dict[str, Any] = {"convert": convert, "full": np.full, "special": special}
         """Names that the expressions use."""
         self._places: dict[Key, tuple[int, str]] = {}
 

@@ -25,13 +25,7 @@ from ptxemu.machine.blocks import Block, FastFunction
 from ptxemu.machine.codegen import BlockFunction, compile_block
 from ptxemu.machine.lanes import FULL, STORAGE, WARP_SIZE, Mask, bits_of
 from ptxemu.machine.operands import convert, immediate_lanes
-from ptxemu.machine.register_file import (
-    ROW_BYTES,
-    SPARE_ROWS,
-    RegisterFile,
-    set_words,
-    words_of,
-)
+from ptxemu.machine.register_file import ROW_BYTES, SPARE_ROWS, RegisterFile, set_words, words_of
 from ptxemu.machine.special_registers import special
 from ptxemu.numerics.canonical import bits_of_f32
 from ptxemu.syntax.ast import (

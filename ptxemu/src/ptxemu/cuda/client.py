@@ -11,13 +11,7 @@ from ptxemu.cuda.fatbin import ImageError, ptx_for
 from ptxemu.cuda.log import Log
 from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.cuda.properties import device_properties
-from ptxemu.cuda.protocol import (
-    Operation,
-    int32,
-    read_launch,
-    read_numbers,
-    read_tensor_map,
-)
+from ptxemu.cuda.protocol import Operation, int32, read_launch, read_numbers, read_tensor_map
 from ptxemu.descriptors.tensor_map import encode_tiled
 from ptxemu.driver.attributes import device_attribute, memory_bytes
 from ptxemu.driver.rules import (

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field
 
 from ptxemu.api import LaunchResult
 from ptxemu.check import Finding
-from ptxemu.errors import (
-    ExecutionError,
-    Interruption,
-    StoppedError,
-    UnsupportedInstructionError,
-)
+from ptxemu.errors import ExecutionError, Interruption, StoppedError, UnsupportedInstructionError
 from ptxemu.events import LaunchProgress
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.sched.policy import Policy

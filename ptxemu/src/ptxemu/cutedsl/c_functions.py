@@ -275,22 +275,9 @@ def _read_arguments(call: HostCall, kernel: KernelHandle, arguments: int) -> tup
     )
 
 
-@_emulates(
-    "_cuTensorMapEncodeTiled",
-    _pointer,
-    _i32,
-    _u32,
-    _pointer,
-    *[_pointer] * 4,
-    *[_i32] * 4,
-)
+@_emulates("_cuTensorMapEncodeTiled", _pointer, _i32, _u32, _pointer, *[_pointer] * 4, *[_i32] * 4)
 def _encode_tensor_map(
-    call: HostCall,
-    tensor_map: int,
-    data_type: int,
-    rank: int,
-    address: int,
-    *rest: int,
+    call: HostCall, tensor_map: int, data_type: int, rank: int, address: int, *rest: int
 ) -> None:
     from ptxemu.descriptors.tensor_map import encode_tiled
 

@@ -13,12 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ptxemu.cutedsl.host_function import (
-    FfiHostFunction,
-    MissingPtxError,
-    ffi_object_code,
-    ptx_of,
-)
+from ptxemu.cutedsl.host_function import FfiHostFunction, MissingPtxError, ffi_object_code, ptx_of
 from ptxemu.driver.rules import PtxImage
 from ptxemu.errors import PtxEmuError
 

@@ -170,11 +170,7 @@ class Interception:
             self._patches.replace(module, "load_module", load_module)
 
     def _call_ffi(
-        self,
-        runnable: FfiHostFunction,
-        wrapper: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, runnable: FfiHostFunction, wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         named = [*enumerate(args), *kwargs.items()]
         arguments = collect((f"argument {key}", value) for key, value in named)

@@ -104,10 +104,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Patches CuTe DSL's compiler module right after it has been imported."""
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """The module's own spec, with the patch appended to its loading."""
         if fullname != _COMPILER_MODULE:

@@ -13,13 +13,7 @@ import numpy as np
 
 from ptxemu.descriptors import tensor_map_bits as bits
 from ptxemu.descriptors.swizzle import Swizzle
-from ptxemu.descriptors.tensor_map import (
-    TensorMap,
-    check_modes,
-    check_place,
-    decode,
-    require,
-)
+from ptxemu.descriptors.tensor_map import TensorMap, check_modes, check_place, decode, require
 
 MAX_CHANNELS = 256
 MAX_PIXELS = 1024

@@ -51,11 +51,7 @@ class MatrixLayout:
 
     @classmethod
     def of(
-        cls,
-        descriptor: WgmmaDescriptor | Tcgen05Descriptor,
-        major: Major,
-        lines: int,
-        chunks: int,
+        cls, descriptor: WgmmaDescriptor | Tcgen05Descriptor, major: Major, lines: int, chunks: int
     ) -> MatrixLayout:
         """The layout that a descriptor names."""
         return cls(

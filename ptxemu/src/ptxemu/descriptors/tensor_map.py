@@ -33,12 +33,7 @@ ELEMENT_BITS = {
 """Bits of an element in global memory."""
 PADDED = ("b4x16_p64", "b6x16_p32")
 """Types whose 16 elements, 8 or 12 bytes, take 16 bytes of shared memory."""
-SWIZZLES_OF_PADDED = (
-    Swizzle.NONE,
-    Swizzle.B128,
-    Swizzle.B128_ATOM_32B,
-    Swizzle.B128_ATOM_64B,
-)
+SWIZZLES_OF_PADDED = (Swizzle.NONE, Swizzle.B128, Swizzle.B128_ATOM_32B, Swizzle.B128_ATOM_64B)
 DRIVER_TYPES = (
     "u8",
     "u16",

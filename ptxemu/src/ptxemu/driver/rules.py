@@ -14,11 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from ptxemu.api import Module, load
-from ptxemu.driver.attributes import (
-    SHARED_WITHOUT_OPT_IN,
-    KernelAttribute,
-    device_attribute,
-)
+from ptxemu.driver.attributes import SHARED_WITHOUT_OPT_IN, KernelAttribute, device_attribute
 from ptxemu.errors import DeadlockError, ExecutionError, LaunchError, StepLimitError
 from ptxemu.machine.device import runs_on
 from ptxemu.machine.layout import Layout

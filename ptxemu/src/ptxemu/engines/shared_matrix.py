@@ -10,13 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.descriptors import Tcgen05Descriptor, WgmmaDescriptor
-from ptxemu.descriptors.matrix_layout import (
-    CHUNK,
-    ChunkPlan,
-    Major,
-    MatrixLayout,
-    chunk_plan,
-)
+from ptxemu.descriptors.matrix_layout import CHUNK, ChunkPlan, Major, MatrixLayout, chunk_plan
 from ptxemu.descriptors.swizzle import PERIOD
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Proxy, Space

@@ -234,11 +234,7 @@ def start_shift(
 
 
 def commit(
-    warp: Warp,
-    lane: int,
-    instruction: Instruction,
-    targets: list[tuple[Cta, int]],
-    cta_group: int,
+    warp: Warp, lane: int, instruction: Instruction, targets: list[tuple[Cta, int]], cta_group: int
 ) -> None:
     """tcgen05.commit: arrive on the mbarriers when the thread's operations have completed.
 
@@ -250,11 +246,7 @@ def commit(
     if state.last_commit is not None:  # its past is part of this one's
         tracked.append(state.last_commit)
     operation = AsyncOperation(
-        "tcgen05.commit",
-        warp,
-        instruction,
-        ordering=Ordering(tracked),
-        after=state.uncompleted,
+        "tcgen05.commit", warp, instruction, ordering=Ordering(tracked), after=state.uncompleted
     )
     operation.mbarriers = tuple((cta.index, offset) for cta, offset in targets)
     state.since_commit = []

@@ -37,14 +37,4 @@ def access_tmem(
     machine = cta.machine
     if machine.observer is not None and len(lanes):
         starts = lanes * LANE_BYTES + column * 4
-        report(
-            machine,
-            agent,
-            Space.TMEM,
-            cta,
-            starts,
-            columns * 4,
-            kind,
-            instruction,
-            proxy=proxy,
-        )
+        report(machine, agent, Space.TMEM, cta, starts, columns * 4, kind, instruction, proxy=proxy)

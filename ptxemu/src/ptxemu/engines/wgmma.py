@@ -87,12 +87,7 @@ def fence(warp: Warp, instruction: Instruction) -> None:
 
 
 def issue(
-    warp: Warp,
-    instruction: Instruction,
-    form: WgmmaForm,
-    a: int | None,
-    b: int,
-    accumulate: bool,
+    warp: Warp, instruction: Instruction, form: WgmmaForm, a: int | None, b: int, accumulate: bool
 ) -> None:
     """Start one product of matrices by their descriptors; `a` is None where A is in registers."""
     machine = warp.cta.machine
@@ -186,11 +181,7 @@ def join(warp: Warp, keep: int) -> None:
 
 
 def _execute(
-    operation: AsyncOperation,
-    form: WgmmaForm,
-    a: int | None,
-    b: int,
-    accumulate: bool,
+    operation: AsyncOperation, form: WgmmaForm, a: int | None, b: int, accumulate: bool
 ) -> None:
     """Read A, B and D, write D."""
     if wgmma_code.execute(operation, form, a, b, accumulate):

@@ -7,12 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxemu.engines.bulk_copy import (
-    check_unit,
-    destinations,
-    shared_place,
-    signal_of,
-)
+from ptxemu.engines.bulk_copy import check_unit, destinations, shared_place, signal_of
 from ptxemu.engines.copy_operation import GlobalRange, SharedRange, issue_copy
 from ptxemu.engines.groups import bulk_groups
 from ptxemu.engines.reductions import Combine, reduction

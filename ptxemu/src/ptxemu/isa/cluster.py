@@ -91,12 +91,7 @@ def _cancel(
 
 
 def _report(
-    operation: AsyncOperation,
-    cta: Cta,
-    offset: int,
-    size: int,
-    kind: AccessKind,
-    proxy: Proxy,
+    operation: AsyncOperation, cta: Cta, offset: int, size: int, kind: AccessKind, proxy: Proxy
 ) -> None:
     machine = cta.machine
     if machine.observer is not None:

@@ -45,11 +45,7 @@ _FLOAT: dict[str, Function] = {
     "num": lambda a, b: (a == a) & (b == b),
     "nan": lambda a, b: (a != a) | (b != b),
 }
-_COMBINE: dict[str, Function] = {
-    "and": np.logical_and,
-    "or": np.logical_or,
-    "xor": np.logical_xor,
-}
+_COMBINE: dict[str, Function] = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
 def comparison(operator: str, type_: str, *, ftz: bool) -> Function | None:

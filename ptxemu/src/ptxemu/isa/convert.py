@@ -21,12 +21,7 @@ SECTION = "Data Movement and Conversion Instructions: cvt"
 _INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
 _FLOATS = ("f16", "bf16", "f32", "f64")
 _FLOAT_MODES = ("rn", "rz", "rm", "rp")
-_INTEGRAL: dict[str, Function] = {
-    "rni": np.rint,
-    "rzi": np.trunc,
-    "rmi": np.floor,
-    "rpi": np.ceil,
-}
+_INTEGRAL: dict[str, Function] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
 @pure("cvt", section=SECTION)

@@ -100,12 +100,7 @@ def each_lane(mask: Mask) -> Iterator[tuple[int, Mask]]:
 
 
 def wait(
-    warp: Warp,
-    groups: Groups,
-    members: Sequence[Member],
-    lanes: Mask,
-    *,
-    reads_only: bool = False,
+    warp: Warp, groups: Groups, members: Sequence[Member], lanes: Mask, *, reads_only: bool = False
 ) -> Blocked | None:
     """Block until `members` have completed, or with `reads_only` have read their sources."""
     if not members:

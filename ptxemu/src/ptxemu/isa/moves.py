@@ -6,15 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ptxemu.isa.forms import (
-    Function,
-    assemble,
-    build,
-    elementwise,
-    immediate,
-    select,
-    width_of,
-)
+from ptxemu.isa.forms import Function, assemble, build, elementwise, immediate, select, width_of
 from ptxemu.isa.registry import Modifiers, pure, unsupported
 from ptxemu.machine.decoded import PureOp, identity
 from ptxemu.numerics.dtypes import U1, U4, U8, Array, constant, join, split

@@ -16,13 +16,7 @@ from ptxemu.numerics.minifloat import FORMATS
 from ptxemu.syntax.ast import Instruction
 
 SECTION = "Data Movement and Conversion Instructions: cvt"
-_NARROW = {
-    "e4m3x2": "e4m3",
-    "e5m2x2": "e5m2",
-    "e2m1x2": "e2m1",
-    "e2m3x2": "e2m3",
-    "e3m2x2": "e3m2",
-}
+_NARROW = {"e4m3x2": "e4m3", "e5m2x2": "e5m2", "e2m1x2": "e2m1", "e2m3x2": "e2m3", "e3m2x2": "e3m2"}
 """Packed types whose codes take a byte each (a nibble for e2m1)."""
 PACKED_FORMS = frozenset(
     ("f16x2", "bf16x2", "ue8m0x2", "s2f6x2", *_NARROW, "e2m1x4", "e4m3x4", "e5m2x4", "e2m3x4")

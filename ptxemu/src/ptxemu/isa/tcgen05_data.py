@@ -15,13 +15,7 @@ from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Lanes, Mask, first_lane
 from ptxemu.machine.operands import address_reader, elements, reader
 from ptxemu.machine.state import Warp
-from ptxemu.memory.tmem import (
-    COPY_SHAPES,
-    MAX_REGISTERS,
-    REGISTERS_PER_REPEAT,
-    Fragment,
-    fragment,
-)
+from ptxemu.memory.tmem import COPY_SHAPES, MAX_REGISTERS, REGISTERS_PER_REPEAT, Fragment, fragment
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register
 
 _REPEATS = ("x1", "x2", "x4", "x8", "x16", "x32", "x64", "x128")

@@ -19,12 +19,7 @@ from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand, Vector
 
 _DEFAULT_SCALE_COUNT = {"mxf8f6f4": 1, "mxf4": 2}
-_SCALE_COUNTS = {
-    "scale_vec::1X": 1,
-    "scale_vec::2X": 2,
-    "scale_vec::4X": 4,
-    "block16": 4,
-}
+_SCALE_COUNTS = {"scale_vec::1X": 1, "scale_vec::2X": 2, "scale_vec::4X": 4, "block16": 4}
 _COLLECTOR_OPS = ("fill", "use", "lastuse", "discard")
 _ZERO = in_lane(IntImmediate(0), "u64")
 

@@ -149,9 +149,7 @@ def tcgen05_commit(instruction: Instruction) -> Step:
 
 
 @visible(
-    "tcgen05.fence::before_thread_sync",
-    "tcgen05.fence::after_thread_sync",
-    section="tcgen05.fence",
+    "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", section="tcgen05.fence"
 )
 def tcgen05_fence(instruction: Instruction) -> Step:
     """Orders asynchronous tcgen05 operations around a synchronisation between threads."""

@@ -7,11 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ptxemu.descriptors.im2col_map import Im2colMap
-from ptxemu.engines.bulk_copy import (
-    destinations,
-    shared_place,
-    signal_of,
-)
+from ptxemu.engines.bulk_copy import destinations, shared_place, signal_of
 from ptxemu.engines.copy_operation import fault, issue_copy
 from ptxemu.engines.groups import bulk_groups
 from ptxemu.engines.im2col import GlobalColumn

@@ -274,14 +274,7 @@ _RESULTS = {
 
 
 def _check_types(
-    instruction: Instruction,
-    a: str,
-    b: str,
-    c: str,
-    d: str,
-    combine: str,
-    *,
-    saturates: bool,
+    instruction: Instruction, a: str, b: str, c: str, d: str, combine: str, *, saturates: bool
 ) -> None:
     results = _RESULTS.get(a, ())
     agree = a == b or (a[1:] == b[1:] and a[0] in "su" and b[0] in "su")

@@ -29,12 +29,7 @@ from ptxemu.machine.regions import (
     shared_region,
 )
 from ptxemu.machine.state import Region
-from ptxemu.memory.address import (
-    CONST_WINDOW,
-    PARAM_WINDOW,
-    SHARED_RANK_SHIFT,
-    WINDOW_BYTES,
-)
+from ptxemu.memory.address import CONST_WINDOW, PARAM_WINDOW, SHARED_RANK_SHIFT, WINDOW_BYTES
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand
 
 if TYPE_CHECKING:

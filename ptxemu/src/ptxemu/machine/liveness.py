@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ptxemu.machine.blocks import Block
-from ptxemu.syntax.ast import (
-    Address,
-    Instruction,
-    NegatedRegister,
-    Operand,
-    Pair,
-    Register,
-    Vector,
-)
+from ptxemu.syntax.ast import Address, Instruction, NegatedRegister, Operand, Pair, Register, Vector
 
 _ELSEWHERE = -1
 

@@ -18,10 +18,7 @@ _REGISTERS_OF_A_WARP = 256
 
 
 def ctas_per_sm(
-    device: Device,
-    threads: int,
-    shared_bytes: int,
-    directives: Mapping[str, tuple[int, ...]],
+    device: Device, threads: int, shared_bytes: int, directives: Mapping[str, tuple[int, ...]]
 ) -> int:
     """CTAs that an SM has room for, at least 1.
 
@@ -35,11 +32,7 @@ def ctas_per_sm(
     """
     warps = -(-threads // WARP_SIZE)
     shared = device.shared_bytes_per_cta + SYSTEM_SHARED_BYTES
-    room = [
-        MAX_CTAS,
-        MAX_WARPS // max(warps, 1),
-        shared // (shared_bytes + SYSTEM_SHARED_BYTES),
-    ]
+    room = [MAX_CTAS, MAX_WARPS // max(warps, 1), shared // (shared_bytes + SYSTEM_SHARED_BYTES)]
     if "maxnreg" in directives:
         of_a_warp = directives["maxnreg"][0] * WARP_SIZE
         of_a_warp = -(-of_a_warp // _REGISTERS_OF_A_WARP) * _REGISTERS_OF_A_WARP

@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ptxemu.errors import IllegalInstructionError
-from ptxemu.machine.lanes import (
-    FULL,
-    STORAGE,
-    VALUE,
-    WARP_SIZE,
-    Lanes,
-    Mask,
-    first_lane,
-    merged,
-)
+from ptxemu.machine.lanes import FULL, STORAGE, VALUE, WARP_SIZE, Lanes, Mask, first_lane, merged
 from ptxemu.machine.register_file import RegisterFile, set_words, words_of
 from ptxemu.machine.special_registers import special
 from ptxemu.syntax.ast import (

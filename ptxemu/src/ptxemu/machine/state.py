@@ -193,11 +193,7 @@ class Cta:
     """One CTA of a launch."""
 
     def __init__(
-        self,
-        machine: Machine,
-        cluster: Cluster,
-        rank: int,
-        ctaid: tuple[int, int, int],
+        self, machine: Machine, cluster: Cluster, rank: int, ctaid: tuple[int, int, int]
     ) -> None:
         self.machine = machine
         self.cluster = cluster

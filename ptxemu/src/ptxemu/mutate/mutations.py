@@ -6,14 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ptxemu.mutate.sites import ORDERS, Site, find_sites
-from ptxemu.syntax.ast import (
-    Function,
-    Instruction,
-    IntImmediate,
-    Module,
-    Operand,
-    Register,
-)
+from ptxemu.syntax.ast import Function, Instruction, IntImmediate, Module, Operand, Register
 
 TX_STEP = 16
 """Bytes that expect_tx is wrong by."""

@@ -160,9 +160,6 @@ class Replay:
             if allocation.writable:
                 allocation.data[:] = before
             memory.register(
-                allocation.data,
-                allocation.name,
-                base=allocation.base,
-                writable=allocation.writable,
+                allocation.data, allocation.name, base=allocation.base, writable=allocation.writable
             )
         return memory

@@ -38,11 +38,7 @@ class Scheduler:
     """One run of a machine under a policy."""
 
     def __init__(
-        self,
-        machine: Machine,
-        policy: Policy,
-        *,
-        on_progress: OnProgress | None = None,
+        self, machine: Machine, policy: Policy, *, on_progress: OnProgress | None = None
     ) -> None:
         self._machine = machine
         self._policy = policy

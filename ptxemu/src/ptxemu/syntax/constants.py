@@ -100,11 +100,7 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
     },
     {"<<": lambda a, b: a << _shift_count(b), ">>": lambda a, b: a >> _shift_count(b)},
     {"+": lambda a, b: a + b, "-": lambda a, b: a - b},
-    {
-        "*": lambda a, b: a * b,
-        "/": _quotient,
-        "%": lambda a, b: a - b * _quotient(a, b),
-    },
+    {"*": lambda a, b: a * b, "/": _quotient, "%": lambda a, b: a - b * _quotient(a, b)},
 )
 """C's binary operators by precedence, loosest first."""
 

@@ -123,13 +123,7 @@ def _variable(name: str, space: str, size: int, kind: _Type, initial: Initial | 
     data = bytes(initial.data.ljust(size, b"\0"))
     relocations = tuple(initial.relocations)
     return Variable(
-        name,
-        space,
-        size,
-        align,
-        initial=data,
-        relocations=relocations,
-        is_managed=kind.is_managed,
+        name, space, size, align, initial=data, relocations=relocations, is_managed=kind.is_managed
     )
 
 

@@ -70,8 +70,7 @@ def _callees(
     found = []
     for name in names:
         direct = replace(
-            instruction,
-            operands=(instruction.operands[0], Symbol(name), instruction.operands[2]),
+            instruction, operands=(instruction.operands[0], Symbol(name), instruction.operands[2])
         )
         callee = _callee(module, direct, stack)
         if callee is None or callee.is_entry:
@@ -83,10 +82,7 @@ def _callees(
 
 def _fits(function: Function, prototype: Prototype) -> bool:
     """Whether the function's parameters and results have the prototype's sizes."""
-    pairs = (
-        (function.parameters, prototype.parameters),
-        (function.returns, prototype.returns),
-    )
+    pairs = ((function.parameters, prototype.parameters), (function.returns, prototype.returns))
     return all([p.size for p in own] == [p.size for p in asked] for own, asked in pairs)
 
 
@@ -160,10 +156,7 @@ class _Merged:
             operands: tuple[Operand, ...] = (differs, target, Symbol(body.name))
             self._add(
                 replace(
-                    plain,
-                    opcode="setp.ne.u64",
-                    modifiers=("setp", "ne", "u64"),
-                    operands=operands,
+                    plain, opcode="setp.ne.u64", modifiers=("setp", "ne", "u64"), operands=operands
                 )
             )
             self._add(_branch(plain, other, Guard(differs, negated=False)))

@@ -150,10 +150,7 @@ def _chunks(
 
 
 def _gathered(
-    x: CompressKvOperands | CompressKvBwdOperands,
-    own: Places,
-    halves: list[_Half],
-    which: int,
+    x: CompressKvOperands | CompressKvBwdOperands, own: Places, halves: list[_Half], which: int
 ) -> Tensor:
     """Slots (n, slots, d) of kv (`which` 0) or gate (1): of this call's tokens or of the state."""
     source = x.gate if which else x.kv

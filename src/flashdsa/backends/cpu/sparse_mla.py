@@ -22,11 +22,7 @@ LARGE_LOGIT = 64.0
 
 
 def forward(
-    operands: SparseMlaOperands,
-    *,
-    d_v: int,
-    max_logits: bool,
-    **choices: Any,
+    operands: SparseMlaOperands, *, d_v: int, max_logits: bool, **choices: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """O (S, H, d_v) in q's dtype, lse and max_logits (S, H) in fp32 (fp64 for fp64 inputs).
 
@@ -161,14 +157,7 @@ def backward(
         q_and_do[:, :num_heads] = q[rows]
         q_and_do[:, num_heads:, :d_v] = d_out
         dq[rows] = _backward_tile(
-            q_and_do,
-            d_v,
-            tile_lse,
-            delta,
-            lists,
-            of_sources,
-            sm_scale,
-            tile,
+            q_and_do, d_v, tile_lse, delta, lists, of_sources, sm_scale, tile
         ).to(q.dtype)
     dkv, dextra_kv = (*of_sources, d_sink.new_empty(0))[:2]
     return dq, dkv.to(dkv_dtype), dextra_kv.to(dkv_dtype), d_sink.to(sink_dtype)

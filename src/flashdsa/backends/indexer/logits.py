@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
-from flashdsa.backends.indexer.tensors import (
-    as_read,
-    slots_of_tokens,
-    values_are_checked,
-)
+from flashdsa.backends.indexer.tensors import as_read, slots_of_tokens, values_are_checked
 from flashdsa.backends.mxfp4 import has_mxfp4
 from flashdsa.backends.runner import Runner
 from flashdsa.errors import ArgumentValueError

@@ -14,12 +14,7 @@ from flashdsa.settings import Settings
 
 
 def as_read(
-    gathers: bool,
-    queries: Tensor,
-    cache: Tensor,
-    weights: Tensor,
-    lengths: Tensor,
-    *others: Tensor,
+    gathers: bool, queries: Tensor, cache: Tensor, weights: Tensor, lengths: Tensor, *others: Tensor
 ) -> tuple[Tensor, ...]:
     """The indexer's operands as its kernels read them: the same ones, or copies of queries, weights
     and lengths that have gaps or begin at an odd address.

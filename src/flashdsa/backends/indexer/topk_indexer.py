@@ -12,11 +12,7 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.indexer.launch import REFUSALS, Kernels, Launches
-from flashdsa.backends.indexer.tensors import (
-    as_read,
-    slots_of_tokens,
-    values_are_checked,
-)
+from flashdsa.backends.indexer.tensors import as_read, slots_of_tokens, values_are_checked
 from flashdsa.backends.memory import written_apart
 from flashdsa.backends.runner import Runner
 from flashdsa.plan.kernel_spec import KernelSpec

@@ -21,12 +21,7 @@ from flashdsa.problem import PAGE_SIZE
 
 
 def bind_two_launches(
-    runner: Runner,
-    num_heads: int,
-    topk: int,
-    positions: bool,
-    rows: int,
-    clusters: tuple[int, int],
+    runner: Runner, num_heads: int, topk: int, positions: bool, rows: int, clusters: tuple[int, int]
 ) -> Callable[..., None]:
     """Bind the two launches; the result is a `Launch`, see launch.py.
 

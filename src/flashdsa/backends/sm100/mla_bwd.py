@@ -125,10 +125,7 @@ def of_queries(operands: Sequence[Tensor], part: slice) -> Iterator[Tensor]:
         yield operand if whole else operand[part]
 
 
-def launch_in_parts(
-    launch: Launch,
-    *operands_and_scalars: Any,
-) -> None:
+def launch_in_parts(launch: Launch, *operands_and_scalars: Any) -> None:
     """Launch the deterministic kernels, on as many queries at a time as have room for their slots'
     rows.
 
@@ -154,10 +151,7 @@ def launch_in_parts(
         )
 
 
-def launch_groups(
-    launch: Launch,
-    *operands_and_scalars: Any,
-) -> None:
+def launch_groups(launch: Launch, *operands_and_scalars: Any) -> None:
     """Launch the kernels of groups of queries, on as many at a time as their unions have room for.
 
     Args:

@@ -80,10 +80,7 @@ def bind_best(
 
 
 def bind_plan(
-    runner: Runner,
-    plan: PrefillPlan,
-    operands: TopkPrefillOperands,
-    pieces: Sequence[Piece] = (),
+    runner: Runner, plan: PrefillPlan, operands: TopkPrefillOperands, pieces: Sequence[Piece] = ()
 ) -> Callable[..., Tensor]:
     """Bind the launches of a plan's kernel on operands that differ from these only in their values,
     inside `runner.launching()`; they return `topk_indices`. Neither queries nor keys are empty.

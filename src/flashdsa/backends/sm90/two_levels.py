@@ -25,12 +25,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import prefill
 from flashdsa.backends.sm90.topk import bind_ranking, width_for
 from flashdsa.errors import UnsupportedError
-from flashdsa.kernels.catalog import (
-    INDEXER_LOGITS,
-    PREFILL_LISTED,
-    PREFILL_LOGITS,
-    TWO_LEVELS,
-)
+from flashdsa.kernels.catalog import INDEXER_LOGITS, PREFILL_LISTED, PREFILL_LOGITS, TWO_LEVELS
 from flashdsa.kernels.indexer.sm90.listed.plan import ListedPlan
 from flashdsa.kernels.indexer.sm90.plan import BLOCK
 from flashdsa.kernels.indexer.sm90.two_levels.plan import WORD_BITS, LevelPlan

@@ -17,11 +17,7 @@ from flashdsa.dispatch.registration import is_served
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.integrations.transformers.attention import marked_visible
 from flashdsa.integrations.transformers.index_keys import ATTRIBUTE, quantise
-from flashdsa.integrations.transformers.releases import (
-    by_meaning,
-    require_parameters,
-    unknown,
-)
+from flashdsa.integrations.transformers.releases import by_meaning, require_parameters, unknown
 from flashdsa.ops.index_k_cache import quantize_index_k, quantize_index_q
 from flashdsa.ops.indexer import (
     DSA_TOPK_INDEXER,

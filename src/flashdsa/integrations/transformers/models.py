@@ -19,11 +19,7 @@ from flashdsa.integrations.transformers.attention import (
     register,
 )
 from flashdsa.integrations.transformers.indexers import INDEXERS, require_known
-from flashdsa.integrations.transformers.releases import (
-    require_parameters,
-    require_version,
-    unknown,
-)
+from flashdsa.integrations.transformers.releases import require_parameters, require_version, unknown
 
 EXPAND, MASK_OF_IDS = "expand_kv", "build_attention_mask_from_topk"
 """Methods that give the attention function its keys and values and, of GLM-5.3's, its mask."""

@@ -9,11 +9,7 @@ from torch import Tensor
 
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.errors import ArgumentValueError
-from flashdsa.integrations.transformers.releases import (
-    by_meaning,
-    require_parameters,
-    unknown,
-)
+from flashdsa.integrations.transformers.releases import by_meaning, require_parameters, unknown
 from flashdsa.ops.attention import sparse_mla
 from flashdsa.ops.entries import compress_kv
 
