@@ -22,7 +22,7 @@ OPERATIONS = ("forward", "prompts", "decode", "chats", "forward-512", "decode-51
 @click.option("--count", type=click.IntRange(min=1), default=100, show_default=True, help="Draws.")
 @click.option("--budget", type=click.FloatRange(min=0), metavar="SECONDS", help="Of the timing.")
 @click.option(
-    "--read", "documents", multiple=True, type=click.Path(path_type=Path, exists=True),
+    "--read", "documents", multiple=True, type=click.Path(path_type=Path, dir_okay=False),
     help="Judge this document again, without a GPU; repeatable.",
 )  # fmt: skip
 @click.option("--out", type=OutputFile(".json"), help="The document.")

@@ -93,7 +93,7 @@ _SIZES = (
 )  # fmt: skip
 _TURNS = tuple(backward(x, H, S, k, sms=sms, empty_rows=True) for x, H, S, k, sms in _SIZES)
 _TICKETS = tuple(backward(x, H, S + 2, k, sms=sms, topk_length=True) for x, H, S, k, sms in _SIZES)
-_PACED = {"flashdsa.backends.sm90.mla_bwd_choice:PACED_ROWS": {64: 0}}
+_PACED = {"flashdsa.heuristics.h200:Backward.PACED_ROWS": {64: 0}}
 _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
 _SLOT_OFFSETS = "flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets"
 _rows = partial(_slots, settings={f"{_SLOT_OFFSETS}:MOST_OF_WARP": 8})

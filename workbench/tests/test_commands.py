@@ -26,6 +26,7 @@ OUTPUTS = {
     "sanitize --out": "x.json",
     "mutate --rows": "rows",
     "v4-layer --out": "x.json",
+    "ways decode --out": "x.json",
 }
 
 
