@@ -92,7 +92,7 @@ def ways_of(choice: Choice, task: Task) -> dict[Way, float]:
     if not seen:
         return {}
     found = choice.ways(seen[0])
-    taken = real(*seen[0])
+    taken = min(found, key=found.__getitem__)
     return {taken: found.pop(taken)} | found
 
 

@@ -6,16 +6,16 @@ takes the least. docs/kernels/sparse-mla-fwd-sm90.md has the table of choices.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.packed_rows import form_of, num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import time_of_dealt, time_of_waves
+from flashdsa.backends.sm90.used_slots import INT32_MAX, lack_lengths
 from flashdsa.backends.sparse_mla_launches import (
     is_joined,
     likely_slots,
@@ -40,7 +40,7 @@ from flashdsa.row_formats import V32, RowFormat
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands
 
-INT32_MAX = (1 << 31) - 1
+P = TypeVar("P")
 INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
@@ -135,8 +135,6 @@ def call_of(
 ) -> Call:
     """The facts of operands with queries and keys."""
     x = operands
-    of_main = x.ends is None and x.topk_length is None
-    of_extra = x.extra_indices is not None and x.extra_ends is None and x.extra_topk_length is None
     form, extra = form_of(x.kv, kv_format), ""
     if x.extra_kv is not None:
         of_second = form_of(x.extra_kv, kv_format)
@@ -154,7 +152,7 @@ def call_of(
         joined=is_joined(x, index_block),
         lengths=x.topk_length is not None or x.extra_topk_length is not None,
         ranges=x.ends is not None or x.extra_ends is not None,
-        lacks_lengths=of_main or of_extra,
+        lacks_lengths=lack_lengths(x),
         max_logits=max_logits,
     )
 
@@ -191,7 +189,7 @@ def invariant_way(runner: Runner, call: Call) -> Way:
         return Way(forward_plan(call, 1, drawn=drawn), finds_ends=call.joined)
     plan: Whole = whole_plan(call)
     if call.heads <= HEADS and not call.joined and FewHeadsPlan.takes(plan.form, joined=False):
-        plan = FewHeadsPlan(plan.form)
+        plan = made(FewHeadsPlan, plan.form)
     size = max(size for size in capacity_of(runner, plan) if size <= INVARIANT_CTAS)
     return Way(plan, size, finds_ends=True)
 
@@ -228,7 +226,7 @@ def bf16_ways(
         yield from group_ways(num_sms, call, group, of)
     can = can_deal(num_sms, call.queries, tiles_of(call.most_slots))
     if can and not call.max_logits and not (call.joined and call.tile.has_rope):
-        plan, tiles = DealtPlan(joined=call.joined, tile=call.tile), tiles_of(call.slots)
+        plan, tiles = made(DealtPlan, joined=call.joined, tile=call.tile), tiles_of(call.slots)
         far = of.near_rows < call.keys < call.queries * tiles * Tile().keys
         gain = of.forward_gain_far if far else of.forward_gain
         time = (time_of_dealing(plan, call, num_sms, tiles, of) + of.dealt_code) / gain
@@ -247,7 +245,9 @@ def group_ways(
     limits, slots = of.groupings[group], sum(call.slots)
 
     def time(items: int, slots: int) -> float:
-        return (time_of_draws if call.lengths else time_of_rounds)(items, slots, num_sms)
+        if call.lengths:
+            return time_of_draws(items, slots, num_sms, of.used_slots)
+        return time_of_rounds(items, slots, num_sms)
 
     lists = of.group_lists + call.queries * call.keys * UNION_BIT_US / num_sms
     alone = time(call.queries, slots)
@@ -261,14 +261,17 @@ def group_ways(
     drawn = call.joined or (call.lengths and groups > num_sms)
     yield Way(forward_plan(call, group, drawn=drawn)), 0.0 if surely else inf
     sampled = forward_plan(call, group, drawn=True)
-    yield Way(sampled, instead=replace(sampled, group=1)), 0.0 if maybe else inf
+    one_by_one = made(
+        FwdPlan, 1, sampled.max_logits, sampled.drawn, sampled.joined, tile=sampled.tile
+    )
+    yield Way(sampled, instead=one_by_one), 0.0 if maybe else inf
 
 
 def packed_ways(runner: Runner, call: Call, of: SparseMlaConstants) -> Iterator[tuple[Way, float]]:
     """Clusters of whole items, of 64 heads or of 16, or dealt tiles."""
     many, tiles = whole_plan(call), tiles_of(call.most_slots)
     few_heads = not many.mixed and FewHeadsPlan.takes(many.form, many.joined)
-    whole: list[Whole] = [FewHeadsPlan(many.form, many.joined)] if few_heads else []
+    whole: list[Whole] = [made(FewHeadsPlan, many.form, many.joined)] if few_heads else []
     if call.heads > HEADS or not few_heads:
         whole.insert(0, many)
     for kernel in whole:
@@ -279,37 +282,43 @@ def packed_ways(runner: Runner, call: Call, of: SparseMlaConstants) -> Iterator[
         return
     taken = not call.varies or tiles >= of.least_dealt_tiles
     gain = of.dealt_gain_lengths if call.varies and tiles >= of.long_tiles else of.dealt_gain
-    dealt: Dealt = DealtPlan(packed=True, joined=many.joined, form=many.form, tile=many.tile)
+    dealt: Dealt = made(DealtPlan, packed=True, joined=many.joined, form=many.form, tile=many.tile)
     if call.heads <= HEADS and few_heads:
-        dealt = DealtFewHeadsPlan(many.form, many.joined)
+        dealt = made(DealtFewHeadsPlan, many.form, many.joined)
     time = time_of_dealing(dealt, call, runner.num_sms, tiles, of)
     yield Way(dealt), time / gain if taken else inf
 
 
 def whole_plan(call: Call) -> DecodePlan:
     """The decode of whole items of 64 heads."""
-    return DecodePlan(
-        packed=call.packed, joined=call.joined, form=call.form or V32, extra=call.extra,
+    return made(
+        DecodePlan, packed=call.packed, joined=call.joined, form=call.form or V32, extra=call.extra,
         tile=call.tile,
     )  # fmt: skip
 
 
 def forward_plan(call: Call, group: int, *, drawn: bool) -> FwdPlan:
-    """The forward's kernel, by groups of so many queries."""
-    return _forward_plan(group, call.max_logits or call.joined, drawn, call.joined, call.tile)
-
-
-@cache
-def _forward_plan(group: int, max_logits: bool, drawn: bool, joined: bool, tile: Tile) -> FwdPlan:
-    """A compiled plan, which checks its barriers: that takes longer than a launch.
+    """The forward's kernel, by groups of so many queries.
 
     Without RoPE columns the rarer choices have one plan, which does more than is asked for: groups
     and largest logits are drawn, and groups have largest logits.
     """
-    if not tile.has_rope and not joined:
+    max_logits, tile = call.max_logits or call.joined, call.tile
+    if not tile.has_rope and not call.joined:
         drawn = drawn or max_logits or group > 1
         max_logits = max_logits or group > 1
-    return FwdPlan(group, max_logits, drawn, joined, tile=tile)
+    return made(FwdPlan, group, max_logits, drawn, call.joined, tile=tile)
+
+
+def made(kind: type[P], *choices: Any, **more: Any) -> P:
+    """A plan, once for all calls: it checks its barriers, which takes longer than a launch."""
+    cached: Callable[..., P] = _made
+    return cached(kind, *choices, **more)
+
+
+@cache
+def _made(kind: Callable[..., Any], *choices: Any, **more: Any) -> Any:
+    return kind(*choices, **more)
 
 
 def clusters_for(
@@ -377,8 +386,8 @@ def time_of_rounds(items: int, slots: int, num_sms: int) -> float:
     return -(-items // num_sms) * (ITEM_US + STEP_US * -(-slots // Tile().step_keys))
 
 
-def time_of_draws(items: int, slots: int, num_sms: int) -> float:
-    """Microseconds of items of up to so many slots, which CTAs draw: they share the work evenly,
-    but the longest item is one CTA's."""
+def time_of_draws(items: int, slots: int, num_sms: int, used: float) -> float:
+    """Microseconds of items of up to so many slots, of which a share is `used`. CTAs draw them:
+    they share the work evenly, but the longest item is one CTA's."""
     steps, each = -(-slots // Tile().step_keys), items / num_sms
-    return ITEM_US * max(1.0, each) + STEP_US * steps * max(1.0, SPARSE_MLA.used_slots * each)
+    return ITEM_US * max(1.0, each) + STEP_US * steps * max(1.0, used * each)
