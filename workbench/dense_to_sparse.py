@@ -34,15 +34,13 @@ def tables(run: Document) -> str:
 
 
 def _quality(look: Document) -> str:
-    distances = list(look["stages"]["dense"]["dense"]["recall"])
-    head = ["stage", "attention", "held-out nats a byte", *(f"recall at {d}" for d in distances)]
     rows = [
-        [stage, form, f"{x['loss']:.4f}", *(f"{x['recall'][d]:.0%}" for d in distances)]
+        [stage, form, f"{x['loss']:.4f}"]
         for stage, found in look["stages"].items()
         for form, x in found.items()
         if form != "selection"
     ]
-    return _table(head, rows)
+    return _table(["stage", "attention", "held-out nats a byte"], rows)
 
 
 def _lists(look: Document) -> str:

@@ -45,7 +45,8 @@ def draws() -> None:
       run      draw, judge, time: `draws forward` is `draws run forward`
       report   lowest, 5th percentile, median, geometric mean; another run beside
 
-    workbench/DRAWS.md has the distribution. --seed is free.
+    workbench/DRAWS.md says how; python -m workbench.draws.distribution prints the distribution.
+    --seed is free.
     """
 
 

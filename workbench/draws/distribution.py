@@ -1,16 +1,15 @@
 """The written distribution: the values of each operation's draws, in the order in which they come.
 
-python -m workbench.draws.distribution    # writes them into workbench/DRAWS.md
+python -m workbench.draws.distribution    # prints them; workbench/DRAWS.md explains the words
 """
 
 from __future__ import annotations
 
 import math
-import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -457,24 +456,17 @@ def describe() -> str:
     first: dict[tuple[str, str], str] = {}
     blocks = []
     for operation, fields in FIELDS.items():
-        lines = [f"{operation}:"]
+        lines: list[tuple[str, str]] = []
         for name, term in fields.items():
             text = str(term)
             there = first.setdefault((name, text), operation)
-            again = there != operation and len(text) > 30
-            lines.append(f"  {name:<11} {f'as {there}' if again else text}")
-        blocks.append("\n".join(lines))
+            text = f"as {there}" if there != operation and len(text) > 15 else text
+            if lines and lines[-1][1] == text and text.startswith("as "):
+                name = f"{lines.pop()[0]}, {name}"
+            lines.append((name, text))
+        blocks.append("\n".join([f"{operation}:", *(f"  {a:<11} {b}" for a, b in lines)]))
     return "\n\n".join(blocks)
 
 
-PAGE = Path(__file__).parents[1] / "DRAWS.md"
-_BLOCK = re.compile(r"(<!-- distribution -->\n).*?(<!-- /distribution -->)", re.DOTALL)
-
-
-def page(text: str) -> str:
-    """The page with the distribution as it is."""
-    return _BLOCK.sub(lambda found: f"{found[1]}```text\n{describe()}\n```\n{found[2]}", text)
-
-
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.stdout.write(f"{describe()}\n")
