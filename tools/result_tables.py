@@ -94,15 +94,7 @@ def draws_table() -> str:
         return ""
     from workbench.draws.report import markdown
 
-    folder = "results/draws"  # from the workbench's page
-    lines = sources(documents, folder)
-    means, some = means_by_heads(documents), []
-    for name in ("forward", "backward", "decode packed"):
-        of_heads = [means[name, heads][0] for heads in (128, 64, 8) if (name, heads) in means]
-        some += [f"{name} {', '.join(of_heads)}"] if len(of_heads) == 3 else []
-    if some:
-        some[0] = f"Geometric means with 128, 64 and 8 heads, hot: {some[0]}"
-        lines.append(f"{'; '.join(some)} ([all]({folder}/NOTES.md)).")
+    lines = sources(documents, "results/draws")  # from the workbench's page
     return "\n".join([markdown(report_all(documents)), "", *lines, ""])
 
 

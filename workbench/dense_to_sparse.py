@@ -15,6 +15,8 @@ STAGES = {
 }  # fmt: skip
 PARTS = ("train", "look", "serve")
 SMOOTHED_STEPS = 20
+SHOWN_USERS = (1, 16, 64)
+"""The table of decoding has these; the document has others, too."""
 
 
 def read_run(folder: Path) -> Document:
@@ -44,13 +46,22 @@ def _quality(look: Document) -> str:
 
 
 def _lists(look: Document) -> str:
-    head = ["layer", "on selected", "on newest", "on best", "next query's", "union of 2, 4, 8"]
-    found, rows = look["stages"]["sparse"]["selection"], []
-    for layer, unions in enumerate(found["unions"]):
-        shares = [found[key][layer] for key in ("captured", "newest", "best", "next")]
-        joined = ", ".join(f"{x:.2f}" for x in unions)
-        rows.append([str(layer), *(f"{x:.1%}" for x in shares), joined])
-    return _table(head, rows)
+    """Lowest and highest layer of each share; `draw` has every layer."""
+    found = look["stages"]["sparse"]["selection"]
+    columns = {
+        "on selected": found["captured"],
+        "on newest": found["newest"],
+        "on best": found["best"],
+        "next query's": found["next"],
+    }
+    rows = [
+        [word, *(f"{of(layers):.1%}" for layers in columns.values())]
+        for word, of in (("lowest", min), ("highest", max))
+    ]
+    unions = list(zip(*found["unions"], strict=True))
+    for row, of in zip(rows, (min, max), strict=True):
+        row.append(", ".join(f"{of(layers):.2f}" for layers in unions))
+    return _table([f"of {len(found['best'])} layers", *columns, "union of 2, 4, 8"], rows)
 
 
 def _training(look: Document) -> str:
@@ -72,6 +83,7 @@ def _decoding(serve: Document) -> str:
     rows = [
         [f"{row['context']:,}", str(row["users"]), *(_ms(row[f"{form}_ms"]) for form in forms)]
         for row in serve["rows"]
+        if row["users"] in SHOWN_USERS
     ]
     return _table(["context", "users", *(f"{form}, ms" for form in forms)], rows)
 

@@ -73,15 +73,19 @@ def write_row(row: Mapping[str, Any], folder: Path | None = None) -> None:
         page.write_text(BLOCK.sub(lambda _: markdown(list(rows.values())), page.read_text()))
 
 
+LISTED_BELOW = 0.965
+"""Share from which on a kernel's row is in kernels.json alone."""
+
+
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The sums, the kernels with survivors, and kernels not counted. Share = caught / (reached -
-    redundant - equivalent)."""
+    """The sums, the kernels of less than LISTED_BELOW, and kernels not counted. Share = caught /
+    (reached - redundant - equivalent)."""
     sums = ", ".join(f"{sum(row[verdict] for row in rows)} {verdict}" for verdict in VERDICTS)
     lines = [f"{len(rows)} kernels, {sum(row['mutants'] for row in rows)} mutants: {sums}.", ""]
     lines += ["| kernel | mutants | survived | share |", "| --- | --: | --: | --: |"]
     for row in rows:
         caught, missed = row[CAUGHT], row[SURVIVED]
-        if missed:
+        if missed and caught < LISTED_BELOW * (caught + missed):
             share = f"{caught / (caught + missed):.0%}"
             lines.append(f"| `{row['name']}` | {row['mutants']} | {missed} | {share} |")
     counted = {row["name"] for row in rows}

@@ -322,7 +322,6 @@ def test_the_readme_can_show_all_draws(tmp_path: Path, monkeypatch: pytest.Monke
     assert "| it | 2 | 0.50 | 0.57 | 1.25 | 1.00 |" in shown and "old" not in shown
     where = "2026-11-22, 2026-11-23, commit 0123456789, unrecorded: [2 documents]"
     assert f"{where}(results/draws)" in shown
-    assert "with 128, 64 and 8 heads, hot: forward 1.00, 1.00, 1.00 ([all](results" in shown
     assert "| forward | 1.00 | 1.00 | - | - | 1.00 |" in shown
 
 
