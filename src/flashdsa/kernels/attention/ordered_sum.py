@@ -9,6 +9,8 @@ import cutlass
 from cutlass import Float32, Int64, cute
 from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl.grids import launch_ctas
+
 UNIT = 4
 """fp32 of one 16-byte load, and of one thread."""
 AHEAD = 8
@@ -40,6 +42,5 @@ def launch_ordered_sum(
     """Launch on `stream`. `slots`: (slots, dims) fp32. `order`: (slots,) int32, numbers of slots,
     those of a key together. `starts`: (keys + 1,) int32: key k has order[starts[k]:starts[k + 1]].
     `dkv`: (keys, dims) fp32, added to."""
-    ordered_sum_kernel(slots, order, starts, dkv).launch(
-        grid=[dkv.shape[0], 1, 1], block=[dkv.shape[1] // UNIT, 1, 1], stream=stream
-    )
+    made = ordered_sum_kernel(slots, order, starts, dkv)
+    launch_ctas(made, dkv.shape[0], dkv.shape[1] // UNIT, stream)

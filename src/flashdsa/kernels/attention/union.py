@@ -16,7 +16,7 @@ from typing import Any
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
@@ -441,9 +441,7 @@ def launch_union(
             packed,
             least_saved,
         )
-        made.launch(
-            grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
-        )
+        launch_ctas(made, lists.counts.shape[0], THREADS, stream, use_pdl=True)
 
     launch_by_rows(num_keys, launch, packs and can_pack(group))
 

@@ -10,6 +10,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
 
+from flashdsa.dsl.grids import launch_ctas
 from flashdsa.dsl.smem import load4, store4
 from flashdsa.kernels.entries.sm90 import pool
 
@@ -286,6 +287,5 @@ def launch_compress_bwd(
         d_weight: (ctas * plan.entries, d) fp32, likewise of each of its entries in turn; None.
     """
     x = pool.Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
-    compress_kernel_bwd(x, grad, eps, d_kv, d_gate, d_ape, d_weight, plan).launch(
-        grid=[ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream
-    )
+    made = compress_kernel_bwd(x, grad, eps, d_kv, d_gate, d_ape, d_weight, plan)
+    launch_ctas(made, ctas, plan.threads, stream)

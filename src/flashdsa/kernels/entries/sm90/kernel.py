@@ -14,6 +14,7 @@ from cutlass.cute.runtime import make_fake_tensor
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
+from flashdsa.dsl.grids import launch_ctas
 from flashdsa.hw import BULK_ALIGNMENT, SM90
 from flashdsa.kernels.entries.sm90.backward import (
     clear_unpooled,
@@ -131,9 +132,8 @@ def launch_numbers(
     Args: as for `launch_compress_bwd`.
     """
     x = Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
-    compress_kernel_numbers(x, grad, eps, numbers, d_kv, d_gate, plan).launch(
-        grid=[grad.shape[0], 1, 1], block=[plan.threads, 1, 1], stream=stream
-    )
+    made = compress_kernel_numbers(x, grad, eps, numbers, d_kv, d_gate, plan)
+    launch_ctas(made, grad.shape[0], plan.threads, stream)
 
 
 @cute.jit
@@ -150,9 +150,8 @@ def launch_slots(
             a stripe's. Others as for `launch_compress_bwd`.
     """
     x = Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
-    compress_kernel_slots(x, numbers, d_kv, d_gate, d_ape, plan).launch(
-        grid=[plan.d // SLICE, stripes, 1], block=[plan.threads, 1, 1], stream=stream
-    )
+    made = compress_kernel_slots(x, numbers, d_kv, d_gate, d_ape, plan)
+    launch_ctas(made, (plan.d // SLICE, stripes), plan.threads, stream)
 
 
 @cute.kernel
@@ -198,9 +197,7 @@ def launch_compress(
     """
     x = Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin, state, seen)
     ctas = (entries.shape[0] + plan.entries - 1) // plan.entries
-    compress_kernel(x, eps, entries, plan).launch(
-        grid=[ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream
-    )
+    launch_ctas(compress_kernel(x, eps, entries, plan), ctas, plan.threads, stream)
 
 
 def compile_compress(plan: CompressPlan) -> Any:

@@ -23,6 +23,8 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import launch_plan
+from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.static import Static
 from flashdsa.hw import SECTOR_BYTES, SM100, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
@@ -104,7 +106,7 @@ def backward_kernel(
     # ptxas would spill them before the roles part.
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
-        cute.arch.setmaxregister_increase(plan.softmax.registers)
+        take_registers(plan, "softmax")
         turn = load.first_turn()
         while turn.item < topk_length.shape[0]:
             ctx = load.locate(topk_length, indices, memory, turn)
@@ -115,7 +117,7 @@ def backward_kernel(
             write_dq(DqWriter(ctx, dq))
             turn = load.next_turn(ctx)
     elif group == LOAD:
-        cute.arch.setmaxregister_decrease(plan.load.registers)
+        take_registers(plan, "load")
         turn = load.first_turn()
         while turn.item < topk_length.shape[0]:
             ctx = load.locate(topk_length, indices, memory, turn)
@@ -131,7 +133,7 @@ def backward_kernel(
             )
             turn = load.next_turn(ctx)
     elif group == REDUCE:
-        cute.arch.setmaxregister_increase(plan.reduce.registers)
+        take_registers(plan, "reduce")
         turn, ring_slot = load.first_turn(), Int32(0)
         while turn.item < topk_length.shape[0]:
             ctx = load.locate(topk_length, indices, memory, turn)
@@ -143,7 +145,7 @@ def backward_kernel(
             turn = load.next_turn(ctx)
         finish(plan)
     else:
-        cute.arch.setmaxregister_decrease(plan.mma.registers)
+        take_registers(plan, "mma")
         turn = load.first_turn()
         if warp % (WARPGROUP_SIZE // WARP_SIZE) == 0:
             if prims.elect_sync():
@@ -252,7 +254,7 @@ def launch_pairs(
     launch_delta(x.do, x.out, x.delta, stream)
     wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
     make = tensor_map.create_tensor_map_tiled_from_view
-    backward_kernel(
+    made = backward_kernel(
         make(x.q, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
         make(x.do, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
         make(x.kv, box_dims=(1, BOX_DIMS), swizzle=wide),
@@ -268,13 +270,9 @@ def launch_pairs(
         slots,
         scale,
         plan,
-    ).launch(
-        grid=[cutlass.min(items.lengths.shape[0], pairs) * CLUSTER, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[CLUSTER, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
     )
+    ctas = cutlass.min(items.lengths.shape[0], pairs) * CLUSTER
+    launch_plan(made, plan, ctas, stream, cluster=CLUSTER, use_pdl=False)
 
 
 def compile_backward(plan: BwdPlan) -> Any:

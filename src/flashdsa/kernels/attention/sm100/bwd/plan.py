@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cached_property
 from typing import NamedTuple
 
 from flashdsa.hw import WARPGROUP_SIZE
@@ -200,36 +200,20 @@ class BwdPlan(Sm100Plan):
             TmemRegion("do", do, tile.dims // 2, "dO bf16, two dims a column", do_live),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def softmax(self) -> Role:
-        does = "exchanges P and dP with the peer; S, dS; dQ's way out"
-        return Role("softmax", WARPGROUP_SIZE, self.softmax_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def load(self) -> Role:
-        does = "row numbers (warp 0) and their gather"
-        return Role("load", WARPGROUP_SIZE, self.load_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def reduce(self) -> Role:
-        does = "dO into TMEM; adds dKV to global memory"
-        return Role("reduce", WARPGROUP_SIZE, self.reduce_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def mma(self) -> Role:
-        does = "a thread issues every MMA (warp 0), another Q's and dO's copies (warp 1)"
-        return Role("mma", WARPGROUP_SIZE, self.mma_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.softmax, self.load, self.reduce, self.mma
+        return (
+            Role("softmax", WARPGROUP_SIZE, self.softmax_registers,
+                 "exchanges P and dP with the peer; S, dS; dQ's way out"),
+            Role("load", WARPGROUP_SIZE, self.load_registers,
+                 "row numbers (warp 0) and their gather"),
+            Role("reduce", WARPGROUP_SIZE, self.reduce_registers,
+                 "dO into TMEM; adds dKV to global memory"),
+            Role("mma", WARPGROUP_SIZE, self.mma_registers,
+                 "a thread issues every MMA (warp 0), another Q's and dO's copies (warp 1)"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         softmax, load, reduce, mma = self.roles
         one, commit, every = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_THREAD

@@ -20,7 +20,9 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import launch_plan
 from flashdsa.dsl.pipeline import RingConsumer
+from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.tmem import after_sync, wait_for_tmem, wait_then_tcgen05
 from flashdsa.dsl.umma_issue import commit_to_pair, issue
@@ -129,7 +131,7 @@ def forward_kernel(
     # Each role computes its own coordinates: values shared by all would be live in every role.
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
-        cute.arch.setmaxregister_increase(plan.softmax.registers)
+        take_registers(plan, "softmax")
         ctx = locate(slots, num_slots, memory)
         scale = softmax.make_scale(sm_scale * softmax.LOG2_E)
         softmax.store_query(ctx)
@@ -138,7 +140,7 @@ def forward_kernel(
             softmax.Output(ctx, out_map.get_ptr(), lse, max_logits, attn_sink, scale), row
         )
     elif group == LOAD:
-        cute.arch.setmaxregister_decrease(plan.load.registers)
+        take_registers(plan, "load")
         ctx = locate(slots, num_slots, memory)
         loader = load.Loader(
             ctx, q_map.get_ptr(), kv_map.get_ptr(), kv_rope_map.get_ptr(), slots, members, num_rows
@@ -149,7 +151,7 @@ def forward_kernel(
             cute.arch.sync_warp()
         load.load_all(loader)
     else:
-        cute.arch.setmaxregister_decrease(plan.mma.registers)
+        take_registers(plan, "mma")
         ctx = locate(slots, num_slots, memory)
         if ctx.thread // WARP_SIZE == 0 and ctx.cta_rank == load.LEADER:
             if prims.elect_sync():
@@ -214,7 +216,7 @@ def launch_pairs(
     flat_out = cute.make_tensor(
         out.iterator, cute.make_layout((rows, tile.d_v), stride=(tile.d_v, 1))
     )
-    forward_kernel(
+    made = forward_kernel(
         make(flat_q, box_dims=(ROWS, BOX_DIMS), swizzle=wide),
         make(kv, box_dims=(1, BOX_DIMS), swizzle=wide),
         make(kv_rope, box_dims=(1, tile.own_rope_dims), swizzle=narrow),
@@ -228,13 +230,9 @@ def launch_pairs(
         max_logits,
         sm_scale,
         plan,
-    ).launch(
-        grid=[(rows + PAIR_ROWS - 1) // PAIR_ROWS * CLUSTER, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[CLUSTER, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
     )
+    ctas = (rows + PAIR_ROWS - 1) // PAIR_ROWS * CLUSTER
+    launch_plan(made, plan, ctas, stream, cluster=CLUSTER, use_pdl=False)
 
 
 @cute.jit

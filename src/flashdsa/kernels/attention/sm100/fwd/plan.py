@@ -7,7 +7,7 @@ keys (docs/decisions/0020), which are its half of N in Q K^T and its value dims 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm100.core.tile import (
@@ -100,7 +100,7 @@ class FwdPlan(Sm100Plan):
     @property
     def buffers(self) -> list[SmemRegion]:
         masks = self.mask_stages * self.group * self.tile.mask_words * 4
-        threads = self.softmax.threads
+        threads = self.role("softmax").threads
         return [
             SmemRegion(
                 "kv", self.kv_stages * self.tile.bytes, 1024,
@@ -130,30 +130,18 @@ class FwdPlan(Sm100Plan):
             TmemRegion("s", rope + rope_columns, keys, "scores over the lane's dims, fp32"),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def softmax(self) -> Role:
-        does = "Q into TMEM; adds the halves of the scores; P; O's scale; O and lse out"
-        return Role("softmax", WARPGROUP_SIZE, self.softmax_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def load(self) -> Role:
-        does = "Q (warp 1), masks (warp 0), and the gather of the rows"
-        return Role("load", WARPGROUP_SIZE, self.load_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def mma(self) -> Role:
-        does = "one thread of the pair's first CTA issues every MMA"
-        return Role("mma", WARPGROUP_SIZE, self.mma_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.softmax, self.load, self.mma
+        return (
+            Role("softmax", WARPGROUP_SIZE, self.softmax_registers,
+                 "Q into TMEM; adds the halves of the scores; P; O's scale; O and lse out"),
+            Role("load", WARPGROUP_SIZE, self.load_registers,
+                 "Q (warp 1), masks (warp 0), and the gather of the rows"),
+            Role("mma", WARPGROUP_SIZE, self.mma_registers,
+                 "one thread of the pair's first CTA issues every MMA"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """The MMAs wait at the first CTA's barriers, which count for both CTAs; the commits arrive
         in both. Two of softmax's warps may finish a tile before the others, so p_ready has a stage

@@ -10,6 +10,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
 from flashdsa.dsl.gmem import add4_if
 from flashdsa.dsl.opaque import opaque
@@ -72,10 +73,10 @@ def load_matrix(matrix: Int32, words: cute.Tensor, thread: Int32) -> None:
     key = thread // WARP_SIZE * MMA_ROWS + lane % 16
     for step in cutlass.range_constexpr(STEPS):
         at = matrix + swizzled_128(key, 2 * step + lane // 16)
-        got = cute.arch.inline_ptx(
+        got = ptx.words(
             "ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-            write_only_types=[Int32] * A_WORDS,
-            read_only_args=[at],
+            A_WORDS,
+            at,
         )
         for i in cutlass.range_constexpr(A_WORDS):
             words[A_WORDS * step + i] = got[i]
@@ -130,11 +131,17 @@ def store_pair(
     firsts = row[0] + pair * PAIR_WORDS
     lasts = row[1] + pair * PAIR_LASTS
     left, right = words[:3], words[3:]
-    cute.arch.inline_ptx(
+    ptx.run(
         "{ .reg .pred some; setp.ge.s32 some, {$r8}, 0; "
         "@some st.global.v4.b32 [{$r0}], {{$r2}, {$r3}, {$r4}, {$r5}}; "
         "@some st.global.v2.b32 [{$r1}], {{$r6}, {$r7}}; }",
-        read_only_args=[firsts, lasts, *left[:2], *right[:2], left[2], right[2], key],
+        firsts,
+        lasts,
+        *left[:2],
+        *right[:2],
+        left[2],
+        right[2],
+        key,
     )
 
 

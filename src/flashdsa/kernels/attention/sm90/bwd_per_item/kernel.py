@@ -17,8 +17,9 @@ from cutlass import BFloat16, Boolean, Float32, Int32, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_plan
 from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.registers import take_registers
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
 from flashdsa.kernels.attention.fake_operands import fake_lists
@@ -91,18 +92,18 @@ def per_item_kernel(
     of_launch = lists, heads, dq, spread, choice, offsets, number, tickets
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         gather_all(Gatherer(locate(memory, *of_launch), kv))
     elif group == 1:
-        cute.arch.setmaxregister_increase(plan.score.registers)
+        take_registers(plan, "score")
         ctx = locate(memory, *of_launch)
         score_all(Scorer(ctx, dq, sm_scale))
     elif group == 2:
-        cute.arch.setmaxregister_increase(plan.high.registers)
+        take_registers(plan, "high")
         ctx = locate(memory, *of_launch)
         high_all(High(Rows(ctx, q, do, out, lse, delta, sm_scale), dq))
     else:
-        cute.arch.setmaxregister_decrease(plan.dkv.registers)
+        take_registers(plan, "dkv")
         ctx = locate(memory, *of_launch)
         rows = offsets.rows if cutlass.const_expr(plan.slots) else None
         dkv_all(Dkv(ctx, dkv, rows))
@@ -260,13 +261,8 @@ def launch_part(
     stream: Any,
 ):
     """Launch the backward of all groups, or of a part; arguments as for `per_item_kernel`."""
-    per_item_kernel(*work, spread, choice, offsets, number, tickets, plan).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    made = per_item_kernel(*work, spread, choice, offsets, number, tickets, plan)
+    launch_plan(made, plan, num_ctas, stream)
 
 
 @cute.jit

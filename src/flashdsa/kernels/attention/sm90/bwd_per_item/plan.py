@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
@@ -88,27 +88,19 @@ class SumPlan(Sm90Plan):
             SmemRegion("chunks", chunks, 16, "their descriptions", stages=self.stages),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def load(self) -> Role:
-        return Role("load", WARP_SIZE, 64, "keys, their dKV and their rows")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def add(self) -> Role:
-        """The warps behind it."""
-        threads = -(-self.packs // WARP_SIZE) * WARP_SIZE
-        return Role("add", threads, 64, "dKV += one row after another")
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.load, self.add
+        return (
+            Role("load", WARP_SIZE, 64, "keys, their dKV and their rows"),
+            # The warps behind it.
+            Role("add", -(-self.packs // WARP_SIZE) * WARP_SIZE, 64,
+                 "dKV += one row after another"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in order; each completes a phase for each chunk. A chunk's bytes vary."""
-        load, add = self.load, self.add
+        load, add = self.roles
         return (
             Barrier(
                 "rows_full", self.stages, load, Arrives.ONE_THREAD, add, 0,
@@ -264,8 +256,7 @@ class PerItemPlan(Sm90Plan):
         """Offset of words 2 in a row of the slots."""
         return self.packs * (PACK_WORDS - 1)
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def sums(self) -> SumPlan:
         return SumPlan(self.tile.d_qk, self.packs, self.slot_words)
 
@@ -283,36 +274,18 @@ class PerItemPlan(Sm90Plan):
             *([items] if self.tickets else []),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, "the keys of each tile")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def score(self) -> Role:
-        does = f"S, dP, P, dS, and dims 0-{self.tile.half_dims - 1} of dQ"
-        registers = self.consumer_registers + self.score_more // 2
-        return Role("score", WARPGROUP_SIZE, registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def high(self) -> Role:
-        does = f"Q, dO, delta of an item, dims {self.tile.half_dims}-{self.tile.d_qk - 1} of dQ"
-        registers = self.consumer_registers - self.score_more // 2
-        return Role("high", WARPGROUP_SIZE, registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def dkv(self) -> Role:
-        return Role("dkv", WARPGROUP_SIZE, self.dkv_registers, "dKV of a tile, and its addition")
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.gather, self.score, self.high, self.dkv
+        return (
+            Role("gather", WARPGROUP_SIZE, self.gather_registers, "the keys of each tile"),
+            Role("score", WARPGROUP_SIZE, self.consumer_registers + self.score_more // 2,
+                 f"S, dP, P, dS, and dims 0-{self.tile.half_dims - 1} of dQ"),
+            Role("high", WARPGROUP_SIZE, self.consumer_registers - self.score_more // 2,
+                 f"Q, dO, delta of an item, dims {self.tile.half_dims}-{self.tile.d_qk - 1} of dQ"),
+            Role("dkv", WARPGROUP_SIZE, self.dkv_registers, "dKV of a tile, and its addition"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """Barriers of rows complete a phase for each item that has keys, those of items one for
         each that is drawn, the others one for each tile."""

@@ -11,6 +11,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import Barriers, arrive_warp
@@ -97,9 +98,10 @@ def store_dq(
             words = [got[i] if odd else left[i] for i in range(2)]
             words += [right[i] if odd else got[i] for i in range(2)]
             if present:
-                cute.arch.inline_ptx(
+                ptx.run(
                     "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-                    read_only_args=[at + (chunks[0] * CHUNK + block * BLOCK_DIMS), *words],
+                    at + (chunks[0] * CHUNK + block * BLOCK_DIMS),
+                    *words,
                 )
 
 

@@ -14,7 +14,7 @@ import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
@@ -460,9 +460,8 @@ def launch_split(
         num_sms: streaming multiprocessors.
         choice: all parts are empty if it says FIRST, see `choice.py`; None: they are not.
     """
-    split_kernel(lists, offsets, room, unit_groups, choice).launch(
-        grid=[num_sms + 1, 1, 1], block=[SPLIT_THREADS, 1, 1], stream=stream, use_pdl=True
-    )
+    made = split_kernel(lists, offsets, room, unit_groups, choice)
+    launch_ctas(made, num_sms + 1, SPLIT_THREADS, stream, use_pdl=True)
 
 
 @cute.jit
@@ -476,4 +475,4 @@ def launch_offsets(lists: Lists, offsets: Offsets, number: Int32, num_sms: Int32
         take_kernel(*of_lists),
         order_kernel(offsets, number),
     ):
-        made.launch(grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True)
+        launch_ctas(made, num_ctas, THREADS, stream, use_pdl=True)

@@ -24,7 +24,8 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl import ptx
+from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.dsl.memory import Memory, Region, initialise_barriers
 from flashdsa.dsl.pipeline import Barriers, RingConsumer, RingProducer
 from flashdsa.dsl.smem import load_words, store_words
@@ -114,10 +115,10 @@ def pack_eight(values: list[Any]) -> list[Any]:
         "{ .reg .pred bad; .reg .f32 m, s, t; "
         ".reg .b32 e, f, u0, u1, u2, u3, u4, u5, u6, u7, w0, w1, w2; "
     )
-    return cute.arch.inline_ptx(
+    return ptx.words(
         registers + largest + exponent + numbers + first + "".join(words) + last + "}",
-        write_only_types=[Int32] * WORDS,
-        read_only_args=values,
+        WORDS,
+        *values,
     )
 
 
@@ -139,13 +140,14 @@ def add_packed(total: list[Any], words: list[Any]) -> list[Any]:
             f"and.b32 u, {source}, {_MASK << place}; or.b32 u, u, {127 + power << 23}; "
             f"mov.b32 t, u; sub.f32 t, t, {biased_zero}; fma.rn.f32 {{$w{i}}}, t, s, {{$r{i}}}; "
         )
-    return cute.arch.inline_ptx(
+    return ptx.numbers(
         "{ .reg .f32 s, t; .reg .b32 u, last; "
         f"shr.u32 last, {names[-1]}, 1; and.b32 u, last, {0xFF << 23}; mov.b32 s, u; "
         + "".join(parts)
         + "}",
-        write_only_types=[Float32] * NUMBERS,
-        read_only_args=[*total, *words],
+        NUMBERS,
+        *total,
+        *words,
     )
 
 
@@ -258,7 +260,7 @@ def sum_kernel(x: Sums, plan: cutlass.Constexpr):
         if thread == 0:
             load_all(x, memory, plan)
     else:
-        add_all(x, memory, thread - plan.sums.load.threads, plan)
+        add_all(x, memory, thread - plan.sums.role("load").threads, plan)
 
 
 @cute.jit
@@ -406,14 +408,7 @@ def launch_sums(x: Sums, num_sms: Int32, plan: cutlass.Constexpr, stream: Any):
     """Launch on `stream`. `x`: dkv (S_kv, 576) fp32, added to. slots (rows, plan.slot_words) int32.
     offsets of the part `number`. blocks: row blocks of a group, each of which has a row for each
     key: row * blocks, row * blocks + 1, ... zero: 1 if all of dkv is 0, which is not read then."""
-    sum_kernel(x, plan).launch(
-        grid=[num_sms * plan.sums.sm_ctas, 1, 1],
-        block=[plan.sums.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=plan.sums.sm_ctas,
-        preferred_smem_carveout=CARVEOUT,
-        use_pdl=True,
-    )
-    sum_unordered_kernel(x, plan).launch(
-        grid=[num_sms * SM_CTAS, 1, 1], block=[plan.packs, 1, 1], stream=stream, use_pdl=True
-    )
+    threads, sm_ctas = plan.sums.threads, plan.sums.sm_ctas
+    room: Any = {"sm_ctas": sm_ctas, "carveout": CARVEOUT}
+    launch_ctas(sum_kernel(x, plan), num_sms * sm_ctas, threads, stream, use_pdl=True, **room)
+    launch_ctas(sum_unordered_kernel(x, plan), num_sms * SM_CTAS, plan.packs, stream, use_pdl=True)

@@ -14,7 +14,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import (
@@ -194,6 +194,4 @@ def launch_slots_choice(
     time. `blocks`: row blocks of a group. `choice`: nothing is done if it does not say SECOND, see
     `choice.py`; None: it does."""
     asked = Asked(lists, tickets, num_keys, cutlass.min(wave, Int32(THREADS // 2)), blocks)
-    slots_choice_kernel(asked, choice).launch(
-        grid=[SAMPLES, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
-    )
+    launch_ctas(slots_choice_kernel(asked, choice), SAMPLES, THREADS, stream, use_pdl=True)

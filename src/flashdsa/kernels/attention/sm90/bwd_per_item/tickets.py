@@ -24,7 +24,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
 from flashdsa.dsl.gmem import add_relaxed, load_relaxed
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.lists import Lists
@@ -396,6 +396,5 @@ def launch_turns(
 ):
     """Launch on `stream`: order, unordered and cursors of all parts. `blocks`: row blocks of a
     group. `num_ctas`: that take its items."""
-    turns_kernel(lists, offsets, blocks, num_ctas, tile_keys).launch(
-        grid=[offsets.cursors.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
-    )
+    made = turns_kernel(lists, offsets, blocks, num_ctas, tile_keys)
+    launch_ctas(made, offsets.cursors.shape[0], THREADS, stream, use_pdl=True)

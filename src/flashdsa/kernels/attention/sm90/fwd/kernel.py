@@ -20,8 +20,9 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_plan
 from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.registers import take_registers
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, Times, is_taken, launch_sample
 from flashdsa.kernels.attention.fake_operands import (
@@ -143,16 +144,16 @@ def run_roles(
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         ctx = locate(results.lse, memory)
         gather_all(Gatherer(ctx, q_map, *inputs, draws, results.out))
     elif group == CONSUMER0:
-        cute.arch.setmaxregister_increase(plan.consumer0.registers)
+        take_registers(plan, "consumer0")
         ctx = locate(results.lse, memory)
         scale = make_scale(sm_scale * LOG2_E)
         consume0(Consumer(ctx, *results, attn_sink, scale))
     else:
-        cute.arch.setmaxregister_increase(plan.consumer1.registers)
+        take_registers(plan, "consumer1")
         ctx = locate(results.lse, memory)
         scale = make_scale(sm_scale * LOG2_E)
         consume1(Consumer(ctx, *results, attn_sink, scale))
@@ -219,15 +220,8 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         slots = x.indices, x.topk_length, None
         q_map = map_query(x.q)
     results = x.out, x.lse, max_logits
-    forward_kernel(
-        q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, draws, more, plan
-    ).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=plan.drawn or plan.group > 1,
-    )
+    made = forward_kernel(q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, draws, more, plan)
+    launch_plan(made, plan, num_ctas, stream, use_pdl=plan.drawn or plan.group > 1)
     if cutlass.const_expr(plan.group > 1):
         launch_mend_out(of_queries, plan.group, choice, stream, extra_kv)
 

@@ -11,7 +11,7 @@ from cutlass import BFloat16, Int32, Int64, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.operands import MoreOperands
 from flashdsa.kernels.attention.sm90.core.sources import Sources, count_slots, read_row, sources_of
@@ -61,9 +61,7 @@ def join_kernel(sources: Sources, joined: JoinedIds):
 @cute.jit
 def launch_join(sources: Sources, joined: JoinedIds, stream: Any):
     """Launch on `stream`."""
-    join_kernel(sources, joined).launch(
-        grid=[joined.ids.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
-    )
+    launch_ctas(join_kernel(sources, joined), joined.ids.shape[0], THREADS, stream, use_pdl=True)
 
 
 @cute.jit

@@ -12,7 +12,7 @@ from cutlass import Boolean, Float32, Int64, cute
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.fragments import exp2
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
 from flashdsa.kernels.attention.sm90.sink.plan import HEADS, THREADS, SinkPlan
@@ -81,12 +81,8 @@ def launch_sink(
 ):
     """Launch on `stream`. `lse`: (S, H) fp32, natural, without sinks. `sink`: (H,) fp32. `delta`:
     (S, H) fp32. `d_sink`: (H,) fp32, written."""
-    sink_kernel(lse, sink, delta, d_sink).launch(
-        grid=[(lse.shape[1] + HEADS - 1) // HEADS, 1, 1],
-        block=[THREADS, 1, 1],
-        stream=stream,
-        use_pdl=True,
-    )
+    made = sink_kernel(lse, sink, delta, d_sink)
+    launch_ctas(made, (lse.shape[1] + HEADS - 1) // HEADS, THREADS, stream, use_pdl=True)
 
 
 def compile_sink(plan: SinkPlan) -> Any:

@@ -12,7 +12,7 @@ from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.sm90.used_slots.plan import FIRST_TURNS, TURNS, WARPS, UsedSlotsPlan
 from flashdsa.kernels.attention.union_slots import length_of
@@ -85,12 +85,8 @@ def launch_used_slots(
     main = Lists(indices, topk_length, num_ids, used)
     extra = Lists(extra_indices, extra_topk_length, num_extra_ids, extra_used)
     sources = Int32(1) if extra_used.shape[0] == 0 else Int32(2)
-    used_slots_kernel(main, extra).launch(
-        grid=[(used.shape[0] + WARPS - 1) // WARPS, sources, 1],
-        block=[WARPS * WARP_SIZE, 1, 1],
-        stream=stream,
-        use_pdl=True,
-    )
+    ctas = (used.shape[0] + WARPS - 1) // WARPS, sources
+    launch_ctas(used_slots_kernel(main, extra), ctas, WARPS * WARP_SIZE, stream, use_pdl=True)
 
 
 def compile_used_slots(plan: UsedSlotsPlan) -> Any:

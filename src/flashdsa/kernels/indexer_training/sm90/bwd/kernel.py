@@ -24,8 +24,9 @@ from cutlass.experimental import primitives as prims
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.gmem import store2
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas, launch_plan
 from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import BULK_ALIGNMENT, SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
@@ -134,12 +135,7 @@ def write_head(x: Backward, query: Int32, head: Int32, lane: Int32) -> None:
 @cute.jit
 def launch_mend(x: Backward, stream: Any):
     """Launch on `stream`, after the backward."""
-    mend_kernel(x).launch(
-        grid=[(x.dw.shape[0] + WARPS - 1) // WARPS, 1, 1],
-        block=[THREADS, 1, 1],
-        stream=stream,
-        use_pdl=True,
-    )
+    launch_ctas(mend_kernel(x), (x.dw.shape[0] + WARPS - 1) // WARPS, THREADS, stream, use_pdl=True)
 
 
 @cute.kernel
@@ -157,10 +153,10 @@ def indexer_bwd_kernel(
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
-        cute.arch.setmaxregister_decrease(plan.load.registers)
+        take_registers(plan, "load")
         load_all(Loader(locate(memory, lists, choice, number, spread, parts), q, k))
     else:
-        cute.arch.setmaxregister_increase(plan.multiply.registers)
+        take_registers(plan, "multiply")
         ctx = locate(memory, lists, choice, number, spread, parts)
         multiply_all(Multiplier(ctx, group - 1, weights, dq, dk, dw, parts))
 
@@ -321,13 +317,8 @@ def launch_groups(
     launch_lists(*x.slots, Int32(x.k.shape[0]), *of_lists, plan, stream)
     num_ctas = cutlass.min(x.most_ctas, count_items(lists, parts))
     taken = choice, number
-    indexer_bwd_kernel(q, x.k, weights, lists, dq, x.dk, dw, *taken, x.spread, parts, plan).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    made = indexer_bwd_kernel(q, x.k, weights, lists, dq, x.dk, dw, *taken, x.spread, parts, plan)
+    launch_plan(made, plan, num_ctas, stream)
     if cutlass.const_expr(not plan.ordered):
         groups = Int32(lists.counts.shape[0])
         launch_sum(parts, groups, dq, dw, *taken, plan, stream)

@@ -13,7 +13,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
@@ -392,16 +392,11 @@ def launch_lists(
             plan is not ordered.
         choice: lists are made if it says `number`, or is (0,).
     """
-    lists_kernel(
-        indices, gradients, topk_length, num_keys, dk, clears, lists, choice, number, plan
-    ).launch(
-        grid=[lists.counts.shape[0], 1, 1],
-        block=[plan.list_threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=LIST_THREAD_LIMIT // plan.list_threads,
-        preferred_smem_carveout=CARVEOUT,
-        use_pdl=True,
-    )
+    slots = indices, gradients, topk_length, num_keys
+    made = lists_kernel(*slots, dk, clears, lists, choice, number, plan)
+    groups, threads = lists.counts.shape[0], plan.list_threads
+    room: Any = {"sm_ctas": LIST_THREAD_LIMIT // threads, "carveout": CARVEOUT}
+    launch_ctas(made, groups, threads, stream, use_pdl=True, **room)
 
 
 @cute.jit
@@ -415,6 +410,5 @@ def launch_counts(
         counts, named: (samples,) int32, written: keys of groups 0, step, ..., and gradients of all
             their queries, one by one.
     """
-    count_kernel(indices, gradients, topk_length, num_keys, counts, named, step, plan).launch(
-        grid=[counts.shape[0], 1, 1], block=[plan.list_threads, 1, 1], stream=stream, use_pdl=True
-    )
+    made = count_kernel(indices, gradients, topk_length, num_keys, counts, named, step, plan)
+    launch_ctas(made, counts.shape[0], plan.list_threads, stream, use_pdl=True)

@@ -12,7 +12,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.gmem import store2
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import is_taken
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
@@ -105,9 +105,5 @@ def launch_sum(
     """
     rows = (groups - parts.whole) * plan.rows
     if rows > 0:
-        sum_kernel(parts, dq, dw, choice, number, plan).launch(
-            grid=[rows * WARP_SIZE // THREADS, 1, 1],
-            block=[THREADS, 1, 1],
-            stream=stream,
-            use_pdl=True,
-        )
+        made = sum_kernel(parts, dq, dw, choice, number, plan)
+        launch_ctas(made, rows * WARP_SIZE // THREADS, THREADS, stream, use_pdl=True)

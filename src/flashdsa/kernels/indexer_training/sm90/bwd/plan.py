@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 from typing import Any
 
 from flashdsa.hw import WARPGROUP_SIZE
@@ -177,23 +177,15 @@ class BwdPlan(Sm90Plan):
             SmemRegion("rows", self.stages * TILE_KEYS * FP32, 16, "numbers of the keys"),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def load(self) -> Role:
-        return Role("load", WARPGROUP_SIZE, self.load_registers, "Q, keys, their gradients")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def multiply(self) -> Role:
-        does = "q k and dQ of half the blocks, dK of half the dims and its addition, dW"
-        return Role("multiply", MULTIPLIERS * WARPGROUP_SIZE, self.multiply_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.load, self.multiply
+        return (
+            Role("load", WARPGROUP_SIZE, self.load_registers, "Q, keys, their gradients"),
+            Role("multiply", MULTIPLIERS * WARPGROUP_SIZE, self.multiply_registers,
+                 "q k and dQ of half the blocks, dK of half the dims and its addition, dW"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in order.
 

@@ -21,8 +21,10 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import launch_plan
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.pipeline import PipelineState, Ring, RingConsumer
+from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.smem import load4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, multiply_bf16
@@ -243,11 +245,11 @@ def head_sums_kernel(
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == 0:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         ctx = locate(memory, indices, topk_length, keys)
         gather.gather_all(gather.Gatherer(ctx, q_map.get_ptr(), keys, lse, attn_sink))
     else:
-        cute.arch.setmaxregister_increase(plan.add.registers)
+        take_registers(plan, "add")
         ctx = locate(memory, indices, topk_length, keys)
         add_all(Adder(ctx, out, sm_scale * gather.LOG2_E, group - 1))
 
@@ -288,9 +290,8 @@ def launch_head_sums(
         stride_order=(2, 1, 0),
         swizzle=tensor_map.TensorMapSwizzle.s128b,
     )
-    head_sums_kernel(q_map, keys, indices, topk_length, lse, attn_sink, out, sm_scale, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
-    )
+    made = head_sums_kernel(q_map, keys, indices, topk_length, lse, attn_sink, out, sm_scale, plan)
+    launch_plan(made, plan, num_ctas, stream, use_pdl=False)
 
 
 def compile_head_sums(plan: TargetPlan) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
@@ -110,31 +110,24 @@ class TargetPlan(Sm90Plan):
     def buffers(self) -> list[SmemRegion]:
         q, k = self.query_slots * self.query_piece_bytes, self.key_slots * self.key_piece_bytes
         heads = self.queries * self.num_heads * FP32
+        ends = 2 * self.role("gather").warps * FP32
         return [
             SmemRegion("q", q, 1024, "Q: a ring of [heads, 64] SW128"),
             SmemRegion("k", k, 1024, "keys: a ring of [64, 64] SW128"),
             SmemRegion("heads", heads, 16, "of each head its lse, in log2"),
             SmemRegion("items", self.queries * ITEM_WORDS * FP32, 16, "which slots a query has"),
-            SmemRegion("ends", 2 * self.gather.warps * FP32, 16, "warps' ends of two lists"),
+            SmemRegion("ends", ends, 16, "warps' ends of two lists"),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, "Q and rows of the keys")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def add(self) -> Role:
-        does = "products of a tile each, their sums over heads"
-        return Role("add", self.consumers * WARPGROUP_SIZE, self.consumer_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.gather, self.add
+        return (
+            Role("gather", WARPGROUP_SIZE, self.gather_registers, "Q and rows of the keys"),
+            Role("add", self.consumers * WARPGROUP_SIZE, self.consumer_registers,
+                 "products of a tile each, their sums over heads"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         gather, add = self.roles
         every, warps, group = (

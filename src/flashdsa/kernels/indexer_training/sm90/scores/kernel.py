@@ -18,8 +18,10 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental import primitives as prims
 from cutlass.memory import SmemAllocator
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import launch_ctas
 from flashdsa.dsl.memory import ALIGNMENT
 from flashdsa.dsl.smem import load_words, shared_pointer, store_float
 from flashdsa.dsl.swizzle import swizzled_128
@@ -43,11 +45,7 @@ def load_unit(pointer: Any) -> Any:
 
     NOTE: not `.nc`, which ptxas moves over barriers.
     """
-    return cute.arch.inline_ptx(
-        "ld.global.L2::128B.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[Int32] * 4,
-        read_only_args=[pointer],
-    )
+    return ptx.words("ld.global.L2::128B.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", 4, pointer)
 
 
 @cute.jit
@@ -317,13 +315,9 @@ def launch_scores(
         weights: (S, H) fp32. out: (S, topk) fp32, written.
         parts: CTAs that share a query's slots, at least 1.
     """
-    scores_kernel(q, keys, indices, topk_length, weights, out, parts, plan).launch(
-        grid=[indices.shape[0] * parts, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=plan.ctas,
-        preferred_smem_carveout=plan.carveout,
-    )
+    made = scores_kernel(q, keys, indices, topk_length, weights, out, parts, plan)
+    room: Any = {"sm_ctas": plan.ctas, "carveout": plan.carveout}
+    launch_ctas(made, indices.shape[0] * parts, plan.threads, stream, **room)
 
 
 def compile_scores(plan: ScoresPlan) -> Any:

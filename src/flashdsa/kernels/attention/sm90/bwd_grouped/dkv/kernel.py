@@ -27,9 +27,10 @@ from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
 from flashdsa.dsl.gmem import add4_if
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_plan
 from flashdsa.dsl.memory import Memory, Region, initialise_barriers
 from flashdsa.dsl.pipeline import Barriers, RingProducer, arrive_warp
+from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.dsl.wgmma import along_k, along_n
@@ -377,7 +378,7 @@ def dkv_kernel(
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
-        cute.arch.setmaxregister_decrease(plan.rows.registers)
+        take_registers(plan, "rows")
         ctx = locate(memory, ids, counts, groups)
         if warp == 0:
             if thread == 0:
@@ -385,7 +386,7 @@ def dkv_kernel(
         elif warp <= ROW_WARPS:
             copy_all(Rows(ctx, q, do, present, heads))
     else:
-        cute.arch.setmaxregister_increase(plan.multiply.registers)
+        take_registers(plan, "multiply")
         ctx = locate(memory, ids, counts, groups)
         multiply_all(Multiply(ctx, dkv, group - 1))
 
@@ -412,13 +413,7 @@ def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     given, groups = Operands(*before[:last]), Groups(*before[last:])
     # The kernel sees the heads' rows one after another.
     x = given._replace(q=flat(given.q, plan.tile.d_qk), do=flat(given.do, plan.tile.d_v))
-    dkv_kernel(*x, groups, plan).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    launch_plan(dkv_kernel(*x, groups, plan), plan, num_ctas, stream)
 
 
 def compile_dkv(plan: DkvPlan) -> Any:

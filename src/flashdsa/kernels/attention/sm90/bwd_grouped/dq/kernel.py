@@ -17,13 +17,15 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_units
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack, transpose_quad
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_plan
 from flashdsa.dsl.memory import Memory, Region, initialise_barriers
 from flashdsa.dsl.pipeline import Barriers, RingConsumer, RingProducer, arrive_warp
+from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_bytes
@@ -236,10 +238,7 @@ def store_product(
             words = transpose_quad(words, odd, upper)
             if present:
                 to = at + (item.slice * plan.slice_dims + block * BLOCK_DIMS)
-                cute.arch.inline_ptx(
-                    "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-                    read_only_args=[to, *words],
-                )
+                ptx.run("st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", to, *words)
 
 
 @cute.kernel
@@ -261,10 +260,10 @@ def dq_kernel(
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
-        cute.arch.setmaxregister_decrease(plan.load.registers)
+        take_registers(plan, "load")
         load_all(Load(locate(memory, ids, counts, groups), workspace, kv))
     else:
-        cute.arch.setmaxregister_increase(plan.multiply.registers)
+        take_registers(plan, "multiply")
         ctx = locate(memory, ids, counts, groups)
         multiply_all(Multiply(ctx, dq, group - 1))
 
@@ -296,13 +295,8 @@ def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
     # Kernels see the heads' rows one after another.
     dq = flat(x.dq, d_qk)
-    dq_kernel(x.workspace, x.ids, x.counts, x.kv, dq, groups, plan).launch(
-        grid=[arguments[-1], 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    made = dq_kernel(x.workspace, x.ids, x.counts, x.kv, dq, groups, plan)
+    launch_plan(made, plan, arguments[-1], stream)
     read = flat(x.q, d_qk), x.kv, x.indices, x.topk_length, flat(x.lse)
     together = group_queries(x.heads)
     queries = Queries(*read, x.heads, x.sm_scale, together)

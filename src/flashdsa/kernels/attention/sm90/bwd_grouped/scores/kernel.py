@@ -21,14 +21,16 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.fragments import MMA_K
 from flashdsa.dsl.gmem import store2
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_plan
 from flashdsa.dsl.memory import Memory, Region, initialise_barriers
 from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingConsumer, RingProducer
+from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16, transpose_8x8
@@ -309,10 +311,10 @@ def release_batch(ctx: Context, at: PipelineState, batch: cutlass.Constexpr) -> 
 
 def let_second_start(role: Scorer, number: Int32) -> None:
     """The first warpgroup, once: arrive without a branch, as wgmmas are under way."""
-    cute.arch.inline_ptx(
+    ptx.run(
         "{ .reg .pred first; setp.eq.b32 first, {$r0}, 0; "
         f"@first bar.arrive {SECOND_STARTS}, {ITEM_BLOCKS * WARPGROUP_SIZE}; }}",
-        read_only_args=[number | role.block_of_item],
+        number | role.block_of_item,
     )
 
 
@@ -394,10 +396,10 @@ def scores_kernel(
     follow_grid()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == 0:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         gather_all(Gatherer(locate(memory, lists, heads, choice), kv))
     else:
-        cute.arch.setmaxregister_increase(plan.score.registers)
+        take_registers(plan, "score")
         ctx = locate(memory, lists, heads, choice)
         score_all(Scorer(ctx, q, do, lse, delta, workspace, heads, sm_scale, group - 1))
 
@@ -442,13 +444,7 @@ def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     # Kernels see the heads' rows one after another.
     q, do = flat(x.q, plan.tile.d_qk), flat(x.do, d_v)
     operands = q, x.kv, do, flat(x.lse), flat(x.delta), lists, x.workspace, x.heads, x.sm_scale
-    scores_kernel(*operands, x.choice, plan).launch(
-        grid=[x.num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    launch_plan(scores_kernel(*operands, x.choice, plan), plan, x.num_ctas, stream)
 
 
 def compile_scores(plan: ScoresPlan) -> Any:

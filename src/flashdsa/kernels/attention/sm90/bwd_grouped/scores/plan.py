@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
@@ -61,24 +61,16 @@ class ScoresPlan(Sm90Plan):
             SmemRegion("k", ring, 1024, "keys: a ring of [64, 64] SW128"),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, "rows of kv into the ring")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def score(self) -> Role:
-        """Warpgroups 1 and 2, a row block each."""
-        does = f"S, dP, P and dS of {ROWS} rows each"
-        return Role("score", ITEM_BLOCKS * WARPGROUP_SIZE, self.consumer_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.gather, self.score
+        return (
+            Role("gather", WARPGROUP_SIZE, self.gather_registers, "rows of kv into the ring"),
+            # Warpgroups 1 and 2, a row block each.
+            Role("score", ITEM_BLOCKS * WARPGROUP_SIZE, self.consumer_registers,
+                 f"S, dP, P and dS of {ROWS} rows each"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         gather, score = self.roles
         return (

@@ -17,6 +17,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
 from flashdsa.dsl.pipeline import PipelineState, Ring, RingProducer
 from flashdsa.dsl.smem import store_words
@@ -42,7 +43,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import (
     BIAS,
     MOST_POWER,
     TOP_EXPONENT,
-    one_word,
     power_of_two,
     scaled,
     to_f16,
@@ -221,10 +221,10 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
 def power_of_row(words: list[Int32], threads: cutlass.Constexpr) -> Int32:
     """Exponent of the power of two that takes a head's largest latent number to 2^14 to 2^15.
     `words`: the thread's, two bf16 each. `threads`: neighbouring ones that share the head."""
-    sizes = [one_word("abs.bf16x2 {$w0}, {$r0};", word) for word in words]
+    sizes = [ptx.word("abs.bf16x2 {$w0}, {$r0};", word) for word in words]
     top = sizes[0]
     for size in sizes[1:]:
-        top = one_word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
+        top = ptx.word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
     top = cutlass.max(top & 0xFFFF, (top >> 16) & 0xFFFF)
     for step in cutlass.range_constexpr(threads.bit_length() - 1):
         top = cutlass.max(top, cute.arch.shuffle_sync_bfly(top, 1 << step))

@@ -18,6 +18,7 @@ import cutlass
 from cutlass import cute
 
 from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.registers import take_registers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
@@ -52,13 +53,13 @@ def few_heads_kernel(q: cute.Tensor, x: OtherOperands, more: Any, plan: cutlass.
     cute.arch.sync_threads()
     cute.arch.cluster_arrive_relaxed()
     if group == GATHER:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         ctx = context.load_item(memory)
         gather_pieces(Gatherer(ctx, None, x.kv, x.indices, sources), asked)
         # All rows are asked for: the next launch may begin to take the SMs that are free.
         cute.arch.griddepcontrol_launch_dependents()
     else:
-        cute.arch.setmaxregister_increase(plan.math.registers)
+        take_registers(plan, "math")
         scale = make_scale(x.sm_scale * LOG2_E)
         ctx = context.load_item(memory)
         consumer = group - GATHER - 1

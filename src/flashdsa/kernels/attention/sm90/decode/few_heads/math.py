@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.fragments import F16_KIND, MMA_ROWS, exp2, pack
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import PipelineState, RingConsumer
@@ -327,10 +328,12 @@ def stage_apart(v: list[Any], to: Any, group_bytes: Any) -> None:
         for odd in range(2):
             word = pack(v[4 * column + odd], v[4 * column + 2 + odd], F16_KIND)
             at = to + (8 * column + odd) * GROUP_BYTES
-            cute.arch.inline_ptx(
+            ptx.run(
                 "{ .reg .b16 low, high; mov.b32 {low, high}, {$r2}; "
                 "st.shared.b16 [{$r0}], low; st.shared.b16 [{$r1}], high; }",
-                read_only_args=[at, at + group_bytes, word],
+                at,
+                at + group_bytes,
+                word,
             )
 
 
@@ -344,9 +347,7 @@ def stage_heads(v: list[Any], to: Any) -> None:
 
 def store_floats(address: Any, values: list[Any]) -> None:
     """Store four fp32 to shared memory."""
-    cute.arch.inline_ptx(
-        "st.shared.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", read_only_args=[address, *values]
-    )
+    ptx.run("st.shared.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", address, *values)
 
 
 @cute.jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import ClassVar, Self
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -106,21 +106,14 @@ class FewHeadsPlan(ClusterPlan):
         """Blocks of 64 dims of a consumer's half of O."""
         return self.tile.d_v // ROWS // CONSUMERS
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        does = "row numbers and masks, the rows"
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def math(self) -> Role:
-        does = "Q; S, P and O of every other tile; then a share of O, lse"
-        return Role("math", CONSUMERS * WARPGROUP_SIZE, self.math_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.gather, self.math
+        return (
+            Role("gather", WARPGROUP_SIZE, self.gather_registers,
+                 "row numbers and masks, the rows"),
+            Role("math", CONSUMERS * WARPGROUP_SIZE, self.math_registers,
+                 "Q; S, P and O of every other tile; then a share of O, lse"),
+        )  # fmt: skip
 
     @property
     def has_value_rope(self) -> bool:
@@ -186,8 +179,7 @@ class FewHeadsPlan(ClusterPlan):
             *self.cluster_buffers,
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """Barriers of pieces are a ring, each other one completes a phase in all."""
         gather, math = self.roles

@@ -16,7 +16,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl import fragments
+from flashdsa.dsl import fragments, ptx
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.smem import load_words, store_float, store_words
 from flashdsa.dsl.swizzle import swizzled_128
@@ -67,7 +67,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import (
     TOP_EXPONENT,
     as_float,
     bits_of,
-    one_word,
     power_of_two,
     scaled,
     store_pair,
@@ -112,8 +111,8 @@ def convert_query(ctx: Context, consumer: Any, number: Int32) -> None:
         for address in unit_addresses(ctx, row, quarter, batch):
             words = load_words(address, Int32)
             for w in range(4):
-                size = one_word("abs.bf16x2 {$w0}, {$r0};", words[w])
-                top = one_word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
+                size = ptx.word("abs.bf16x2 {$w0}, {$r0};", words[w])
+                top = ptx.word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
     top = cutlass.max(top & 0xFFFF, (top >> 16) & 0xFFFF)
     top = fragments.quad_reduce(top, cutlass.max)
     power = cutlass.min(TOP_EXPONENT + BIAS - (top >> 7), Int32(MOST_POWER))

@@ -23,6 +23,7 @@ from cutlass import GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.registers import take_registers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.gather import map_query
@@ -76,17 +77,17 @@ def decode_kernel(
         cute.arch.cluster_arrive_relaxed()
     # Each role loads its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         ctx = context.load_item(memory)
         gather(Gatherer(ctx, None, x.kv, x.indices, sources), asked)
     else:
         scale = make_scale(x.sm_scale * LOG2_E)
         if group == CONSUMER0:
-            cute.arch.setmaxregister_increase(plan.consumer0.registers)
+            take_registers(plan, "consumer0")
             ctx = context.load_item(memory)
             consume0(context.output_of(ctx, x, scale))
         else:
-            cute.arch.setmaxregister_increase(plan.consumer1.registers)
+            take_registers(plan, "consumer1")
             ctx = context.load_item(memory)
             consume1(context.output_of(ctx, x, scale))
         if cutlass.const_expr(not plan.alone):

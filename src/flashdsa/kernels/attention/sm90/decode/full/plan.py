@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from itertools import permutations
 
 from flashdsa.hw import WARPGROUP_SIZE
@@ -113,30 +113,18 @@ class DecodePlan(ClusterPlan):
             *self.cluster_buffers,
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        does = "row numbers and masks, the rows, Q"
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def consumer0(self) -> Role:
-        does = "S and P of tile 0, O's low dims; then a share of O, lse"
-        return Role("consumer0", WARPGROUP_SIZE, self.consumer0_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def consumer1(self) -> Role:
-        does = "S and P of tile 1, O's high dims; then a share of O"
-        return Role("consumer1", WARPGROUP_SIZE, self.consumer1_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.gather, self.consumer0, self.consumer1
+        return (
+            Role("gather", WARPGROUP_SIZE, self.gather_registers,
+                 "row numbers and masks, the rows, Q"),
+            Role("consumer0", WARPGROUP_SIZE, self.consumer0_registers,
+                 "S and P of tile 0, O's low dims; then a share of O, lse"),
+            Role("consumer1", WARPGROUP_SIZE, self.consumer1_registers,
+                 "S and P of tile 1, O's high dims; then a share of O"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """Barriers of tiles complete a phase for each step, those of Q and O one in all."""
         gather, zero, one = self.roles

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Int32, cute
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.cp_async import COPY_BYTES
 from flashdsa.dsl.fragments import F16_KIND, pack
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, power_of_two
@@ -124,10 +125,9 @@ def take_pair(scales: list[Any], owner: Any, unit: Any) -> Any:
     low = words[1] if unit & 2 != 0 else words[0]
     high = words[3] if unit & 2 != 0 else words[2]
     four = high if unit & 4 != 0 else low
-    return cute.arch.inline_ptx(
+    return ptx.word(
         "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; cvt.rn.f16x2.e4m3x2 {$w0}, low; }",
-        write_only_types=[Int32],
-        read_only_args=[four >> (unit % 2 * 16)],
+        four >> (unit % 2 * 16),
     )
 
 
@@ -146,35 +146,35 @@ def expand_e2m1(word: Any, scale: Any) -> list[Any]:
         half + "".join(f"{one}{{$w{2 * i + j}}}, c, {{$r1}}; " for j, one in enumerate(spread))
         for i, half in enumerate(halves)
     )
-    return list(
-        cute.arch.inline_ptx(
-            "{ .reg .b32 a, b, c, x, y, z; and.b32 x, {$r0}, 0x77777777; shr.u32 y, x, 16; "
-            "shl.b32 z, {$r0}, 4; " + body + "}",
-            write_only_types=[Int32] * 4,
-            read_only_args=[word, scale],
-        )
+    return ptx.words(
+        "{ .reg .b32 a, b, c, x, y, z; and.b32 x, {$r0}, 0x77777777; shr.u32 y, x, 16; "
+        "shl.b32 z, {$r0}, 4; " + body + "}",
+        4,
+        word,
+        scale,
     )
 
 
 def expand_by_power(word: Any, power: Any, _: Any) -> Any:
     """Four e4m3 times a power of two, as two words of f16."""
-    return cute.arch.inline_ptx(
+    return ptx.words(
         "{ .reg .b16 low, high; .reg .b32 a, b; mov.b32 {low, high}, {$r0}; "
         "cvt.rn.f16x2.e4m3x2 a, low; cvt.rn.f16x2.e4m3x2 b, high; "
         "mul.rn.f16x2 {$w0}, a, {$r1}; mul.rn.f16x2 {$w1}, b, {$r1}; }",
-        write_only_types=[Int32, Int32],
-        read_only_args=[word, power],
+        2,
+        word,
+        power,
     )
 
 
 def both_of_sum(both: Any) -> tuple[Any, Any]:
     """Both f16 of a sum, each twice in a word."""
     return tuple(
-        cute.arch.inline_ptx(
+        ptx.words(
             "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
             "mov.b32 {$w0}, {low, low}; mov.b32 {$w1}, {high, high}; }",
-            write_only_types=[Int32, Int32],
-            read_only_args=[both],
+            2,
+            both,
         )
     )
 
@@ -187,36 +187,33 @@ def take_power(factors: Factors, owner: Any, number: int) -> Any:
 
 def expand_word(word: Any, nearest: Any, rest: Any) -> Any:
     """Four e4m3 times a sum, as two words of f16."""
-    return cute.arch.inline_ptx(
+    return ptx.words(
         "{ .reg .b16 low, high; .reg .b32 a, b, c, d; mov.b32 {low, high}, {$r0}; "
         "cvt.rn.f16x2.e4m3x2 a, low; cvt.rn.f16x2.e4m3x2 b, high; "
         "mul.rn.f16x2 c, a, {$r2}; mul.rn.f16x2 d, b, {$r2}; "
         "fma.rn.f16x2 {$w0}, a, {$r1}, c; fma.rn.f16x2 {$w1}, b, {$r1}, d; }",
-        write_only_types=[Int32, Int32],
-        read_only_args=[word, nearest, rest],
+        2,
+        word,
+        nearest,
+        rest,
     )
 
 
 def multiply_word(word: Any, power: Any) -> Any:
     """Two f16 times two."""
-    return cute.arch.inline_ptx(
-        "mul.rn.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[word, power]
-    )
+    return ptx.word("mul.rn.f16x2 {$w0}, {$r0}, {$r1};", word, power)
 
 
 def twice(value: Any) -> Any:
     """fp32 as two equal f16 in a word."""
-    return cute.arch.inline_ptx(
-        "cvt.rn.f16x2.f32 {$w0}, {$r0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
-    )
+    return ptx.word("cvt.rn.f16x2.f32 {$w0}, {$r0}, {$r0};", value)
 
 
 def as_sum(value: Any) -> Any:
     """The nearest f16 in the low half of a word, and the rest in the high half."""
-    return cute.arch.inline_ptx(
+    return ptx.word(
         "{ .reg .b16 low, high; .reg .f32 near, rest; cvt.rn.f16.f32 low, {$r0}; "
         "cvt.f32.f16 near, low; sub.rn.f32 rest, {$r0}, near; cvt.rn.f16.f32 high, rest; "
         "mov.b32 {$w0}, {low, high}; }",
-        write_only_types=[Int32],
-        read_only_args=[value],
+        value,
     )

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.cluster import copy_to_peer, peer_address, store_async
 from flashdsa.dsl.fragments import MMA_ROWS, exp2, pack, row_of_thread
 from flashdsa.dsl.integers import divide
@@ -285,10 +286,7 @@ def add_groups(
         group = share.first + groups[n]
         to = w.out.iterator + ((first_row(w) + place.row) * ctx.plan.tile.d_v + group * GROUP_DIMS)
         if first + n * place.stride < share.count:
-            cute.arch.inline_ptx(
-                "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-                read_only_args=[to, *words],
-            )
+            ptx.run("st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", to, *words)
 
 
 @cute.jit

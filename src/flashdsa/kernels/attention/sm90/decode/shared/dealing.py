@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.fragments import F16_KIND, pack
 from flashdsa.dsl.gmem import store4
 from flashdsa.dsl.smem import store_words
@@ -399,13 +400,7 @@ def draw_ticket(
 
 def load_values(pointer: Any) -> list[Any]:
     """Load four words of a part that another CTA may have stored."""
-    return list(
-        cute.arch.inline_ptx(
-            "ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-            write_only_types=[Int32] * 4,
-            read_only_args=[pointer],
-        )
-    )
+    return ptx.words("ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", 4, pointer)
 
 
 def store_values(slot: Any, thread: Any, count: int, value_of: Callable[[int], Any]) -> None:

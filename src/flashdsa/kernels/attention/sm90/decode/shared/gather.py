@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.gmem import load_if
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
@@ -255,12 +256,13 @@ def load_or(address: Any, row: Any, offset: int, words: int, otherwise: int = 0)
     results = ", ".join(f"{{$w{i}}}" for i in range(words))
     form = f"v{words}.b32 {{{results}}}" if words > 1 else f"b32 {results}"
     others = "".join(f"mov.b32 {{$w{i}}}, {otherwise}; " for i in range(words))
-    loaded = cute.arch.inline_ptx(
+    loaded = ptx.words(
         "{ .reg .pred valid; setp.ge.s32 valid, {$r1}, 0; "
         + others
         + f"@valid ld.global.nc.L1::no_allocate.L2::128B.{form}, "
         f"[{{$r0}} + {offset}]; }}",
-        write_only_types=[Int32] * words,
-        read_only_args=[address, row],
+        words,
+        address,
+        row,
     )
     return list(loaded) if words > 1 else [loaded]

@@ -21,10 +21,12 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.fragments import exp2, pack
 from flashdsa.dsl.gmem import load2, store1, store2
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.registers import take_registers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.results import ask_sink, factor_and_lse
@@ -299,10 +301,11 @@ def write_rows(role: Math, rows: Rows) -> None:
 
 def store_apart(pointer: Any, word: Any) -> None:
     """Store two bf16, the second one eight further on."""
-    cute.arch.inline_ptx(
+    ptx.run(
         "{ .reg .b16 low, high; mov.b32 {low, high}, {$r1}; "
         "st.global.b16 [{$r0}], low; st.global.b16 [{$r0} + 16], high; }",
-        read_only_args=[pointer, word],
+        pointer,
+        word,
     )
 
 
@@ -330,11 +333,11 @@ def dealt_few_heads_kernel(
     dealing.deal(memory, dealing.batch_of(memory, x, sources), thread)
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == GATHER:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         batch = dealing.batch_of(memory, x, sources)
         gather_stretches(memory, batch, x.kv, x.indices)
     else:
-        cute.arch.setmaxregister_increase(plan.math.registers)
+        take_registers(plan, "math")
         scale = make_scale(x.sm_scale * LOG2_E)
         role = Dealt(memory, workspace, q, x.out, x.lse, x.attn_sink, scale)
         take_stretches(role, group - GATHER - 1)

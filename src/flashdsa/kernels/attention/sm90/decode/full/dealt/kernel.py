@@ -25,6 +25,7 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.fragments import THREAD_ROWS, exp2, row_of_thread
 from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.registers import take_registers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core import softmax
@@ -274,15 +275,15 @@ def dealt_kernel(
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         batch = dealing.batch_of(memory, x, sources)
         gather_stretches(memory, batch, q_map.get_ptr(), x.kv, x.indices)
     elif group == CONSUMER0:
-        cute.arch.setmaxregister_increase(plan.consumer0.registers)
+        take_registers(plan, "consumer0")
         scale = softmax.make_scale(x.sm_scale * softmax.LOG2_E)
         consume(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale), 0)
     else:
-        cute.arch.setmaxregister_increase(plan.consumer1.registers)
+        take_registers(plan, "consumer1")
         scale = softmax.make_scale(x.sm_scale * softmax.LOG2_E)
         consume(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale), 1)
 
