@@ -65,13 +65,13 @@ def load_half(pointer: Any) -> Int32:
 
 
 @cute.jit
-def load2(pointer: Any) -> tuple[Int32, Int32]:
+def load2(pointer: Any) -> list[Int32]:
     """Load two neighbouring words that other SMs wrote, past the first-level cache."""
     return ptx.words("ld.global.cg.v2.b32 {{$w0}, {$w1}}, [{$r0}];", 2, pointer)
 
 
 @cute.jit
-def load4(pointer: Any) -> tuple[Int32, Int32, Int32, Int32]:
+def load4(pointer: Any) -> list[Int32]:
     """Load four neighbouring words that other SMs wrote, past the first-level cache."""
     return ptx.words("ld.global.cg.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", 4, pointer)
 

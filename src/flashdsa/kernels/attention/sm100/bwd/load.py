@@ -9,8 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl import tmem
-from flashdsa.dsl.cta_pair import PairMemory
+from flashdsa.dsl import cta_pair, tmem
 from flashdsa.dsl.gather4 import gather4
 from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers, RingProducer
@@ -27,7 +26,7 @@ class Turn(NamedTuple):
     blocks_before: Int32  # of those items
 
 
-class BwdMemory(PairMemory):
+class BwdMemory(cta_pair.PairMemory):
     """Regions and barriers of `BwdPlan`."""
 
     q: Region
@@ -61,7 +60,7 @@ class BwdMemory(PairMemory):
     dq_ready: Barriers
 
 
-M = TypeVar("M", bound=PairMemory)
+M = TypeVar("M", bound=cta_pair.PairMemory)
 
 
 class Context(NamedTuple, Generic[M]):

@@ -12,12 +12,7 @@ import cutlass
 from cutlass import Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl import tmem
-from flashdsa.dsl.gmem import add_float
-from flashdsa.dsl.pipeline import RingConsumer, next_stage
-from flashdsa.dsl.smem import load_words, store_float
-from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
+from flashdsa.dsl import gmem, pipeline, smem, swizzle, tmem
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm100.bwd.load import Context, load_lane, store_lane
 from flashdsa.kernels.attention.sm100.bwd.mma import owned_before, owns_rope
@@ -36,9 +31,9 @@ class Reducer(NamedTuple):
     slots: Any  # pointer to the row of the query's first slot, or None: add to dkv
 
     @property
-    def rows(self) -> RingConsumer:
+    def rows(self) -> pipeline.RingConsumer:
         """Row numbers: the use of the ring is the block's running number."""
-        return RingConsumer(self.ctx.memory.rows_full, self.ctx.memory.rows_free)
+        return pipeline.RingConsumer(self.ctx.memory.rows_full, self.ctx.memory.rows_free)
 
 
 @cute.jit
@@ -46,16 +41,16 @@ def store_do(ctx: Context) -> None:
     """Store dO from shared memory into TMEM: thread = lane = head."""
     # do_full of this item: TMA has brought dO, which stays for dKV. It came after the last dP of
     # the item before, so dO's columns may be overwritten.
-    wait_then_tcgen05(ctx.memory.do_full, ctx.turn.items_before)
+    tmem.wait_then_tcgen05(ctx.memory.do_full, ctx.turn.items_before)
     for box in cutlass.range_constexpr(ctx.plan.tile.boxes):
         at = ctx.memory.do.address() + box * (PAIR_ROWS * BOX_DIMS * BF16)
         words = []
         for unit in cutlass.range_constexpr(BOX_DIMS // 8):
-            got = load_words(at + swizzled_128(ctx.thread, unit), Int32)
+            got = smem.load_words(at + swizzle.swizzled_128(ctx.thread, unit), Int32)
             words += [got[i] for i in range(4)]
         store_lane(ctx, "do", Vector.from_elements(words, Int32), box * (BOX_DIMS // 2))
     tmem.wait_stored()
-    arrive_after_tcgen05(ctx.memory.do_stored)
+    tmem.arrive_after_tcgen05(ctx.memory.do_stored)
 
 
 @cute.jit
@@ -111,7 +106,7 @@ def send_slices(
         at = ctx.memory.ring.address() + slot * plan.slot_bytes + dim * FP32
         if holds:
             for key in cutlass.range_constexpr(keys):
-                store_float(at + key * (dims * FP32), values[first_key + key])
+                smem.store_float(at + key * (dims * FP32), values[first_key + key])
         # generic writes above -> the bulk copy reads through the async proxy
         cute.arch.fence_proxy("async.shared", space="cta")
         # This lane's copies of all slices but the latest ring_slots - 2 have left the ring; every
@@ -120,7 +115,7 @@ def send_slices(
         cute.arch.cp_async_bulk_wait_group(plan.ring_slots - 2, read=True)
         cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
         send_slice(role, slot, block, first_key, keys, dims, first_dim)
-        slot = next_stage(slot, plan.ring_slots)
+        slot = pipeline.next_stage(slot, plan.ring_slots)
     return slot
 
 
@@ -133,7 +128,7 @@ def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
     for key in cutlass.range_constexpr(ctx.plan.tile.keys):
         row = (rows + key).load()
         if row >= 0:
-            add_float(role.dkv.iterator + Int64(row) * ctx.plan.tile.d_qk + dim, values[key])
+            gmem.add_float(role.dkv.iterator + Int64(row) * ctx.plan.tile.d_qk + dim, values[key])
 
 
 @cute.jit
@@ -144,9 +139,9 @@ def send_part(
     parts the CTA has computed before."""
     ctx, plan = role.ctx, role.ctx.plan
     # dkv_ready of the part: its MMAs are done; the columns may be read until dkv_free.
-    wait_then_tcgen05(ctx.memory.dkv_ready, number, part)
+    tmem.wait_then_tcgen05(ctx.memory.dkv_ready, number, part)
     values = load_lane(ctx, "dkv", ctx.plan.tile.keys)
-    arrive_after_tcgen05(ctx.memory.dkv_free, part)
+    tmem.arrive_after_tcgen05(ctx.memory.dkv_free, part)
     dims = plan.part_dims if part < 2 else plan.tile.rope_dims
     dim, holds = ctx.thread, ctx.thread >= 0
     first_dim = ctx.cta_rank * plan.tile.dims + part * plan.part_dims

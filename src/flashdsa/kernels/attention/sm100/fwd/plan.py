@@ -18,12 +18,11 @@ from flashdsa.kernels.attention.sm100.core.tile import (
     PAIR_ROWS,
     PairTile,
 )
-from flashdsa.plan import Arrives, Barrier, Role, Sm100Plan, SmemRegion, TmemRegion
-from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.plan import Arrives, Barrier, Role, Sm100Plan, SmemRegion, TmemRegion, row_tiles
 
 ROWS = PAIR_ROWS // CLUSTER
 """(query, head) rows of a CTA."""
-BOX_BYTES = ROWS * ROW_BYTES
+BOX_BYTES = ROWS * row_tiles.ROW_BYTES
 """Bytes of a box of 64 rows: of Q, of O and of P."""
 P_STAGES = 2
 

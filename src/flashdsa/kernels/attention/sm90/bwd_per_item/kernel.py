@@ -25,9 +25,9 @@ from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.lists import SAMPLED_WORDS, Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
+from flashdsa.kernels.attention.sm90.bwd_per_item import load, prepare, score, slot_offsets
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, PerItemMemory
 from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
-from flashdsa.kernels.attention.sm90.bwd_per_item.load import Gatherer, Rows, gather_all
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
     KEY_WORDS,
@@ -35,14 +35,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     SLOTS_MAY_PAY,
     WAY,
     PerItemPlan,
-)
-from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare
-from flashdsa.kernels.attention.sm90.bwd_per_item.score import High, Scorer, high_all, score_all
-from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import (
-    Offsets,
-    launch_offsets,
-    launch_split,
-    part_of,
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.slot_sums import Sums, launch_sums
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import launch_turns
@@ -93,15 +85,15 @@ def per_item_kernel(
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         take_registers(plan, "gather")
-        gather_all(Gatherer(locate(memory, *of_launch), kv))
+        load.gather_all(load.Gatherer(locate(memory, *of_launch), kv))
     elif group == 1:
         take_registers(plan, "score")
         ctx = locate(memory, *of_launch)
-        score_all(Scorer(ctx, dq, sm_scale))
+        score.score_all(score.Scorer(ctx, dq, sm_scale))
     elif group == 2:
         take_registers(plan, "high")
         ctx = locate(memory, *of_launch)
-        high_all(High(Rows(ctx, q, do, out, lse, delta, sm_scale), dq))
+        score.high_all(score.High(load.Rows(ctx, q, do, out, lse, delta, sm_scale), dq))
     else:
         take_registers(plan, "dkv")
         ctx = locate(memory, *of_launch)
@@ -136,7 +128,7 @@ def locate(
     first = cta
     if cutlass.const_expr(memory.plan.slots):
         tickets = offsets.order
-        part = part_of(offsets, number)
+        part = slot_offsets.part_of(offsets, number)
         first = part.begin * row_blocks + cta
         num_items = cutlass.min(num_items, part.end * row_blocks)
     own = thread % WARPGROUP_SIZE
@@ -224,13 +216,13 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         choice = rest[-1]
     else:
         of_tickets = (more, tickets, far), rest[0 if plan.slots else 1]
-        launch_prepare(of_delta, x.heads, of_slots, keys, lists, *of_tickets, plan, stream)
+        prepare.launch_prepare(of_delta, x.heads, of_slots, keys, lists, *of_tickets, plan, stream)
     operands = x.q, x.copy, x.do, x.out
     if cutlass.const_expr(plan.slots):
         num_ctas, num_sms, slots = rest[:3]
-        last = 3 + len(Offsets._fields)
+        last = 3 + len(slot_offsets.Offsets._fields)
         work = Work(operands, x.lse, x.delta, lists, x.dq, slots, x.heads, x.sm_scale)
-        on_device, offsets = (num_ctas, num_sms), Offsets(*rest[3:last])
+        on_device, offsets = (num_ctas, num_sms), slot_offsets.Offsets(*rest[3:last])
         sizes = rest[last], rest[last + 1]
         launch_parts(work, offsets, x.dkv, sizes, on_device, choice, plan, stream)
     else:
@@ -268,7 +260,7 @@ def launch_part(
 @cute.jit
 def launch_parts(
     work: Work,
-    offsets: Offsets,
+    offsets: slot_offsets.Offsets,
     dkv: cute.Tensor,
     of_parts: tuple[Int32, Int32],
     on_device: tuple[Int32, Int32],
@@ -281,10 +273,10 @@ def launch_parts(
     (unit_groups, zero), (num_ctas, num_sms) = of_parts, on_device
     blocks = cutlass.max(work.heads // ROWS, Int32(1))
     room = Int32(work.dkv.shape[0]) // blocks
-    launch_split(work.lists, offsets, room, unit_groups, num_sms, choice, stream)
+    slot_offsets.launch_split(work.lists, offsets, room, unit_groups, num_sms, choice, stream)
     launch_turns(work.lists, offsets, blocks, num_ctas, plan.tile.keys, stream)
     for number in cutlass.range(offsets.cursors.shape[0], unroll=1):
-        launch_offsets(work.lists, offsets, number, num_sms, stream)
+        slot_offsets.launch_offsets(work.lists, offsets, number, num_sms, stream)
         launch_part(work, Int32(0), None, offsets, number, None, num_ctas, plan, stream)
         first = zero * Int32(number == 0)
         launch_sums(Sums(dkv, work.dkv, offsets, number, blocks, first), num_sms, plan, stream)

@@ -10,8 +10,7 @@ from typing import Any
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
-from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
-from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, row_tiles
 
 FAR_US = 1.25e-3
 """Microseconds of a row that comes from memory to be added to."""
@@ -118,7 +117,7 @@ QUERIES = (1, 2, 4, 8)
 MORE = (0, 2, 4)
 HALF_ROWS = ROWS // 2
 """Rows of which S and dP are one wgmma: N is HALF_ROWS rows of Q and of dO each."""
-HALF_BYTES = HALF_ROWS * ROW_BYTES
+HALF_BYTES = HALF_ROWS * row_tiles.ROW_BYTES
 """Bytes of half a chunk of Q, or of dO: 64 columns of 32 rows."""
 ROWS_CHUNK_BYTES = 4 * HALF_BYTES
 """Bytes of 64 columns: Q and dO of the first 32 rows, then of the others."""

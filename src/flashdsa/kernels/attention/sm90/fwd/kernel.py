@@ -24,13 +24,8 @@ from flashdsa.dsl.grids import follow_grid, launch_plan
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.registers import take_registers
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention import fake_operands
 from flashdsa.kernels.attention.choice import FIRST, SECOND, Times, is_taken, launch_sample
-from flashdsa.kernels.attention.fake_operands import (
-    fake_lists,
-    fake_max_logits,
-    fake_more,
-    fake_operands,
-)
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import Operands, split, split_more
@@ -242,17 +237,17 @@ def compile_forward(plan: FwdPlan) -> Any:
     """Compile `launch_forward`."""
     grouped = plan.group > 1
     heads = plan.group_heads if grouped else None
-    operands = fake_operands(heads, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v)
+    operands = fake_operands.fake_operands(heads, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v)
     return compile_launch(
         SM90,
         launch_forward,
         plan,
         *operands,
-        fake_max_logits(),
+        fake_operands.fake_max_logits(),
         Int32(1),
         *([Int32(1)] if plan.samples else []),
-        *(fake_more(operands) if plan.joined else ()),
-        *(fake_lists(plan.group)[:3] if grouped else ()),
+        *(fake_operands.fake_more(operands) if plan.joined else ()),
+        *(fake_operands.fake_lists(plan.group)[:3] if grouped else ()),
         *(fake_joined(operands) if grouped and plan.joined else ()),
         *(fake_draws() if plan.drawn else ()),
     )

@@ -31,22 +31,10 @@ from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import BULK_ALIGNMENT, SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
+from flashdsa.kernels.indexer_training.sm90.bwd import load, multiply
+from flashdsa.kernels.indexer_training.sm90.bwd import plan as sizes
 from flashdsa.kernels.indexer_training.sm90.bwd.lists import launch_counts, launch_lists
-from flashdsa.kernels.indexer_training.sm90.bwd.load import (
-    BwdMemory,
-    Context,
-    Lists,
-    Loader,
-    load_all,
-)
-from flashdsa.kernels.indexer_training.sm90.bwd.multiply import Multiplier, multiply_all
 from flashdsa.kernels.indexer_training.sm90.bwd.parts import Parts, choose_parts, launch_sum
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
-    CHOICE_WORDS,
-    MOST_SAMPLES,
-    BwdPlan,
-    SumPlan,
-)
 from flashdsa.problem import INDEX_HEAD_DIM
 
 THREADS = 128
@@ -140,13 +128,13 @@ def launch_mend(x: Backward, stream: Any):
 
 @cute.kernel
 def indexer_bwd_kernel(
-    q: cute.Tensor, k: cute.Tensor, weights: cute.Tensor, lists: Lists, dq: cute.Tensor,
+    q: cute.Tensor, k: cute.Tensor, weights: cute.Tensor, lists: load.Lists, dq: cute.Tensor,
     dk: cute.Tensor, dw: cute.Tensor, choice: cute.Tensor, number: Int32, spread: Int32,
     parts: Parts, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA; arguments as in `launch_backward`."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = BwdMemory.allocate(plan)
+    memory = load.BwdMemory.allocate(plan)
     initialise_barriers(memory, thread)
     cute.arch.sync_threads()
     follow_grid()
@@ -154,17 +142,22 @@ def indexer_bwd_kernel(
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         take_registers(plan, "load")
-        load_all(Loader(locate(memory, lists, choice, number, spread, parts), q, k))
+        load.load_all(load.Loader(locate(memory, lists, choice, number, spread, parts), q, k))
     else:
         take_registers(plan, "multiply")
         ctx = locate(memory, lists, choice, number, spread, parts)
-        multiply_all(Multiplier(ctx, group - 1, weights, dq, dk, dw, parts))
+        multiply.multiply_all(multiply.Multiplier(ctx, group - 1, weights, dq, dk, dw, parts))
 
 
 @cute.jit
 def locate(
-    memory: BwdMemory, lists: Lists, choice: cute.Tensor, number: Int32, spread: Int32, parts: Parts
-) -> Context:
+    memory: load.BwdMemory,
+    lists: load.Lists,
+    choice: cute.Tensor,
+    number: Int32,
+    spread: Int32,
+    parts: Parts,
+) -> load.Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
@@ -174,10 +167,10 @@ def locate(
         num_items = Int32(0)
     whole, count, *_ = parts
     thread = thread % WARPGROUP_SIZE
-    return Context(memory, lists, cta, num_ctas, num_items, whole, count, spread, thread)
+    return load.Context(memory, lists, cta, num_ctas, num_items, whole, count, spread, thread)
 
 
-def count_items(lists: Lists, parts: Parts) -> Any:
+def count_items(lists: load.Lists, parts: Parts) -> Any:
     """Count work items: groups that are not in parts, and the parts of the others."""
     return parts.whole + (Int32(lists.counts.shape[0]) - parts.whole) * parts.count
 
@@ -192,15 +185,15 @@ def matrix(scratch: cute.Tensor, first: Int32, dtype: cutlass.Constexpr, shape: 
 @cute.jit
 def lists_in(
     scratch: cute.Tensor, num_queries: Int32, topk: Int32, plan: cutlass.Constexpr
-) -> Lists:
+) -> load.Lists:
     """Return the lists of the plan's groups, which follow the choice and its samples."""
     groups = (num_queries + (plan.queries - 1)) // plan.queries
     capacity, lines = plan.capacity(topk), groups * plan.queries
-    rows = Int32(CHOICE_WORDS + 2 * MOST_SAMPLES)
+    rows = Int32(sizes.CHOICE_WORDS + 2 * sizes.MOST_SAMPLES)
     gradients = rows + groups * capacity
     counts = gradients + lines * capacity
     of_group = cute.make_layout((groups,))
-    return Lists(
+    return load.Lists(
         matrix(scratch, rows, Int32, (groups, capacity)),
         matrix(scratch, gradients, Float32, (lines, capacity)),
         cute.make_tensor(scratch.iterator + counts, of_group),
@@ -292,11 +285,13 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 def choose_groups(x: Operands, ratio: Float32, plan: cutlass.Constexpr, stream: Any) -> cute.Tensor:
     """Launch the choice between both groupings; return it."""
     groups = (Int32(x.indices.shape[0]) + (plan.queries - 1)) // plan.queries
-    step = (groups + (MOST_SAMPLES - 1)) // MOST_SAMPLES
+    step = (groups + (sizes.MOST_SAMPLES - 1)) // sizes.MOST_SAMPLES
     samples = cute.make_layout(((groups + step - 1) // step,))
     choice = cute.make_tensor(x.scratch.iterator, cute.make_layout((1,)))
     counts, named = (
-        cute.make_tensor(x.scratch.iterator + (CHOICE_WORDS + i * MOST_SAMPLES), samples)
+        cute.make_tensor(
+            x.scratch.iterator + (sizes.CHOICE_WORDS + i * sizes.MOST_SAMPLES), samples
+        )
         for i in range(2)
     )
     launch_counts(*x.slots, Int32(x.k.shape[0]), counts, named, step, plan, stream)
@@ -324,7 +319,7 @@ def launch_groups(
         launch_sum(parts, groups, dq, dw, *taken, plan, stream)
 
 
-def compile_backward(plan: BwdPlan) -> Any:
+def compile_backward(plan: sizes.BwdPlan) -> Any:
     """Compile `launch_backward`."""
     keys, queries, topk, lengths, places, words = (cute.sym_int32() for _ in range(6))
     of_query = (queries, plan.num_heads, INDEX_HEAD_DIM)
@@ -349,7 +344,7 @@ def compile_backward(plan: BwdPlan) -> Any:
     )
 
 
-def compile_sum(plan: SumPlan) -> Any:
+def compile_sum(plan: sizes.SumPlan) -> Any:
     """Compile `launch_ordered_sum`: a function (slots, order, starts, dk)."""
     del plan
     places, starts, keys = (cute.sym_int32() for _ in range(3))

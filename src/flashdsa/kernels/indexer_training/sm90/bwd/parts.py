@@ -15,12 +15,7 @@ from flashdsa.dsl.gmem import store2
 from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import is_taken
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
-    MOST_PARTS,
-    MOST_PARTS_OF_GROUP,
-    PART_TILES,
-    TILE_KEYS,
-)
+from flashdsa.kernels.indexer_training.sm90.bwd import plan as sizes
 from flashdsa.problem import INDEX_HEAD_DIM
 
 THREADS = 256
@@ -47,12 +42,12 @@ def choose_parts(groups: Int32, num_ctas: Int32, capacity: Int32) -> tuple[Int32
         num_ctas: that run at once. capacity: entries of a list.
     """
     rest = groups % num_ctas
-    tiles = capacity // TILE_KEYS
-    whole, best, count = groups, tiles + PART_TILES, Int32(1)
-    for parts in cutlass.range_constexpr(2, MOST_PARTS_OF_GROUP + 1):
+    tiles = capacity // sizes.TILE_KEYS
+    whole, best, count = groups, tiles + sizes.PART_TILES, Int32(1)
+    for parts in cutlass.range_constexpr(2, sizes.MOST_PARTS_OF_GROUP + 1):
         rounds = (rest * parts + (num_ctas - 1)) // num_ctas
-        time = rounds * ((tiles + (parts - 1)) // parts + PART_TILES)
-        if rest > 0 and rest * parts <= MOST_PARTS and time < best:
+        time = rounds * ((tiles + (parts - 1)) // parts + sizes.PART_TILES)
+        if rest > 0 and rest * parts <= sizes.MOST_PARTS and time < best:
             whole, best, count = groups - rest, time, Int32(parts)
     return whole, count
 

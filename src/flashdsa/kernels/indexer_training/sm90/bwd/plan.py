@@ -7,15 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
-from flashdsa.plan.row_tiles import CHUNK_BYTES, CHUNK_COLUMNS, TILE_ROWS
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, row_tiles
 from flashdsa.problem import INDEX_HEAD_DIM
 
-ROWS = TILE_KEYS = TILE_ROWS
+ROWS = TILE_KEYS = row_tiles.TILE_ROWS
 """(query, head) rows of a block, the M of a wgmma, and keys of a tile."""
 BF16, FP32 = 2, 4
-CHUNKS = INDEX_HEAD_DIM // CHUNK_COLUMNS
-BLOCK_BYTES = CHUNKS * CHUNK_BYTES
+CHUNKS = INDEX_HEAD_DIM // row_tiles.CHUNK_COLUMNS
+BLOCK_BYTES = CHUNKS * row_tiles.CHUNK_BYTES
 """Bytes of 64 rows of Q, or of a tile of keys: one chunk after the other."""
 MATRIX_BYTES = ROWS * TILE_KEYS * BF16
 MATRIX_BUFFERS = 2

@@ -17,12 +17,7 @@ from flashdsa.dsl.smem import load4
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer_training.sm90.head_sums.plan import (
-    ITEM_WORDS,
-    STEP_SLOTS,
-    STEP_TILES,
-    TargetPlan,
-)
+from flashdsa.kernels.indexer_training.sm90.head_sums import plan as sizes
 from flashdsa.kernels.indexer_training.sm90.list_end import WARPS, SlotList, find_end, look
 from flashdsa.plan.row_tiles import CHUNK_COLUMNS, TILE_ROWS
 
@@ -53,7 +48,7 @@ class Context(NamedTuple):
     thread: Int32  # in its warpgroup
 
     @property
-    def plan(self) -> TargetPlan:
+    def plan(self) -> sizes.TargetPlan:
         return self.memory.plan
 
     @property
@@ -221,7 +216,7 @@ def first_step(ctx: Context) -> Cursor:
 @cute.jit
 def following(ctx: Context, at: Cursor) -> Cursor:
     """The step after `at`: an item has one, even without a slot."""
-    item, slot, turn, first_look = at.item, at.slot + STEP_SLOTS, at.turn, at.first_look
+    item, slot, turn, first_look = at.item, at.slot + sizes.STEP_SLOTS, at.turn, at.first_look
     if slot >= item.end:
         item = item_at(ctx, turn, first_look)
         slot = item.begin
@@ -236,7 +231,7 @@ def read_rows(ctx: Context, at: Cursor) -> list[Int32]:
     slot = at.slot + ctx.thread % WARP_SIZE
     return [
         read_row(ctx, at.item.query, slot + WARP_SIZE * i, at.item.end)
-        for i in range(STEP_SLOTS // WARP_SIZE)
+        for i in range(sizes.STEP_SLOTS // WARP_SIZE)
     ]
 
 
@@ -267,7 +262,7 @@ def log2_of_sum(a: Float32, b: Float32) -> Float32:
 
 def words_of_item(ctx: Context, at: PipelineState) -> Any:
     """The words of the item whose Q begins at a state of its ring."""
-    return ctx.memory.items.array(Int32, ITEM_WORDS, at.stage // ctx.plan.query_pieces)
+    return ctx.memory.items.array(Int32, sizes.ITEM_WORDS, at.stage // ctx.plan.query_pieces)
 
 
 @cute.jit
@@ -275,7 +270,7 @@ def store_item(ctx: Context, at: PipelineState, item: Item) -> None:
     """Thread 0 stores the item whose Q begins at `at`."""
     if ctx.thread == 0:
         words = words_of_item(ctx, at)
-        for i in cutlass.range_constexpr(ITEM_WORDS):
+        for i in cutlass.range_constexpr(sizes.ITEM_WORDS):
             words[i] = item[i]
 
 
@@ -370,7 +365,7 @@ def gather_all(role: Gatherer) -> None:
         if ahead.slot == ahead.item.begin:
             number_ahead = head_number(role, ahead.item.query)
         is_first = at.slot == at.item.begin
-        for tile in cutlass.range_constexpr(STEP_TILES):
+        for tile in cutlass.range_constexpr(sizes.STEP_TILES):
             if tile == 0 or at.slot + tile * TILE_ROWS < at.item.end:
                 rings = copy_tile(role, own, to, rings, at.item, number, is_first, tile)
         at, own, number = ahead, own_ahead, number_ahead

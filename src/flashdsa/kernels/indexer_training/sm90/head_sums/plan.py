@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
-from flashdsa.plan.row_tiles import CHUNK_BYTES, CHUNK_COLUMNS, ROW_BYTES, TILE_ROWS
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, row_tiles
 
 STEP_TILES = 4
 """Tiles whose row numbers the gather reads together, a step before their copies."""
-STEP_SLOTS = STEP_TILES * TILE_ROWS
+STEP_SLOTS = STEP_TILES * row_tiles.TILE_ROWS
 FP32 = 4
 ITEM_WORDS = 4
 """Words that tell an item."""
@@ -77,7 +76,7 @@ class TargetPlan(Sm90Plan):
     @property
     def width(self) -> int:
         """Elements of a row of Q and of the keys."""
-        return self.chunks * CHUNK_COLUMNS
+        return self.chunks * row_tiles.CHUNK_COLUMNS
 
     @property
     def key_pieces(self) -> int:
@@ -90,12 +89,12 @@ class TargetPlan(Sm90Plan):
     @property
     def key_piece_bytes(self) -> int:
         """A slot of the ring of keys."""
-        return self.key_piece * CHUNK_BYTES
+        return self.key_piece * row_tiles.CHUNK_BYTES
 
     @property
     def query_chunk_bytes(self) -> int:
         """64 columns of every head."""
-        return self.num_heads * ROW_BYTES
+        return self.num_heads * row_tiles.ROW_BYTES
 
     @property
     def query_piece_bytes(self) -> int:
@@ -157,7 +156,7 @@ _PIECES = {
 leave room for longer pieces of the keys."""
 
 
-def target_plan(num_heads: int, width: int = LONGEST * CHUNK_COLUMNS) -> TargetPlan:
+def target_plan(num_heads: int, width: int = LONGEST * row_tiles.CHUNK_COLUMNS) -> TargetPlan:
     """The target's plan for `num_heads` columns of a product and rows of `width` elements."""
-    chunks = width // CHUNK_COLUMNS
+    chunks = width // row_tiles.CHUNK_COLUMNS
     return TargetPlan(num_heads, chunks, *_PIECES[chunks, num_heads == max(TARGET_HEADS)])

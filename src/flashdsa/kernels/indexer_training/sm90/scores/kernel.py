@@ -18,15 +18,9 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental import primitives as prims
 from cutlass.memory import SmemAllocator
 
-from flashdsa.dsl import ptx
-from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.grids import launch_ctas
-from flashdsa.dsl.memory import ALIGNMENT
+from flashdsa.dsl import compile_options, fake_tensors, grids, memory, ptx, swizzle, wgmma
 from flashdsa.dsl.smem import load_words, shared_pointer, store_float
-from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp import neighbours_sum
-from flashdsa.dsl.wgmma import along_k, descriptor_behind, multiply_bf16
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.list_end import WARPS, SlotList, find_end, look
 from flashdsa.kernels.indexer_training.sm90.scores.plan import BF16, FP32, TILE_KEYS, ScoresPlan
@@ -62,14 +56,14 @@ def store_query(
     for number in cutlass.range_constexpr(num_heads * UNITS // WARPGROUP_SIZE):
         unit = thread + number * WARPGROUP_SIZE
         head, in_row = unit // UNITS, unit % UNITS
-        words = (Int32(0), Int32(0), Int32(0), Int32(0))
+        words = [Int32(0)] * 4
         if head < heads:
             words = load_unit(first + unit * (UNIT_BYTES // BF16))
         eight, lane = in_row // QUAD, in_row % QUAD
         chunk = to + eight // 2 * (num_heads * ROW_BYTES) + lane * 4
         for pair in cutlass.range_constexpr(4):
             place = eight % 2 * 4 + pair
-            prims.store_ext(words[pair], shared_pointer(chunk + swizzled_128(head, place)))
+            prims.store_ext(words[pair], shared_pointer(chunk + swizzle.swizzled_128(head, place)))
 
 
 WARP_KEYS = 16
@@ -155,16 +149,16 @@ def multiply(acc: Any, words: Any, q: Any, num_heads: int) -> None:
     """
     warpgroup.fence()
     for number in range(LOADS):
-        low = along_k(q + number // 2 * (num_heads * ROW_BYTES))
+        low = wgmma.along_k(q + number // 2 * (num_heads * ROW_BYTES))
         for step in range(2):
             first, second = (
                 [words[(half * LOADS + number) * 4 + 2 * step + i] for i in range(2)]
                 for half in range(2)
             )
             a = [first[0], second[0], first[1], second[1]]
-            b = descriptor_behind(low, (number % 2 * 2 + step) * MMA_BYTES)
+            b = wgmma.descriptor_behind(low, (number % 2 * 2 + step) * MMA_BYTES)
             more = (number, step) != (0, 0)
-            multiply_bf16(acc, num_heads, a, b, accumulate=more, transposes=(0,))
+            wgmma.multiply_bf16(acc, num_heads, a, b, accumulate=more, transposes=(0,))
     warpgroup.commit_group()
     warpgroup.wait_group(0)
 
@@ -256,7 +250,7 @@ def scores_kernel(
     """One CTA; arguments as in `launch_scores`."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
-    shared = Int32(SmemAllocator().allocate(plan.smem_bytes, ALIGNMENT).toint())
+    shared = Int32(SmemAllocator().allocate(plan.smem_bytes, memory.ALIGNMENT).toint())
     query, part = cta // parts, cta % parts
     ctx = Stretch(indices, keys, query, slots_of(indices, topk_length, query), thread)
     last = look(ctx.list, 0)
@@ -317,21 +311,21 @@ def launch_scores(
     """
     made = scores_kernel(q, keys, indices, topk_length, weights, out, parts, plan)
     room: Any = {"sm_ctas": plan.ctas, "carveout": plan.carveout}
-    launch_ctas(made, indices.shape[0] * parts, plan.threads, stream, **room)
+    grids.launch_ctas(made, indices.shape[0] * parts, plan.threads, stream, **room)
 
 
 def compile_scores(plan: ScoresPlan) -> Any:
     """Compile `launch_scores`."""
     queries, heads, keys, topk, lengths = (cute.sym_int32() for _ in range(5))
-    return compile_launch(
+    return compile_options.compile_launch(
         SM90,
         launch_scores,
         plan,
-        fake_tensor(BFloat16, (queries, heads, INDEX_HEAD_DIM)),
-        fake_tensor(BFloat16, (keys, INDEX_HEAD_DIM)),
-        fake_tensor(Int32, (queries, topk), 4),
-        fake_tensor(Int32, (lengths,), 4),
-        fake_tensor(Float32, (queries, heads), 4),
-        fake_tensor(Float32, (queries, topk), 4),
+        fake_tensors.fake_tensor(BFloat16, (queries, heads, INDEX_HEAD_DIM)),
+        fake_tensors.fake_tensor(BFloat16, (keys, INDEX_HEAD_DIM)),
+        fake_tensors.fake_tensor(Int32, (queries, topk), 4),
+        fake_tensors.fake_tensor(Int32, (lengths,), 4),
+        fake_tensors.fake_tensor(Float32, (queries, heads), 4),
+        fake_tensors.fake_tensor(Float32, (queries, topk), 4),
         Int32(1),
     )

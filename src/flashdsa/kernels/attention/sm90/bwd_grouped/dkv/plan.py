@@ -8,8 +8,7 @@ from functools import cached_property
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import MATRICES, ROW_BLOCKS
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS, Tile
-from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
-from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, row_tiles
 
 WARPGROUPS = 2
 """Warpgroups that multiply: they take turns with the tiles of keys."""
@@ -73,7 +72,7 @@ class DkvPlan(Sm90Plan):
     @property
     def part_bytes(self) -> int:
         """Bytes of a row block's slice of Q or of dO."""
-        return self.slice_chunks * ROWS * ROW_BYTES
+        return self.slice_chunks * ROWS * row_tiles.ROW_BYTES
 
     @property
     def buffers(self) -> list[SmemRegion]:

@@ -21,20 +21,13 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl import ptx
+from flashdsa.dsl import fake_tensors, fragments, gmem, grids, ptx, registers, swizzle, wgmma
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
-from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.fragments import MMA_K
-from flashdsa.dsl.gmem import store2
-from flashdsa.dsl.grids import follow_grid, launch_plan
 from flashdsa.dsl.memory import Memory, Region, initialise_barriers
 from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingConsumer, RingProducer
-from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
-from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16, transpose_8x8
-from flashdsa.dsl.wgmma import along_k, descriptor_behind, multiply_bf16
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, is_taken
 from flashdsa.kernels.attention.fake_operands import fake_lists
@@ -50,7 +43,7 @@ from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
 
-STEPS = CHUNK // MMA_K
+STEPS = CHUNK // fragments.MMA_K
 """wgmmas of a chunk."""
 A_WORDS = 4
 """Words of A in a thread, two bf16 each, of one wgmma."""
@@ -139,7 +132,7 @@ def gather_all(role: Gatherer) -> None:
     """All four warps: copy every tile of the CTA."""
     ctx = role.ctx
     unit, own = ctx.thread % UNITS, ctx.thread // UNITS
-    to = ctx.memory.k.address() + swizzled_128(own, unit)
+    to = ctx.memory.k.address() + swizzle.swizzled_128(own, unit)
     at = Ring(ctx.plan.slots).start()
     for item in cutlass.range(ctx.first_item, ctx.num_items, ctx.num_ctas, unroll=1):
         group = ctx.group_of(item)
@@ -158,15 +151,15 @@ def multiply_chunk(plan: ScoresPlan, s: Any, dp: Any, q: Any, do: Any, k: Any, c
     `q`: low word of Q's first chunk. `do`: this thread's words of dO. `k`: low word of the chunk.
     """
     for step in range(STEPS):
-        offset = step * MMA_K * BF16
-        b = descriptor_behind(k, offset)
-        a = descriptor_behind(q, chunk * ROWS * ROW_BYTES + offset)
+        offset = step * fragments.MMA_K * BF16
+        b = wgmma.descriptor_behind(k, offset)
+        a = wgmma.descriptor_behind(q, chunk * ROWS * ROW_BYTES + offset)
         more, keys = (chunk, step) != (0, 0), plan.tile.keys
-        multiply_bf16(s, keys, a, b, accumulate=more, transposes=(0, 0))
+        wgmma.multiply_bf16(s, keys, a, b, accumulate=more, transposes=(0, 0))
         if chunk < plan.tile.value_chunks:
             first = A_WORDS * (chunk * STEPS + step)
             a = [do[first + i] for i in range(A_WORDS)]
-            multiply_bf16(dp, keys, a, b, accumulate=more, transposes=(0,))
+            wgmma.multiply_bf16(dp, keys, a, b, accumulate=more, transposes=(0,))
 
 
 class Scorer(NamedTuple):
@@ -210,7 +203,7 @@ def load_q(role: Scorer, first_row: Int32, to: Int32) -> None:
         mma_row, unit = place // UNITS, place % UNITS
         row = cutlass.min(first_row + row_of(mma_row), last)
         source = role.q.iterator + (Int64(row) * tile.d_qk + unit * (COPY_BYTES // BF16))
-        copy_units(to + swizzled_128(mma_row, unit), source, Int32(0), places)
+        copy_units(to + swizzle.swizzled_128(mma_row, unit), source, Int32(0), places)
     cute.arch.cp_async_commit_group()
 
 
@@ -224,7 +217,7 @@ def load_do(role: Scorer, do: cute.Tensor, rows: list[Int32]) -> None:
     ]
     for step in cutlass.range_constexpr(tile.value_chunks * STEPS):
         for i in cutlass.range_constexpr(A_WORDS):
-            words = (step * MMA_K + i // 2 * 8) * BF16 // 4
+            words = (step * fragments.MMA_K + i // 2 * 8) * BF16 // 4
             do[A_WORDS * step + i] = (sources[i % 2] + words).load()
 
 
@@ -252,7 +245,7 @@ def start_item(role: Scorer, item: Int32, do: cute.Tensor) -> Rows:
     unit = 2 * warp + lane % 4 // 2
     matrices = role.workspace.iterator + (
         matrix_offset(ctx.plan.tile, Int64(block), 0, role.workspace.shape[1], P_MATRIX)
-        + swizzled_128(lane // 4, unit)
+        + swizzle.swizzled_128(lane // 4, unit)
         + lane % 2 * 8
     )
     cute.arch.cp_async_wait_group(0)
@@ -280,7 +273,7 @@ def issue_products(
     """Issue S and dP of a tile, a group of wgmmas a batch; free all chunks but the last one's."""
     ctx = role.ctx
     ring = RingConsumer(ctx.memory.k_full, ctx.memory.k_free)
-    q = along_k(ctx.memory.q.address() + role.block_of_item * ctx.plan.q_bytes)
+    q = wgmma.along_k(ctx.memory.q.address() + role.block_of_item * ctx.plan.q_bytes)
     keys = ctx.memory.k.address()
     size = ctx.plan.batch_chunks
     for batch in cutlass.range_constexpr(ctx.plan.tile.chunks // size):
@@ -292,7 +285,7 @@ def issue_products(
         cute.arch.fence_proxy("async.shared", space="cta")
         warpgroup.fence()
         for chunk, place in zip(chunks, places, strict=True):
-            k = along_k(keys + place.stage * ctx.plan.tile.chunk_bytes)
+            k = wgmma.along_k(keys + place.stage * ctx.plan.tile.chunk_bytes)
             multiply_chunk(ctx.plan, s, dp, q, do, k, chunk)
         warpgroup.commit_group()
         if cutlass.const_expr(batch > 0):
@@ -344,8 +337,8 @@ def write_tile(
                 ds.append(ds_value if mine else Float32(0.0))
             words.append((transpose_8x8(pack_bf16(*p)), transpose_8x8(pack_bf16(*ds))))
         to = matrices + block * 8 * ROW_BYTES // 4
-        store2(to, words[0][0], words[1][0])
-        store2(to + keys.p_bytes // 4, words[0][1], words[1][1])
+        gmem.store2(to, words[0][0], words[1][0])
+        gmem.store2(to + keys.p_bytes // 4, words[0][1], words[1][1])
 
 
 @cute.jit
@@ -393,13 +386,13 @@ def scores_kernel(
     memory = ScoresMemory.allocate(plan)
     initialise_barriers(memory, thread)
     cute.arch.sync_threads()
-    follow_grid()
+    grids.follow_grid()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == 0:
-        take_registers(plan, "gather")
+        registers.take_registers(plan, "gather")
         gather_all(Gatherer(locate(memory, lists, heads, choice), kv))
     else:
-        take_registers(plan, "score")
+        registers.take_registers(plan, "score")
         ctx = locate(memory, lists, heads, choice)
         score_all(Scorer(ctx, q, do, lse, delta, workspace, heads, sm_scale, group - 1))
 
@@ -444,27 +437,27 @@ def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     # Kernels see the heads' rows one after another.
     q, do = flat(x.q, plan.tile.d_qk), flat(x.do, d_v)
     operands = q, x.kv, do, flat(x.lse), flat(x.delta), lists, x.workspace, x.heads, x.sm_scale
-    launch_plan(scores_kernel(*operands, x.choice, plan), plan, x.num_ctas, stream)
+    grids.launch_plan(scores_kernel(*operands, x.choice, plan), plan, x.num_ctas, stream)
 
 
 def compile_scores(plan: ScoresPlan) -> Any:
     """Compile `launch_scores`."""
     heads, keys, queries, blocks, block_bytes = (cute.sym_int32() for _ in range(5))
     d_qk, rows = plan.tile.d_qk, (queries, heads)
-    of_rows = fake_tensor(Float32, rows, 4)
+    of_rows = fake_tensors.fake_tensor(Float32, rows, 4)
     return compile_launch(
         SM90,
         launch_scores,
         plan,
-        fake_tensor(BFloat16, (*rows, d_qk)),
-        fake_tensor(BFloat16, (keys, d_qk)),
-        fake_tensor(BFloat16, (*rows, plan.tile.d_v)),
+        fake_tensors.fake_tensor(BFloat16, (*rows, d_qk)),
+        fake_tensors.fake_tensor(BFloat16, (keys, d_qk)),
+        fake_tensors.fake_tensor(BFloat16, (*rows, plan.tile.d_v)),
         of_rows,
         of_rows,
         *fake_lists(plan.queries),
-        fake_tensor(Uint8, (blocks, block_bytes)),
+        fake_tensors.fake_tensor(Uint8, (blocks, block_bytes)),
         Int32(1),
         Float32(1.0),
         Int32(1),
-        fake_tensor(Int32, (1,), 4),
+        fake_tensors.fake_tensor(Int32, (1,), 4),
     )

@@ -7,8 +7,7 @@ from functools import cached_property
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
-from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
-from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, row_tiles
 
 ITEM_BLOCKS = 2
 """Row blocks of a work item, one for each consumer warpgroup."""
@@ -44,7 +43,7 @@ class ScoresPlan(Sm90Plan):
 
     @property
     def q_bytes(self) -> int:
-        return self.tile.chunks * ROWS * ROW_BYTES
+        return self.tile.chunks * ROWS * row_tiles.ROW_BYTES
 
     @property
     def slots(self) -> int:

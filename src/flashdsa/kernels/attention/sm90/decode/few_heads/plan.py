@@ -8,16 +8,8 @@ from typing import ClassVar, Self
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, Tile
-from flashdsa.kernels.attention.sm90.decode.shared.plan import (
-    CLUSTER_SIZES,
-    F16,
-    GROUP_BYTES,
-    MOST_CTAS,
-    STATISTICS,
-    ClusterPlan,
-)
-from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
-from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.kernels.attention.sm90.decode.shared import plan
+from flashdsa.plan import Arrives, Barrier, Role, SmemRegion, row_tiles
 from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
 
 CONSUMERS = 2
@@ -34,7 +26,7 @@ kernel of 64, for each of 135 calls."""
 
 
 @dataclass(frozen=True)
-class FewHeadsPlan(ClusterPlan):
+class FewHeadsPlan(plan.ClusterPlan):
     """One compiled kernel: choices, then derived values.
 
     Attributes:
@@ -99,7 +91,7 @@ class FewHeadsPlan(ClusterPlan):
     @property
     def operand_bytes(self) -> int:
         """Bytes of 64 values of each head: a chunk of Q, or P of a tile."""
-        return HEADS * ROW_BYTES
+        return HEADS * row_tiles.ROW_BYTES
 
     @property
     def blocks(self) -> int:
@@ -140,12 +132,12 @@ class FewHeadsPlan(ClusterPlan):
     @property
     def received_bytes(self) -> int:
         """Bytes of all CTAs' O of one CTA's dims: more than O if dims are not shared out evenly."""
-        groups = max(size * -(-self.dim_groups // size) for size in CLUSTER_SIZES)
-        return groups * GROUP_BYTES * HEADS
+        groups = max(size * -(-self.dim_groups // size) for size in plan.CLUSTER_SIZES)
+        return groups * plan.GROUP_BYTES * HEADS
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        statistics = MOST_CTAS * ROWS * STATISTICS * FP32
+        statistics = plan.MOST_CTAS * ROWS * plan.STATISTICS * FP32
         of_warps = CONSUMERS * WARPS * (HEADS + 4) * FP32
         return [
             SmemRegion(
@@ -162,7 +154,10 @@ class FewHeadsPlan(ClusterPlan):
             ),
             SmemRegion(
                 "k",
-                max(self.stages * self.piece_bytes, self.staged_at + HEADS * self.tile.d_v * F16),
+                max(
+                    self.stages * self.piece_bytes,
+                    self.staged_at + HEADS * self.tile.d_v * plan.F16,
+                ),
                 128,
                 "rows of 32 keys a stage; then halves of O, and all CTAs' O of this one's dims",
             ),

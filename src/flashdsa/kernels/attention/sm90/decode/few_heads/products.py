@@ -12,11 +12,9 @@ from typing import Any
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl import ptx
+from flashdsa.dsl import ptx, smem, wgmma
 from flashdsa.dsl.fragments import BF16_KIND, F16_KIND, MMA_K, THREAD_ROWS
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.smem import load_words
-from flashdsa.dsl.wgmma import descriptor_behind, mma_async
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, FP32, ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, PIECE_KEYS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.words import load_float
@@ -37,7 +35,7 @@ def load_scales(plan: Any, row: Any) -> list[list[Any]]:
     rows = [row + LANE_ROWS * h * plan.row_pitch for h in range(THREAD_ROWS)]
     groups = range(plan.form.num_scales)
     if plan.form.scale == "fp32":
-        loaded = [load_words(one + plan.form.scales_at, Float32) for one in rows]
+        loaded = [smem.load_words(one + plan.form.scales_at, Float32) for one in rows]
         return [[words[group] for group in groups] for words in loaded]
     return [[load_scale(plan, one, group) for group in groups] for one in rows]
 
@@ -121,7 +119,7 @@ def multiply_keys(
     warpgroup.fence()
     for i, a in enumerate(steps):
         chunk, step = divmod(first + i, CHUNK_STEPS)
-        b = descriptor_behind(q, chunk * plan.operand_bytes + step * LOAD_BYTES)
+        b = wgmma.descriptor_behind(q, chunk * plan.operand_bytes + step * LOAD_BYTES)
         values = _multiply(kind, values, a, b, i > 0)
     warpgroup.commit_group()
     return values
@@ -202,7 +200,7 @@ def multiply_values(
         values = [out[count * block + i] for i in range(count)]
         warpgroup.fence()
         for i, a in enumerate(steps):
-            b = descriptor_behind(p, part * plan.operand_bytes + i * LOAD_BYTES)
+            b = wgmma.descriptor_behind(p, part * plan.operand_bytes + i * LOAD_BYTES)
             values = _multiply(F16_KIND, values, a, b, True)
         warpgroup.commit_group()
         for i in range(count):
@@ -214,4 +212,4 @@ def multiply_values(
 
 def _multiply(kind: str, d: list[Any], a: list[Any], b: Any, accumulate: bool) -> list[Any]:
     opcode = f"wgmma.mma_async.sync.aligned.m{ROWS}n{HEADS}k{MMA_K}.f32.{kind}.{kind}"
-    return mma_async(opcode, d, a, b, accumulate=accumulate, transposes=(0,))
+    return wgmma.mma_async(opcode, d, a, b, accumulate=accumulate, transposes=(0,))

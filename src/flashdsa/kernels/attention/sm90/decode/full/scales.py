@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Int32, cute
 
-from flashdsa.dsl import ptx
-from flashdsa.dsl.cp_async import COPY_BYTES
-from flashdsa.dsl.fragments import F16_KIND, pack
+from flashdsa.dsl import cp_async, fragments, ptx
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, power_of_two
 from flashdsa.problem import KV_GROUP
 from flashdsa.row_formats import RowFormat
@@ -87,7 +85,7 @@ def powers_of_scales(scales: list[Int32], form: cutlass.Constexpr) -> Factors:
             if byte == NAN_SCALE:
                 value = as_float(Int32(0x7FFFFFFF))
             firsts.append(value)
-        sums.append(pack(firsts[0], firsts[1], F16_KIND))
+        sums.append(fragments.pack(firsts[0], firsts[1], fragments.F16_KIND))
     return Factors(scales, sums, cute.arch.vote_any_sync(small))
 
 
@@ -101,7 +99,7 @@ def take_first(
     factors: Factors, owner: Any, form: cutlass.Constexpr, number: cutlass.Constexpr, unit: Any
 ):
     """All lanes: take the first power of 16 columns of a lane's part; f16, a word's low half."""
-    pairs, group = KV_GROUP // form.group // 2, unit * COPY_BYTES // form.group
+    pairs, group = KV_GROUP // form.group // 2, unit * cp_async.COPY_BYTES // form.group
     words = [cute.arch.shuffle_sync(factors.sums[pairs * number + i], owner) for i in range(pairs)]
     word = words[0]
     if cutlass.const_expr(pairs == 2):
@@ -113,7 +111,7 @@ def take_rest(factors: Factors, owner: Any, form: RowFormat, number: int, unit: 
     """Take, by all lanes, the power that is missing in the first one; f16, twice in a word."""
     word, first = divmod(number * (KV_GROUP // form.group), 4)
     four = cute.arch.shuffle_sync(factors.scales[word], owner)
-    byte = four >> (8 * (first + unit * COPY_BYTES // form.group)) & 255
+    byte = four >> (8 * (first + unit * cp_async.COPY_BYTES // form.group)) & 255
     rest = byte - BIAS - first_exponent(byte)
     return twice(power_of_two(cutlass.max(rest, Int32(LEAST_EXPONENT))))
 
