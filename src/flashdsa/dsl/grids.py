@@ -48,3 +48,8 @@ def launch_plan(
 ) -> None:
     """Launch a kernel of roles, which takes a whole streaming multiprocessor; see `launch_ctas`."""
     launch_ctas(made, ctas, plan.threads, stream, cluster=cluster, sm_ctas=1, use_pdl=use_pdl)
+
+
+def place_in_grid() -> tuple[Any, Any, Any]:
+    """(number of this thread in its CTA, of its CTA in the grid, the grid's CTAs), along x."""
+    return cute.arch.thread_idx()[0], cute.arch.block_idx()[0], cute.arch.grid_dim()[0]

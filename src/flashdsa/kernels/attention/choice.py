@@ -18,7 +18,7 @@ from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl import ptx
-from flashdsa.dsl.grids import follow_grid, launch_ctas
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
@@ -251,9 +251,7 @@ def sample_kernel(
     times: Any = None,
 ):
     """One group; arguments as in `launch_sample`."""
-    thread, _, _ = cute.arch.thread_idx()
-    number, _, _ = cute.arch.block_idx()
-    samples, _, _ = cute.arch.grid_dim()
+    thread, number, samples = place_in_grid()
     allocator = SmemAllocator()
     pointer = allocator.allocate_array(Int32, WORDS)
     bits = cute.make_tensor(pointer, cute.make_layout(WORDS))

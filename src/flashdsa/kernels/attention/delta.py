@@ -6,7 +6,7 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import follow_grid, launch_ctas
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.hw import WARP_SIZE
 
 THREADS = 256
@@ -65,8 +65,7 @@ def write_deltas(
 def delta_kernel(do: cute.Tensor, out: cute.Tensor, delta: cute.Tensor):
     """do, out: (rows, dims) bf16; delta: rows in all, fp32."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     lane = thread % WARP_SIZE
     row = block * (THREADS // WARP_SIZE) + thread // WARP_SIZE
     if row < do.shape[0]:

@@ -15,7 +15,7 @@ import cutlass
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Vector, cute
 
 from flashdsa.dsl.gmem import store4
-from flashdsa.dsl.grids import follow_grid, launch_ctas
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, is_taken
@@ -239,8 +239,7 @@ def write_dq(x: Queries, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int
 def mend_kernel(x: Queries, of_dq: Any, attn_sink: Any, result: cute.Tensor, choice: Any):
     """WARPS groups; arguments as in `launch_mend`."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     lane = thread % WARP_SIZE
     rows = x.group * x.heads
     first = (block * WARPS + thread // WARP_SIZE) * rows

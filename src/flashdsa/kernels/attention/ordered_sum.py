@@ -9,7 +9,7 @@ import cutlass
 from cutlass import Float32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import launch_ctas
+from flashdsa.dsl.grids import launch_ctas, place_in_grid
 
 UNIT = 4
 """fp32 of one 16-byte load, and of one thread."""
@@ -22,8 +22,7 @@ def ordered_sum_kernel(
     slots: cute.Tensor, order: cute.Tensor, starts: cute.Tensor, dkv: cute.Tensor
 ):
     """Add up a key in each CTA, four dims a thread; arguments as in `launch_ordered_sum`."""
-    thread, _, _ = cute.arch.thread_idx()
-    key, _, _ = cute.arch.block_idx()
+    thread, key, _ = place_in_grid()
     width, dim = dkv.shape[1], thread * UNIT
     first, last = starts[key], starts[key + 1]
     if first < last:

@@ -16,7 +16,7 @@ from typing import Any
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
-from flashdsa.dsl.grids import follow_grid, launch_ctas
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
@@ -364,8 +364,7 @@ def union_kernel(
 @cute.jit
 def make_list(x: Slots, shared: Shared, lists: Lists, least_saved: Any = None) -> None:
     """Write the group's list. `least_saved`: see `launch_union`."""
-    thread, _, _ = cute.arch.thread_idx()
-    number, _, _ = cute.arch.block_idx()
+    thread, number, _ = place_in_grid()
     num_keys, tile = x.num_keys, x.tile
     if thread == 0:
         shared.num_repeats[0] = Int32(0)

@@ -20,9 +20,9 @@ from cutlass import BFloat16, Float32, GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
-from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.grids import launch_plan
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.static import Static
@@ -59,19 +59,12 @@ class Operands(NamedTuple):
 
 def fake_operands(heads: int) -> Operands:
     """Operands without memory, of so many heads a query; other sizes are dynamic."""
-    rows, queries, keys, topk = (cute.sym_int32() for _ in range(4))
-    return Operands(
-        fake_tensor(BFloat16, (rows, D_QK)),
-        fake_tensor(BFloat16, (keys, D_QK)),
-        fake_tensor(BFloat16, (rows, D_V)),
-        fake_tensor(Float32, (queries, heads), 4),
-        fake_tensor(BFloat16, (rows, D_V)),
-        fake_tensor(Int32, (queries, topk), 4),
-        fake_tensor(Int32, (queries,), 4),
-        fake_tensor(Float32, (queries, heads), 4),
-        fake_tensor(BFloat16, (rows, D_QK), SECTOR_BYTES),
-        fake_tensor(Float32, (keys, D_QK)),
-    )
+    rows, queries, keys, topk = fake.symbols(4)
+    read = fake.bf16(rows, D_QK), fake.bf16(keys, D_QK), fake.bf16(rows, D_V)
+    of_rows, slots = fake.numbers(queries, heads), (fake.words(queries, topk), fake.words(queries))
+    dq = fake.fake_tensor(BFloat16, (rows, D_QK), SECTOR_BYTES)
+    dkv = fake.fake_tensor(Float32, (keys, D_QK))
+    return Operands(*read, of_rows, fake.bf16(rows, D_V), *slots, of_rows, dq, dkv)
 
 
 SOFTMAX, LOAD, REDUCE, MMA = range(4)
@@ -277,22 +270,11 @@ def launch_pairs(
 
 def compile_backward(plan: BwdPlan) -> Any:
     """Compile `launch_backward`."""
-    further = []
+    further = [*fake_operands(plan.group_heads)]
     if plan.deterministic:
-        slots, bounds = cute.sym_int32(), cute.sym_int32()
-        further = [
-            fake_tensor(Float32, (slots, plan.tile.d_qk)),
-            fake_tensor(Int32, (slots,), 4),
-            fake_tensor(Int32, (bounds,), 4),
-        ]
+        slots, bounds = fake.symbols(2)
+        rows = fake.fake_tensor(Float32, (slots, plan.tile.d_qk))
+        further += [rows, fake.words(slots), fake.words(bounds)]
     elif plan.group > 1:
-        further = fake_lists(plan.group)
-    return compile_launch(
-        SM100,
-        launch_backward,
-        plan,
-        *fake_operands(plan.group_heads),
-        *further,
-        Float32(1.0),
-        Int32(1),
-    )
+        further += fake_lists(plan.group)
+    return compile_launch(SM100, launch_backward, plan, *further, Float32(1.0), Int32(1))

@@ -11,6 +11,7 @@ from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl import cta_pair, tmem
 from flashdsa.dsl.gather4 import gather4
+from flashdsa.dsl.grids import place_in_grid
 from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers, RingProducer
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -108,8 +109,7 @@ def locate(
     topk_length: cute.Tensor, indices: cute.Tensor, memory: BwdMemory, turn: Turn
 ) -> Context:
     """This thread's context for an item."""
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     keys = memory.plan.tile.keys
     num_slots = cutlass.min(topk_length[turn.item], Int32(indices.shape[1]))
     return Context(

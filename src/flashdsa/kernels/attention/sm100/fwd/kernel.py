@@ -20,7 +20,7 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.grids import launch_plan
+from flashdsa.dsl.grids import launch_plan, place_in_grid
 from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.static import Static
@@ -163,8 +163,7 @@ def forward_kernel(
 @cute.jit
 def locate(slots: cute.Tensor, num_slots: cute.Tensor, memory: load.FwdMemory) -> load.Context:
     """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     item, keys = block // CLUSTER, memory.plan.tile.keys
     count = Int32(slots.shape[1])
     if num_slots.shape[0] > 0:
@@ -272,12 +271,6 @@ def compile_forward(plan: FwdPlan) -> Any:
         keys, tile = operands.kv.shape[0], plan.tile
         operands = operands._replace(kv=fake_tensor(BFloat16, (keys, tile.d_v)))
         apart = (fake_tensor(BFloat16, (keys, tile.d_qk - tile.d_v)),)
-    return compile_launch(
-        SM100,
-        launch_forward,
-        plan,
-        *operands,
-        fake_max_logits(),
-        *apart,
-        *(fake_lists(plan.group)[:3] if plan.group > 1 else ()),
-    )
+    lists = fake_lists(plan.group)[:3] if plan.group > 1 else ()
+    further = fake_max_logits(), *apart, *lists
+    return compile_launch(SM100, launch_forward, plan, *operands, *further)

@@ -14,7 +14,7 @@ from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import ptx
-from flashdsa.dsl.grids import follow_grid, launch_ctas
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice, launch_sample
 from flashdsa.kernels.attention.delta import write_deltas
 from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, Lists
@@ -37,8 +37,7 @@ def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
     launch before this one lets it begin only when the launches before have ended, which have
     written the choice and kv, and read the copy."""
     cute.arch.griddepcontrol_launch_dependents()
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     piece = Int64(block) * COPY_THREADS + thread
     taken = Boolean(True)
     if cutlass.const_expr(choice is not None):

@@ -14,7 +14,7 @@ import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import follow_grid, launch_ctas
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
@@ -101,9 +101,7 @@ def split_kernel(lists: Lists, offsets: Offsets, room: Int32, unit_groups: Int32
 @cute.jit
 def clear_counts(offsets: Offsets) -> None:
     """Write 0 to the keys' counts; all CTAs but the first one call."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     keys, step = Int32(offsets.named.shape[0]), (num_ctas - 1) * SPLIT_THREADS
     for key in cutlass.range((cta - 1) * SPLIT_THREADS + thread, keys, step, unroll=4):
         offsets.named[key, 0] = Int32(0)
@@ -167,9 +165,7 @@ def sums_up_to(
 def count_kernel(lists: Lists, offsets: Offsets, number: Int32):
     """Count the groups that name each key, a group at a time in each CTA."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     part = part_of(offsets, number)
     for group in cutlass.range(part.begin + cta, part.end, num_ctas, unroll=1):
         count = lists.counts[group]
@@ -184,9 +180,7 @@ def count_kernel(lists: Lists, offsets: Offsets, number: Int32):
 def start_kernel(offsets: Offsets, number: Int32):
     """Find the first row of each key that is named; a thread for each key."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     shared = cutlass.memory.SmemAllocator().allocate_array(Int32, WARPS + 1)
     part = part_of(offsets, number)
     keys = Int32(offsets.named.shape[0])
@@ -249,9 +243,7 @@ def place_in_list(
 def take_kernel(lists: Lists, offsets: Offsets, number: Int32):
     """Take a row for each key of the groups' lists, a group at a time in each CTA."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     part = part_of(offsets, number)
     for group in cutlass.range(part.begin + cta, part.end, num_ctas, unroll=1):
         count = lists.counts[group]
@@ -316,9 +308,7 @@ def order_kernel(offsets: Offsets, number: Int32):
     """Hand the rows of each key to its groups in order: a thread for a key of few rows, a warp for
     one of many, and a CTA for one of most."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     allocator = cutlass.memory.SmemAllocator()
     words = allocator.allocate_array(Int32, (WARPS + 1) * plan.PAIR * GROUP_WORDS)
     part = part_of(offsets, number)

@@ -25,8 +25,8 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import pipeline, ptx, smem, tma
-from flashdsa.dsl.grids import follow_grid, launch_ctas
-from flashdsa.dsl.memory import Memory, Region, initialise_barriers
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as sizes
 from flashdsa.kernels.attention.sm90.bwd_per_item import slot_offsets
@@ -240,9 +240,7 @@ def load_row(
 def sum_kernel(x: Sums, plan: cutlass.Constexpr):
     """Sum the keys of many rows as CTAs draw them, then those of few by turns."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = SumMemory.allocate(plan.sums)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
+    memory = SumMemory.begin(plan.sums)
     follow_grid()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
@@ -255,8 +253,7 @@ def sum_kernel(x: Sums, plan: cutlass.Constexpr):
 @cute.jit
 def load_all(x: Sums, memory: SumMemory, plan: cutlass.Constexpr) -> None:
     """Role load, of which one thread works."""
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    _, cta, num_ctas = place_in_grid()
     offsets, chunk = x.offsets, Int32(0)
     listed, ticket = offsets.cursors[x.number, slot_offsets.LISTED], Int32(cta)
     while ticket < listed:
@@ -367,9 +364,7 @@ def add_all(x: Sums, memory: SumMemory, thread: Int32, plan: cutlass.Constexpr) 
 def sum_unordered_kernel(x: Sums, plan: cutlass.Constexpr):
     """Sum the rows of keys out of order, in their order: each CTA those of its keys."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     lane = cute.arch.lane_idx() % LANES
     count = x.offsets.cursors[x.number, slot_offsets.OUT_OF_ORDER]
     acc = cute.make_rmem_tensor(NUMBERS, Float32)

@@ -14,7 +14,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
-from flashdsa.dsl.grids import follow_grid, launch_ctas
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention import choice as choices
@@ -114,9 +114,7 @@ def count_range(
 @cute.kernel
 def slots_choice_kernel(asked: Asked, choice: Any):
     """One sample; arguments as in `launch_slots_choice`."""
-    thread, _, _ = cute.arch.thread_idx()
-    number, _, _ = cute.arch.block_idx()
-    samples, _, _ = cute.arch.grid_dim()
+    thread, number, samples = place_in_grid()
     allocator = SmemAllocator()
     bits = allocator.allocate_array(Int32, WORDS)
     places = allocator.allocate_array(Int32, THREADS)

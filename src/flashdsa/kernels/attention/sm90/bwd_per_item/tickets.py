@@ -24,7 +24,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
 from flashdsa.dsl.gmem import add_relaxed, load_relaxed
-from flashdsa.dsl.grids import follow_grid, launch_ctas
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.lists import Lists
@@ -289,8 +289,7 @@ def turns_kernel(
 ):
     """A part; arguments as in `launch_turns`."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    number, _, _ = cute.arch.block_idx()
+    thread, number, _ = place_in_grid()
     allocator = cutlass.memory.SmemAllocator()
     sums = allocator.allocate_array(Int32, THREADS // WARP_SIZE)
     places, loads = (

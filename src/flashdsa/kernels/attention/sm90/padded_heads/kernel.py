@@ -12,7 +12,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, cute
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.gmem import load4, store4
-from flashdsa.dsl.grids import follow_grid, launch_ctas
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.smem import VECTOR
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.sm90.padded_heads.plan import WARPS, PaddedHeadsPlan
@@ -56,8 +56,7 @@ def moves_of(rows: Rows) -> list[Move]:
 def padded_heads_kernel(given: Rows, padded: Rows, first: Int32, count: Int32):
     """A warp a head of a query; arguments as in `launch_padded_heads`."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     queries, heads = padded.lse.shape
     row = block * WARPS + thread // WARP_SIZE
     if row < queries * heads:

@@ -21,13 +21,12 @@ import cutlass
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.gmem import store2
-from flashdsa.dsl.grids import follow_grid, launch_ctas, launch_plan
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.grids import follow_grid, launch_ctas, launch_plan, place_in_grid
 from flashdsa.dsl.registers import take_registers
-from flashdsa.dsl.warp import neighbours_sum
+from flashdsa.dsl.warp import neighbours_sum, warpgroup_idx
 from flashdsa.hw import BULK_ALIGNMENT, SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
@@ -78,8 +77,7 @@ def was_reached(dw: cute.Tensor, query: Int32, lane: Int32) -> Boolean:
 @cute.kernel
 def mend_kernel(x: Backward):
     """WARPS queries."""
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     follow_grid()
     lane = thread % WARP_SIZE
     query = block * WARPS + thread // WARP_SIZE
@@ -133,12 +131,9 @@ def indexer_bwd_kernel(
     parts: Parts, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA; arguments as in `launch_backward`."""
-    thread, _, _ = cute.arch.thread_idx()
-    memory = load.BwdMemory.allocate(plan)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
+    memory = load.BwdMemory.begin(plan)
     follow_grid()
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         take_registers(plan, "load")
@@ -159,9 +154,7 @@ def locate(
     parts: Parts,
 ) -> load.Context:
     """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     num_items = count_items(lists, parts)
     if not is_taken(choice, number):
         num_items = Int32(0)
@@ -321,34 +314,22 @@ def launch_groups(
 
 def compile_backward(plan: sizes.BwdPlan) -> Any:
     """Compile `launch_backward`."""
-    keys, queries, topk, lengths, places, words = (cute.sym_int32() for _ in range(6))
-    of_query = (queries, plan.num_heads, INDEX_HEAD_DIM)
-    return compile_launch(
-        SM90,
-        launch_backward,
-        plan,
-        fake_tensor(BFloat16, of_query),
-        fake_tensor(BFloat16, (keys, INDEX_HEAD_DIM)),
-        fake_tensor(Float32, (queries, plan.num_heads), 4),
-        fake_tensor(Int32, (queries, topk), 4),
-        fake_tensor(Float32, (queries, topk), 4),
-        fake_tensor(Int32, (lengths,), 4),
-        fake_tensor(Int32, (words,)),
-        fake_tensor(BFloat16, of_query),
-        fake_tensor(Float32, (places if plan.ordered else keys, INDEX_HEAD_DIM)),
-        fake_tensor(Float32, (queries, plan.num_heads), 4),
-        Int32(0),
-        Int32(1),
-        Int32(1),
-        *([Float32(1.0)] if plan.chosen else []),
-    )
+    keys, queries, topk, lengths, places, words = fake.symbols(6)
+    q, k = fake.bf16(queries, plan.num_heads, INDEX_HEAD_DIM), fake.bf16(keys, INDEX_HEAD_DIM)
+    of_heads = fake.numbers(queries, plan.num_heads)
+    slots = fake.words(queries, topk), fake.numbers(queries, topk), fake.words(lengths)
+    scratch = fake.fake_tensor(Int32, (words,))
+    dk = fake.fake_tensor(Float32, (places if plan.ordered else keys, INDEX_HEAD_DIM))
+    x = Operands(q, k, of_heads, *slots, scratch, q, dk, of_heads, Int32(0), Int32(1), Int32(1))
+    ratio = [Float32(1.0)] if plan.chosen else []
+    return compile_launch(SM90, launch_backward, plan, *x, *ratio)
 
 
 def compile_sum(plan: sizes.SumPlan) -> Any:
     """Compile `launch_ordered_sum`: a function (slots, order, starts, dk)."""
     del plan
-    places, starts, keys = (cute.sym_int32() for _ in range(3))
-    slots = fake_tensor(Float32, (places, INDEX_HEAD_DIM))
-    order, firsts = (fake_tensor(Int32, (size,), 4) for size in (places, starts))
-    dk = fake_tensor(Float32, (keys, INDEX_HEAD_DIM))
-    return compile_launch(SM90, launch_ordered_sum, None, slots, order, firsts, dk)
+    places, starts, keys = fake.symbols(3)
+    slots = fake.fake_tensor(Float32, (places, INDEX_HEAD_DIM))
+    dk = fake.fake_tensor(Float32, (keys, INDEX_HEAD_DIM))
+    order = fake.words(places), fake.words(starts)
+    return compile_launch(SM90, launch_ordered_sum, None, slots, *order, dk)

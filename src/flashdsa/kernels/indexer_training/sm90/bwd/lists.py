@@ -13,7 +13,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import follow_grid, launch_ctas
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
@@ -324,8 +324,7 @@ def list_group(x: Slots, shared: Shared, lists: Any, group: Int32) -> Int32:
 @cute.jit
 def clear_rows(dk: cute.Tensor, x: Slots) -> None:
     """Write 0 to dK, a row a warp; all threads of the grid call."""
-    group, _, _ = cute.arch.block_idx()
-    groups, _, _ = cute.arch.grid_dim()
+    _, group, groups = place_in_grid()
     lane, warps = x.thread % WARP_SIZE, x.plan.list_threads // WARP_SIZE
     first = group * warps + x.thread // WARP_SIZE
     nothing = cutlass.Vector.from_elements([Float32(0.0)] * LANE_DIMS, Float32)
@@ -341,8 +340,7 @@ def lists_kernel(
     plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One group; arguments as in `launch_lists`."""
-    thread, _, _ = cute.arch.thread_idx()
-    group, _, _ = cute.arch.block_idx()
+    thread, group, _ = place_in_grid()
     follow_grid()
     shared = allocate_shared(plan)
     first = group * plan.queries
@@ -364,8 +362,7 @@ def count_kernel(
     counts: cute.Tensor, named: cute.Tensor, step: Int32, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One group of every `step`; arguments as in `launch_counts`."""
-    thread, _, _ = cute.arch.thread_idx()
-    sample, _, _ = cute.arch.block_idx()
+    thread, sample, _ = place_in_grid()
     follow_grid()
     shared = allocate_shared(plan)
     group = sample * step

@@ -12,7 +12,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.gmem import store2
-from flashdsa.dsl.grids import follow_grid, launch_ctas
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import is_taken
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as sizes
@@ -62,8 +62,7 @@ def sum_kernel(
     plan: cutlass.Constexpr,
 ):
     """A row of dQ a warp; arguments as in `launch_sum`."""
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     follow_grid()
     lane = thread % WARP_SIZE
     row = block * (THREADS // WARP_SIZE) + thread // WARP_SIZE

@@ -13,12 +13,13 @@ columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9, and wgmma 2 i + 1 the same of its own
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental import primitives as prims
 from cutlass.memory import SmemAllocator
 
-from flashdsa.dsl import compile_options, fake_tensors, grids, memory, ptx, swizzle, wgmma
+from flashdsa.dsl import compile_options, grids, memory, ptx, swizzle, wgmma
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.smem import load_words, shared_pointer, store_float
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
@@ -248,8 +249,7 @@ def scores_kernel(
     weights: cute.Tensor, out: cute.Tensor, parts: Int32, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA; arguments as in `launch_scores`."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
+    thread, cta, _ = grids.place_in_grid()
     shared = Int32(SmemAllocator().allocate(plan.smem_bytes, memory.ALIGNMENT).toint())
     query, part = cta // parts, cta % parts
     ctx = Stretch(indices, keys, query, slots_of(indices, topk_length, query), thread)
@@ -316,16 +316,9 @@ def launch_scores(
 
 def compile_scores(plan: ScoresPlan) -> Any:
     """Compile `launch_scores`."""
-    queries, heads, keys, topk, lengths = (cute.sym_int32() for _ in range(5))
-    return compile_options.compile_launch(
-        SM90,
-        launch_scores,
-        plan,
-        fake_tensors.fake_tensor(BFloat16, (queries, heads, INDEX_HEAD_DIM)),
-        fake_tensors.fake_tensor(BFloat16, (keys, INDEX_HEAD_DIM)),
-        fake_tensors.fake_tensor(Int32, (queries, topk), 4),
-        fake_tensors.fake_tensor(Int32, (lengths,), 4),
-        fake_tensors.fake_tensor(Float32, (queries, heads), 4),
-        fake_tensors.fake_tensor(Float32, (queries, topk), 4),
-        Int32(1),
-    )
+    queries, heads, keys, topk, lengths = fake.symbols(5)
+    rows = fake.bf16(queries, heads, INDEX_HEAD_DIM), fake.bf16(keys, INDEX_HEAD_DIM)
+    slots = fake.words(queries, topk), fake.words(lengths)
+    numbers = fake.numbers(queries, heads), fake.numbers(queries, topk)
+    x = *rows, *slots, *numbers, Int32(1)
+    return compile_options.compile_launch(SM90, launch_scores, plan, *x)

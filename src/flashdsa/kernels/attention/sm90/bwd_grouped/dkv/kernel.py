@@ -19,16 +19,16 @@ accumulator, and each key's row of dKV is added to once for all of them.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint8, cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
-from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
 from flashdsa.dsl.gmem import add4_if
 from flashdsa.dsl.grids import follow_grid, launch_plan
-from flashdsa.dsl.memory import Memory, Region, initialise_barriers
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.pipeline import Barriers, RingProducer, arrive_warp
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.tma import load_bytes
@@ -348,42 +348,6 @@ def multiply_all(role: Multiply) -> None:
         item_number += ctx.work.num_ctas
 
 
-@cute.kernel
-def dkv_kernel(
-    workspace: cute.Tensor,
-    ids: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    q: cute.Tensor,
-    do: cute.Tensor,
-    dkv: cute.Tensor,
-    heads: Int32,
-    groups: work_items.Groups,
-    plan: cutlass.Constexpr,
-):
-    """One CTA; arguments as in `launch_dkv`."""
-    thread, _, _ = cute.arch.thread_idx()
-    memory = DkvMemory.allocate(plan)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
-    follow_grid()
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    group = warp // (WARPGROUP_SIZE // WARP_SIZE)
-    # Each role computes its own coordinates: values shared by all would be live in every role.
-    if group == 0:
-        take_registers(plan, "rows")
-        ctx = work_items.locate(memory, ids, counts, groups)
-        if warp == 0:
-            if thread == 0:
-                load_matrices(Matrices(ctx, workspace))
-        elif warp <= sizes.ROW_WARPS:
-            copy_all(Rows(ctx, q, do, present, heads))
-    else:
-        take_registers(plan, "multiply")
-        ctx = work_items.locate(memory, ids, counts, groups)
-        multiply_all(Multiply(ctx, dkv, group - 1))
-
-
 class Operands(NamedTuple):
     """Arguments of every launch, in order; see workspace.py."""
 
@@ -397,6 +361,29 @@ class Operands(NamedTuple):
     heads: Int32  # H, one of HEADS
 
 
+@cute.kernel
+def dkv_kernel(x: Operands, groups: work_items.Groups, plan: cutlass.Constexpr):
+    """One CTA; `x`: with the heads' rows of q and do one after another."""
+    thread, _, _ = cute.arch.thread_idx()
+    memory = DkvMemory.begin(plan)
+    follow_grid()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    group = warp // (WARPGROUP_SIZE // WARP_SIZE)
+    # Each role computes its own coordinates: values shared by all would be live in every role.
+    if group == 0:
+        take_registers(plan, "rows")
+        ctx = work_items.locate(memory, x.ids, x.counts, groups)
+        if warp == 0:
+            if thread == 0:
+                load_matrices(Matrices(ctx, x.workspace))
+        elif warp <= sizes.ROW_WARPS:
+            copy_all(Rows(ctx, x.q, x.do, x.present, x.heads))
+    else:
+        take_registers(plan, "multiply")
+        ctx = work_items.locate(memory, x.ids, x.counts, groups)
+        multiply_all(Multiply(ctx, x.dkv, group - 1))
+
+
 @cute.jit
 def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch on `stream`. `arguments`: those of `Operands`, those of `Groups`, and num_ctas: at
@@ -404,31 +391,17 @@ def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     last = len(Operands._fields)
     *before, num_ctas = arguments
     given, groups = Operands(*before[:last]), work_items.Groups(*before[last:])
-    # The kernel sees the heads' rows one after another.
     x = given._replace(q=flat(given.q, plan.tile.d_qk), do=flat(given.do, plan.tile.d_v))
-    launch_plan(dkv_kernel(*x, groups, plan), plan, num_ctas, stream)
+    launch_plan(dkv_kernel(x, groups, plan), plan, num_ctas, stream)
 
 
 def compile_dkv(plan: sizes.DkvPlan) -> Any:
     """Compile `launch_dkv`."""
-    d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
-    blocks, block_bytes, groups, capacity, keys = (cute.sym_int32() for _ in range(5))
-    rows = cute.sym_int32(), cute.sym_int32()
-    return compile_launch(
-        SM90,
-        launch_dkv,
-        plan,
-        fake_tensor(Uint8, (blocks, block_bytes)),
-        fake_tensor(Int32, (groups, capacity), 4),
-        fake_tensor(Int32, (groups,), 4),
-        fake_tensor(Int32, (groups,), 4),
-        fake_tensor(BFloat16, (*rows, d_qk)),
-        fake_tensor(BFloat16, (*rows, d_v)),
-        fake_tensor(Float32, (keys, d_qk)),
-        Int32(128),
-        Int32(0),
-        Int32(1),
-        fake_tensor(Int32, (cute.sym_int32(),), 4),
-        Int32(0),
-        Int32(1),
-    )
+    blocks, block_bytes, groups, capacity, keys, queries, heads, choices = fake.symbols(8)
+    rows = fake.bf16(queries, heads, plan.tile.d_qk), fake.bf16(queries, heads, plan.tile.d_v)
+    dkv = fake.fake_tensor(Float32, (keys, plan.tile.d_qk))
+    lists = fake.words(groups, capacity), fake.words(groups), fake.words(groups)
+    workspace = fake.fake_tensor(Uint8, (blocks, block_bytes))
+    x = Operands(workspace, *lists, *rows, dkv, Int32(128))
+    of_groups = work_items.Groups(Int32(0), Int32(1), fake.words(choices), Int32(0))
+    return compile_launch(SM90, launch_dkv, plan, *x, *of_groups, Int32(1))

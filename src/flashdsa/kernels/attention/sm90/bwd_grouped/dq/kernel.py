@@ -14,15 +14,16 @@ Role load brings dS by bulk copies and rows of keys by cp.async.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
+from cutlass import Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl import cp_async, fragments, grids, pipeline, ptx, registers, swizzle, tma, wgmma
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.memory import Memory, Region, initialise_barriers
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
-from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.dsl.warp import warpgroup_idx
+from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_grouped import items
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import WARPGROUPS, DqPlan
@@ -229,29 +230,20 @@ def store_product(
 
 @cute.kernel
 def dq_kernel(
-    workspace: cute.Tensor,
-    ids: cute.Tensor,
-    counts: cute.Tensor,
-    kv: cute.Tensor,
-    dq: cute.Tensor,
-    groups: items.Groups,
-    plan: cutlass.Constexpr,
-):
-    """One CTA; arguments as in `launch_dq`."""
-    thread, _, _ = cute.arch.thread_idx()
-    memory = DqMemory.allocate(plan)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
+    workspace: cute.Tensor, lists: items.Lists, kv: cute.Tensor, dq: cute.Tensor,
+    groups: items.Groups, plan: cutlass.Constexpr,
+):  # fmt: skip
+    """One CTA; arguments as in `Operands`. `dq`: (S * H, 576)."""
+    memory = DqMemory.begin(plan)
     grids.follow_grid()
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         registers.take_registers(plan, "load")
-        load_all(Load(items.locate(memory, ids, counts, groups), workspace, kv))
+        load_all(Load(items.locate(memory, *lists, groups), workspace, kv))
     else:
         registers.take_registers(plan, "multiply")
-        ctx = items.locate(memory, ids, counts, groups)
-        multiply_all(Multiply(ctx, dq, group - 1))
+        multiply_all(Multiply(items.locate(memory, *lists, groups), dq, group - 1))
 
 
 class Operands(NamedTuple):
@@ -281,43 +273,24 @@ def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
     # Kernels see the heads' rows one after another.
     dq = flat(x.dq, d_qk)
-    made = dq_kernel(x.workspace, x.ids, x.counts, x.kv, dq, groups, plan)
+    made = dq_kernel(x.workspace, items.Lists(x.ids, x.counts), x.kv, dq, groups, plan)
     grids.launch_plan(made, plan, arguments[-1], stream)
     read = flat(x.q, d_qk), x.kv, x.indices, x.topk_length, flat(x.lse)
-    together = group_queries(x.heads)
-    queries = Queries(*read, x.heads, x.sm_scale, together)
+    queries = Queries(*read, x.heads, x.sm_scale, group_queries(x.heads))
     launch_mend_dq(queries, flat(x.do, d_v), flat(x.delta), dq, groups.choice, stream)
 
 
 def compile_dq(plan: DqPlan) -> Any:
     """Compile `launch_dq`."""
-    blocks, block_bytes, groups, capacity, keys = (cute.sym_int32() for _ in range(5))
-    queries, heads, topk, lengths = (cute.sym_int32() for _ in range(4))
-    rows = queries, heads
+    blocks, block_bytes, groups, capacity, keys = fake.symbols(5)
+    queries, heads, topk, lengths, choices = fake.symbols(5)
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
-    of_rows = fake_tensor(BFloat16, (*rows, d_qk))
-    number = fake_tensor(Float32, rows, 4)
+    of_rows, number = fake.bf16(queries, heads, d_qk), fake.numbers(queries, heads)
     operands = Operands(
-        workspace=fake_tensor(Uint8, (blocks, block_bytes)),
-        ids=fake_tensor(Int32, (groups, capacity), 4),
-        counts=fake_tensor(Int32, (groups,), 4),
-        q=of_rows,
-        kv=fake_tensor(BFloat16, (keys, d_qk)),
-        do=fake_tensor(BFloat16, (*rows, d_v)),
-        lse=number,
-        indices=fake_tensor(Int32, (queries, topk), 4),
-        topk_length=fake_tensor(Int32, (lengths,), 4),
-        delta=number,
-        dq=of_rows,
-        heads=Int32(1),
-        sm_scale=Float32(1.0),
+        fake.fake_tensor(Uint8, (blocks, block_bytes)),
+        *(fake.words(groups, capacity), fake.words(groups)),
+        *(of_rows, fake.bf16(keys, d_qk), fake.bf16(queries, heads, d_v), number),
+        *(fake.words(queries, topk), fake.words(lengths), number, of_rows, Int32(1), Float32(1.0)),
     )
-    choice = fake_tensor(Int32, (cute.sym_int32(),), 4)
-    return compile_launch(
-        SM90,
-        launch_dq,
-        plan,
-        *operands,
-        *items.Groups(Int32(0), Int32(1), choice, Int32(0)),
-        Int32(1),
-    )
+    of_groups = items.Groups(Int32(0), Int32(1), fake.words(choices), Int32(0))
+    return compile_launch(SM90, launch_dq, plan, *operands, *of_groups, Int32(1))

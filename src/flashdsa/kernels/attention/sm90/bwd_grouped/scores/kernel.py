@@ -18,15 +18,17 @@ tile's products, so that one's softmax runs during the other's products.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
+from cutlass import Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl import fake_tensors, fragments, gmem, grids, ptx, registers, swizzle, wgmma
+from flashdsa.dsl import fake_tensors as fake
+from flashdsa.dsl import fragments, gmem, grids, ptx, registers, swizzle, wgmma
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
-from flashdsa.dsl.memory import Memory, Region, initialise_barriers
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingConsumer, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
+from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.dsl.warp_matrix import pack_bf16, transpose_8x8
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, is_taken
@@ -367,49 +369,6 @@ def score_all(role: Scorer) -> None:
             number += 1
 
 
-@cute.kernel
-def scores_kernel(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    delta: cute.Tensor,
-    lists: Lists,
-    workspace: cute.Tensor,
-    heads: Int32,
-    sm_scale: Float32,
-    choice: cute.Tensor,
-    plan: cutlass.Constexpr,
-):
-    """One CTA; arguments as in `Operands`."""
-    thread, _, _ = cute.arch.thread_idx()
-    memory = ScoresMemory.allocate(plan)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
-    grids.follow_grid()
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
-    if group == 0:
-        registers.take_registers(plan, "gather")
-        gather_all(Gatherer(locate(memory, lists, heads, choice), kv))
-    else:
-        registers.take_registers(plan, "score")
-        ctx = locate(memory, lists, heads, choice)
-        score_all(Scorer(ctx, q, do, lse, delta, workspace, heads, sm_scale, group - 1))
-
-
-@cute.jit
-def locate(memory: ScoresMemory, lists: Lists, heads: Int32, choice: cute.Tensor) -> Context:
-    """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
-    row_blocks = memory.plan.queries * heads // ROWS
-    num_items = Int32(lists.counts.shape[0]) * row_blocks // ITEM_BLOCKS
-    if not is_taken(choice, Int32(FIRST)):
-        num_items = Int32(0)
-    return Context(memory, lists, row_blocks, cta, num_ctas, num_items, thread % WARPGROUP_SIZE)
-
-
 class Operands(NamedTuple):
     """Arguments of every launch, in order."""
 
@@ -422,8 +381,34 @@ class Operands(NamedTuple):
     workspace: cute.Tensor  # (row blocks of all groups, bytes) uint8, written
     heads: Int32  # H, a divisor of 128; plan.queries * H is 128 or 256
     sm_scale: Float32
-    num_ctas: Int32  # at most pairs of row blocks; best the number that runs at once
+    num_ctas: Any  # Int32: at most pairs of row blocks; best the number that runs at once
     choice: cute.Tensor  # (1,) int32: the kernel has work if it is FIRST
+
+
+@cute.kernel
+def scores_kernel(x: Operands, plan: cutlass.Constexpr):
+    """One CTA; `x`: with the heads' rows one after another, and without num_ctas."""
+    memory = ScoresMemory.begin(plan)
+    grids.follow_grid()
+    group = warpgroup_idx()
+    if group == 0:
+        registers.take_registers(plan, "gather")
+        gather_all(Gatherer(locate(memory, x), x.kv))
+    else:
+        registers.take_registers(plan, "score")
+        rows = x.q, x.do, x.lse, x.delta
+        score_all(Scorer(locate(memory, x), *rows, x.workspace, x.heads, x.sm_scale, group - 1))
+
+
+@cute.jit
+def locate(memory: ScoresMemory, x: Operands) -> Context:
+    """This thread's context."""
+    thread, cta, num_ctas = grids.place_in_grid()
+    row_blocks = memory.plan.queries * x.heads // ROWS
+    num_items = Int32(x.lists.counts.shape[0]) * row_blocks // ITEM_BLOCKS
+    if not is_taken(x.choice, Int32(FIRST)):
+        num_items = Int32(0)
+    return Context(memory, x.lists, row_blocks, cta, num_ctas, num_items, thread % WARPGROUP_SIZE)
 
 
 @cute.jit
@@ -433,31 +418,20 @@ def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     end = first + len(Lists._fields)
     lists = Lists(*arguments[first:end])
     fields: tuple[Any, ...] = (*arguments[:first], lists, *arguments[end:])
-    x, d_v = Operands(*fields), plan.tile.d_v
-    # Kernels see the heads' rows one after another.
-    q, do = flat(x.q, plan.tile.d_qk), flat(x.do, d_v)
-    operands = q, x.kv, do, flat(x.lse), flat(x.delta), lists, x.workspace, x.heads, x.sm_scale
-    grids.launch_plan(scores_kernel(*operands, x.choice, plan), plan, x.num_ctas, stream)
+    given, tile = Operands(*fields), plan.tile
+    x = given._replace(
+        q=flat(given.q, tile.d_qk), do=flat(given.do, tile.d_v), lse=flat(given.lse),
+        delta=flat(given.delta), num_ctas=None,
+    )  # fmt: skip
+    grids.launch_plan(scores_kernel(x, plan), plan, given.num_ctas, stream)
 
 
 def compile_scores(plan: ScoresPlan) -> Any:
     """Compile `launch_scores`."""
-    heads, keys, queries, blocks, block_bytes = (cute.sym_int32() for _ in range(5))
-    d_qk, rows = plan.tile.d_qk, (queries, heads)
-    of_rows = fake_tensors.fake_tensor(Float32, rows, 4)
-    return compile_launch(
-        SM90,
-        launch_scores,
-        plan,
-        fake_tensors.fake_tensor(BFloat16, (*rows, d_qk)),
-        fake_tensors.fake_tensor(BFloat16, (keys, d_qk)),
-        fake_tensors.fake_tensor(BFloat16, (*rows, plan.tile.d_v)),
-        of_rows,
-        of_rows,
-        *fake_lists(plan.queries),
-        fake_tensors.fake_tensor(Uint8, (blocks, block_bytes)),
-        Int32(1),
-        Float32(1.0),
-        Int32(1),
-        fake_tensors.fake_tensor(Int32, (1,), 4),
-    )
+    heads, keys, queries, blocks, block_bytes = fake.symbols(5)
+    d_qk, d_v, of_rows = plan.tile.d_qk, plan.tile.d_v, fake.numbers(queries, heads)
+    q, do = fake.bf16(queries, heads, d_qk), fake.bf16(queries, heads, d_v)
+    workspace = fake.fake_tensor(Uint8, (blocks, block_bytes))
+    of_kernel = workspace, Int32(1), Float32(1.0), Int32(1), fake.words(1)
+    x = q, fake.bf16(keys, d_qk), do, of_rows, of_rows, *fake_lists(plan.queries), *of_kernel
+    return compile_launch(SM90, launch_scores, plan, *x)

@@ -19,6 +19,7 @@ from cutlass import cute
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.registers import take_registers
+from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
@@ -38,7 +39,7 @@ def few_heads_kernel(q: cute.Tensor, x: OtherOperands, more: Any, plan: cutlass.
     thread, _, _ = cute.arch.thread_idx()
     memory = context.DecodeMemory.allocate(plan)
     sources = sources_of_plan(plan, x, more)
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    group = warpgroup_idx()
     initialise_barriers(memory, thread - WARPGROUP_SIZE)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
     # still reads the results.

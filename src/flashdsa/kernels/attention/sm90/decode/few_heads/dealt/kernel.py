@@ -24,6 +24,7 @@ from cutlass import Boolean, Float32, Int32, Int64, cute
 from flashdsa.dsl import fragments, gmem, ptx, registers
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.results import ask_sink, factor_and_lse
@@ -308,7 +309,7 @@ def dealt_few_heads_kernel(
     cute.arch.griddepcontrol_wait()
     # It ends with a sync of the CTA: the barriers are initialised.
     dealing.deal(memory, dealing.batch_of(memory, x, sources), thread)
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    group = warpgroup_idx()
     if group == GATHER:
         registers.take_registers(plan, "gather")
         batch = dealing.batch_of(memory, x, sources)

@@ -26,6 +26,7 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.fragments import THREAD_ROWS, exp2, row_of_thread
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.registers import take_registers
+from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core import results, softmax, tile
@@ -257,7 +258,7 @@ def dealt_kernel(
     sources = sources_of_plan(plan, x, more)
     # It ends with a sync of the CTA: the barriers are initialised.
     dealing.deal(memory, dealing.batch_of(memory, x, sources), thread)
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         take_registers(plan, "gather")
