@@ -30,11 +30,7 @@ class Stretch(NamedTuple):
 
 
 def cut_line(tiles: Sequence[int], num_ctas: int) -> list[tuple[int, int]]:
-    """Cuts between CTAs, and both ends: (item, tile of it).
-
-    Args:
-        tiles: of each item.
-    """
+    """Cuts between CTAs, and both ends: (item, tile of it). `tiles`: of each item."""
     starts = list(accumulate((count + plan.OVERHEAD_TILES for count in tiles), initial=0))
     line, whole = starts[-1], range(0, len(tiles), -(-len(tiles) // num_ctas))
     shares = [b - a for a, b in pairwise([*(starts[i] for i in whole), line])]
@@ -82,11 +78,7 @@ def cut_equal_items(items: int, tiles: int, num_ctas: int) -> list[tuple[int, in
 
 
 def time_of_waves(times: Times, tiles: int, waves: int) -> float:
-    """Time of items that clusters take one by one.
-
-    Args:
-        tiles: that a CTA takes of an item, at most.
-    """
+    """Time of items that clusters take one by one. `tiles`: most of an item for a CTA."""
     return times.launch + times.item * (waves - 1) + times.tile * tiles * waves
 
 

@@ -154,10 +154,7 @@ def place_order(
     plan: sizes.BwdPlan, scratch: Tensor, groups: int, topk: int, num_keys: int
 ) -> tuple[Tensor, Tensor]:
     """(order, starts) int32: key k has the entries order[starts[k]:starts[k + 1]], ascending.
-
-    Args:
-        scratch: of a launch for `groups` groups.
-    """
+    `scratch`: of a launch for `groups` groups."""
     capacity = plan.capacity(topk)
     listed, counts = plan.lists_in(scratch, groups, topk)
     number = torch.arange(capacity, device=scratch.device)

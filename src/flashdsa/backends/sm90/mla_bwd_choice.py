@@ -225,12 +225,9 @@ def joint_queries(topk: int) -> int:
 
 
 def head_parts(num_heads: int, spread: int = 1) -> list[tuple[range, int]]:
-    """Heads of each part, and the number of heads in its kernel: the rest is padding.
-
-    Args:
-        spread: queries that are spread over as many groups as run at once: the more heads a kernel
-            has, the fewer queries has a group; 1: heads are padded only where they must be.
-    """
+    """Heads of each part, and the number of heads in its kernel: the rest is padding. `spread`:
+    queries that are spread over as many groups as run at once: the more heads a kernel has, the
+    fewer queries has a group; 1: heads are padded only where they must be."""
     parts = []
     for heads in in_parts(range(num_heads), max(plan.HEADS)):
         padded = min(n for n in plan.HEADS if n >= len(heads))

@@ -31,11 +31,8 @@ class Sizes(NamedTuple):
 
 @lru_cache
 def sizes_of(groups: int, capacity: int, blocks: int, slot_words: int) -> Sizes:
-    """Sizes for `groups` groups, whose lists have room for `capacity` keys.
-
-    Args:
-        blocks: row blocks of a group, each of which has a row of `slot_words` for each key.
-    """
+    """Sizes for `groups` groups, whose lists have room for `capacity` keys. `blocks`: row blocks
+    of a group, each of which has a row of `slot_words` for each key."""
     of_key = blocks * slot_words * 4
     room = max(capacity, min(MOST_SLOT_BYTES // of_key, groups * capacity))
     # Most keys that a group counts for: see `offsets.split_kernel`.

@@ -98,11 +98,8 @@ def bind_decode(
     sm_scale: float,
     index_block: int = 1,
 ) -> Write:
-    """Bind the one launch of a decode.
-
-    Args:
-        cluster_size: CTAs of an item, of dealt tiles any; one takes the plan of a CTA alone.
-    """
+    """Bind the one launch of a decode. `cluster_size`: CTAs of an item, of dealt tiles any; one
+    takes the plan of a CTA alone."""
     if type(plan) is DecodePlan:
         plan = replace(plan, alone=cluster_size == 1)
     function = runner.function(DECODES[type(plan)], plan)

@@ -156,10 +156,7 @@ def choose(runner: Runner, call: Call) -> Way:
 def ways(runner: Runner, call: Call, of: SparseMlaConstants = SPARSE_MLA) -> dict[Way, float]:
     """Every way that serves a call, and its time in us as the choice counts it: the estimate, over
     the ratio that it must gain; infinite of ways that are not considered, 0 of one that is taken.
-
-    Args:
-        of: constants of the GPU.
-    """
+    `of`: constants of the GPU."""
     finds = finds_ends(call, runner.num_sms, of)
     known = call._replace(lengths=call.lengths or finds)
     found = packed_ways(runner, known, of) if call.packed else bf16_ways(runner, known, of, finds)
@@ -197,11 +194,7 @@ def bf16_ways(
     runner: Runner, call: Call, of: SparseMlaConstants, finds: bool
 ) -> Iterator[tuple[Way, float]]:
     """Clusters of no more items than SMs; the forward, by queries one by one or by groups; dealt
-    tiles.
-
-    Args:
-        finds: result of `finds_ends`: most lists are full.
-    """
+    tiles. `finds`: result of `finds_ends`: most lists are full."""
     num_sms, slots = runner.num_sms, sum(call.slots)
     if call.items <= num_sms and not call.max_logits:
         yield Way(*clusters_for(runner, whole_plan(call), call, of)), 0.0

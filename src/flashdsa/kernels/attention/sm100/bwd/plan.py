@@ -143,35 +143,26 @@ class BwdPlan(Sm100Plan):
         ds_live = (LiveRange(Step.DKV0_S, Step.DKV2, "dS(b)"),)
         return [
             SmemRegion("q", self.q_bytes, 1024, "Q, 4 x [128, 64] SW128", live=loop("Q")),
-            SmemRegion(
-                "q_rope", self.q_rope_bytes, 1024, "Q's RoPE dims, SW128", live=loop("Q rope")
-            ),
+            SmemRegion("q_rope", self.q_rope_bytes, 1024, "Q's RoPE dims, SW128",
+                       live=loop("Q rope")),
             SmemRegion("do", self.q_bytes, 1024, "dO, 4 x [128, 64] SW128", live=loop("dO")),
-            SmemRegion(
-                "kv", self.kv_stages * self.tile.bytes, 1024, "keys, SW128 and SW64",
-                live=kv_live, stages=self.kv_stages,
-            ),
-            SmemRegion(
-                "s", self.score_bytes, 1024, "S bf16, a row of 32 keys a head, SW64", live=s_live
-            ),
+            SmemRegion("kv", self.kv_stages * self.tile.bytes, 1024, "keys, SW128 and SW64",
+                       live=kv_live, stages=self.kv_stages),
+            SmemRegion("s", self.score_bytes, 1024, "S bf16, a row of 32 keys a head, SW64",
+                       live=s_live),
             SmemRegion("ds", self.score_bytes, 1024, "dS likewise", live=ds_live),
-            SmemRegion(
-                "partial", self.partial_bytes, 1024, "the peer's P or dP, fp32", live=partial_live
-            ),
+            SmemRegion("partial", self.partial_bytes, 1024, "the peer's P or dP, fp32",
+                       live=partial_live),
             *(
-                SmemRegion(
-                    "ring", slots * self.slot_bytes, 128, "slices of dKV, fp32", stages=slots
-                )
+                SmemRegion("ring", slots * self.slot_bytes, 128, "slices of dKV, fp32",
+                           stages=slots)
                 for slots in (ring_slots,) if slots
             ),
-            SmemRegion(
-                "rows", row_bytes, 16, "kv rows of a block, -1: none", stages=self.index_stages
-            ),
+            SmemRegion("rows", row_bytes, 16, "kv rows of a block, -1: none",
+                       stages=self.index_stages),
             *(
-                SmemRegion(
-                    "masks", size, 16, "valid keys of a block: a bit each, a query",
-                    stages=self.index_stages,
-                )
+                SmemRegion("masks", size, 16, "valid keys of a block: a bit each, a query",
+                           stages=self.index_stages)
                 for size in (mask_bytes,) if size
             ),
         ]  # fmt: skip
@@ -222,43 +213,30 @@ class BwdPlan(Sm100Plan):
         rows = "the block's row numbers"
         return (
             Barrier("q_full", 1, mma, one, mma, q_bytes, "the item's Q is in shared memory"),
-            Barrier(
-                "do_full", 1, mma, one, reduce, self.q_bytes, "its dO is in shared memory",
-                also_awaited_by=(mma,),
-            ),
-            Barrier(
-                "query_free", QUERY_STEPS, mma, commit, mma, 0, "half of Q and dO has been read"
-            ),
+            Barrier("do_full", 1, mma, one, reduce, self.q_bytes, "its dO is in shared memory",
+                    also_awaited_by=(mma,)),
+            Barrier("query_free", QUERY_STEPS, mma, commit, mma, 0,
+                    "half of Q and dO has been read"),
             Barrier("do_stored", 1, reduce, every, mma, 0, "dO is in TMEM"),
             Barrier("kv_full", kv_stages, load, one, mma, self.tile.bytes, "the keys are there"),
-            Barrier(
-                "kv_free", kv_stages, mma, commit, load, 0, "dQ has read the keys, and dS in TMEM",
-                also_awaited_by=(mma,),
-            ),
+            Barrier("kv_free", kv_stages, mma, commit, load, 0,
+                    "dQ has read the keys, and dS in TMEM", also_awaited_by=(mma,)),
             Barrier("p_ready", 1, mma, commit, softmax, 0, "P's partial sums are in TMEM"),
             Barrier("p_free", 1, softmax, every, mma, 0, "P has been read"),
             Barrier("dp_ready", 1, mma, commit, softmax, 0, "dP's partial sums are in TMEM"),
-            Barrier(
-                "partial_full", 1, softmax, one, softmax, self.partial_bytes,
-                "the peer's partial sums have come", bytes_from_peer=True,
-            ),
-            Barrier(
-                "partial_free", 1, softmax, every, softmax, 0, "the peer has read what came",
-                from_peer=True,
-            ),
+            Barrier("partial_full", 1, softmax, one, softmax, self.partial_bytes,
+                    "the peer's partial sums have come", bytes_from_peer=True),
+            Barrier("partial_free", 1, softmax, every, softmax, 0, "the peer has read what came",
+                    from_peer=True),
             Barrier("s_ready", 1, softmax, every, mma, 0, "S is in shared memory"),
             Barrier("ds_ready", 1, softmax, every, mma, 0, "dS is in shared memory and TMEM"),
             Barrier("s_ds_free", 1, mma, commit, softmax, 0, "the block's dKV is computed"),
             Barrier("dkv_ready", 3, mma, commit, reduce, 0, "a part of dKV is in TMEM"),
             Barrier("dkv_free", 3, reduce, every, mma, 0, "the part has been read"),
-            Barrier(
-                "rows_full", self.index_stages, load, lanes, softmax, 0, rows + " are there",
-                also_awaited_by=(reduce,),
-            ),
-            Barrier(
-                "rows_free", self.index_stages, softmax, warps, load, 0, rows + " have been read",
-                also_produced_by=reduce,
-            ),
+            Barrier("rows_full", self.index_stages, load, lanes, softmax, 0, rows + " are there",
+                    also_awaited_by=(reduce,)),
+            Barrier("rows_free", self.index_stages, softmax, warps, load, 0,
+                    rows + " have been read", also_produced_by=reduce),
             Barrier("dq_ready", 1, mma, commit, softmax, 0, "the item's dQ is in TMEM"),
         )  # fmt: skip
 

@@ -101,19 +101,14 @@ class FwdPlan(Sm100Plan):
         masks = self.mask_stages * self.group * self.tile.mask_words * 4
         threads = self.role("softmax").threads
         return [
-            SmemRegion(
-                "kv", self.kv_stages * self.tile.bytes, 1024,
-                "keys, SW128 and SW64; Q before them, O behind", stages=self.kv_stages,
-            ),
+            SmemRegion("kv", self.kv_stages * self.tile.bytes, 1024,
+                       "keys, SW128 and SW64; Q before them, O behind", stages=self.kv_stages),
             SmemRegion("p", P_STAGES * BOX_BYTES, 1024, "P bf16, [64, 64] SW128", stages=P_STAGES),
-            SmemRegion(
-                "partial", threads * self.half_keys * FP32, 1024,
-                "scores over the other half's dims",
-            ),
+            SmemRegion("partial", threads * self.half_keys * FP32, 1024,
+                       "scores over the other half's dims"),
             SmemRegion("maxima", threads * FP32, 16, "of half a row; at the end its sum"),
-            SmemRegion(
-                "masks", masks, 16, "valid keys: a bit each, a query", stages=self.mask_stages
-            ),
+            SmemRegion("masks", masks, 16, "valid keys: a bit each, a query",
+                       stages=self.mask_stages),
         ]  # fmt: skip
 
     @property
@@ -148,27 +143,19 @@ class FwdPlan(Sm100Plan):
         softmax, load, mma = self.roles
         one, commit, warps = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_WARP
         return (
-            Barrier(
-                "q_full", 1, load, one, softmax, self.q_bytes, "Q is in shared memory"
-            ),
+            Barrier("q_full", 1, load, one, softmax, self.q_bytes, "Q is in shared memory"),
             Barrier("q_read", 1, softmax, warps, load, 0, "keys may overwrite Q"),
             Barrier("q_stored", 1, softmax, warps, mma, 0, "Q is in TMEM", ctas=CLUSTER),
-            Barrier(
-                "kv_full", self.kv_stages, load, one, mma, CLUSTER * self.tile.bytes,
-                "both CTAs' halves of the keys are there", bytes_from_peer=True,
-            ),
+            Barrier("kv_full", self.kv_stages, load, one, mma, CLUSTER * self.tile.bytes,
+                    "both CTAs' halves of the keys are there", bytes_from_peer=True),
             Barrier("kv_free", self.kv_stages, mma, commit, load, 0, "P V has read the keys"),
             Barrier("s_ready", 1, mma, commit, softmax, 0, "the scores' halves are in TMEM"),
             Barrier("s_free", 1, softmax, warps, mma, 0, "they have been read", ctas=CLUSTER),
-            Barrier(
-                "p_ready", P_STAGES, softmax, warps, mma, 0,
-                "P is in shared memory, O is scaled", ctas=CLUSTER,
-            ),
+            Barrier("p_ready", P_STAGES, softmax, warps, mma, 0,
+                    "P is in shared memory, O is scaled", ctas=CLUSTER),
             Barrier("p_free", P_STAGES, mma, commit, softmax, 0, "P V is added to O"),
-            Barrier(
-                "masks_full", self.mask_stages, load, one, softmax, 0, "the tile's masks are there"
-            ),
-            Barrier(
-                "masks_free", self.mask_stages, softmax, warps, load, 0, "they have been read"
-            ),
+            Barrier("masks_full", self.mask_stages, load, one, softmax, 0,
+                    "the tile's masks are there"),
+            Barrier("masks_free", self.mask_stages, softmax, warps, load, 0,
+                    "they have been read"),
         )  # fmt: skip

@@ -101,14 +101,10 @@ class SumPlan(Sm90Plan):
         """The mbarriers, in order; each completes a phase for each chunk. A chunk's bytes vary."""
         load, add = self.roles
         return (
-            Barrier(
-                "rows_full", self.stages, load, Arrives.ONE_THREAD, add, 0,
-                "a chunk has come",
-            ),
-            Barrier(
-                "rows_free", self.stages, add, Arrives.EVERY_THREAD, load, 0,
-                "a chunk has been read",
-            ),
+            Barrier("rows_full", self.stages, load, Arrives.ONE_THREAD, add, 0,
+                    "a chunk has come"),
+            Barrier("rows_free", self.stages, add, Arrives.EVERY_THREAD, load, 0,
+                    "a chunk has been read"),
         )  # fmt: skip
 
 
@@ -291,46 +287,26 @@ class PerItemPlan(Sm90Plan):
         gather, score, high, dkv = self.roles
         chunks, low_chunks = self.tile.chunks, self.tile.half_chunks
         drawn = (
-            Barrier(
-                "item_full", ITEM_STAGES, gather, Arrives.ONE_THREAD, gather, 0,
-                "an item is drawn", also_awaited_by=(score, high, dkv),
-            ),
-            Barrier(
-                "item_free", ITEM_STAGES, high, Arrives.EVERY_WARP, gather, 0,
-                "all roles have read an item", others=(gather, score, dkv),
-            ),
+            Barrier("item_full", ITEM_STAGES, gather, Arrives.ONE_THREAD, gather, 0,
+                    "an item is drawn", also_awaited_by=(score, high, dkv)),
+            Barrier("item_free", ITEM_STAGES, high, Arrives.EVERY_WARP, gather, 0,
+                    "all roles have read an item", others=(gather, score, dkv)),
         )  # fmt: skip
         return (
-            Barrier(
-                "k_full", chunks, gather, Arrives.EVERY_THREAD, score, 0, "a chunk is there"
-            ),
-            Barrier(
-                "k_free_low", low_chunks, score, Arrives.EVERY_WARP, gather, 0,
-                "a chunk of the low dims has been read",
-            ),
-            Barrier(
-                "k_free_high", chunks - low_chunks, high, Arrives.EVERY_WARP, gather, 0,
-                "a chunk of the high dims has been read",
-            ),
-            Barrier(
-                "scores_full", 1, score, Arrives.EVERY_THREAD, high, 0, "P and dS are there",
-                also_awaited_by=(score, dkv),
-            ),
-            Barrier(
-                "scores_free", 1, high, Arrives.EVERY_WARP, score, 0, "P and dS have been read",
-                also_produced_by=dkv,
-            ),
-            Barrier(
-                "rows_full", chunks, high, Arrives.EVERY_THREAD, score, 0,
-                "a chunk of Q and dO is there",
-            ),
-            Barrier(
-                "statistics_full", 1, high, Arrives.EVERY_THREAD, score, 0,
-                "lse and delta are there",
-            ),
-            Barrier(
-                "rows_free", chunks, dkv, Arrives.EVERY_WARP, high, 0,
-                "a chunk of Q and dO has been read",
-            ),
+            Barrier("k_full", chunks, gather, Arrives.EVERY_THREAD, score, 0, "a chunk is there"),
+            Barrier("k_free_low", low_chunks, score, Arrives.EVERY_WARP, gather, 0,
+                    "a chunk of the low dims has been read"),
+            Barrier("k_free_high", chunks - low_chunks, high, Arrives.EVERY_WARP, gather, 0,
+                    "a chunk of the high dims has been read"),
+            Barrier("scores_full", 1, score, Arrives.EVERY_THREAD, high, 0, "P and dS are there",
+                    also_awaited_by=(score, dkv)),
+            Barrier("scores_free", 1, high, Arrives.EVERY_WARP, score, 0,
+                    "P and dS have been read", also_produced_by=dkv),
+            Barrier("rows_full", chunks, high, Arrives.EVERY_THREAD, score, 0,
+                    "a chunk of Q and dO is there"),
+            Barrier("statistics_full", 1, high, Arrives.EVERY_THREAD, score, 0,
+                    "lse and delta are there"),
+            Barrier("rows_free", chunks, dkv, Arrives.EVERY_WARP, high, 0,
+                    "a chunk of Q and dO has been read"),
             *(drawn if self.tickets else ()),
         )  # fmt: skip

@@ -47,10 +47,7 @@ SLOTS_AT_ONCE = 8
 @cute.jit
 def add_slots(table: cute.Pointer, place: Int32, gradient: Float32, lane: Int32) -> None:
     """Add the lanes' gradients to their entries of a query's table, in the order of the lanes.
-
-    Args:
-        place: the entry's index; -1: the lane has none. All lanes call.
-    """
+    `place`: the entry's index; -1: the lane has none. All lanes call."""
     alike = Int32(cute.arch.match_sync(0xFFFFFFFF, place))
     left = Int32(0)
     sum_so_far = Float32(0.0)
@@ -107,10 +104,7 @@ def mark_slots(
     x: Slots, shared: Shared, keys: Range, slots: Any, start: Int32, lengths: list[Int32]
 ) -> Int32:
     """Set the bits of the slots' keys; return the queries that give a gradient to any, a bit each.
-
-    Args:
-        slots: of `start`, see `read_slots`. lengths: of the queries.
-    """
+    `slots`: of `start`, see `read_slots`. `lengths`: of the queries."""
     present = Int32(0)
     for turn in cutlass.range_constexpr(len(slots)):
         slot = start + turn * x.plan.list_threads + x.thread
@@ -129,12 +123,8 @@ def mark_slots(
 def mark_keys(
     x: Slots, shared: Shared, keys: Range, first_slots: Any, lengths: list[Int32]
 ) -> None:
-    """Set the bits of the keys, and note the queries that give a gradient to any. All threads call,
-    and sync.
-
-    Args:
-        first_slots: those of start 0. lengths: of the queries.
-    """
+    """Set the bits of the keys, and note the queries that give a gradient to any. All threads
+    call, and sync. `first_slots`: those of start 0. `lengths`: of the queries."""
     topk, threads = Int32(x.indices.shape[1]), x.plan.list_threads
     clear(x, shared.bits, Int32(0), keys.words)
     cute.arch.sync_threads()
@@ -236,11 +226,8 @@ def fill_table(
 
 @cute.jit
 def write_places(x: Slots, shared: Shared, lists: Any, group: Int32, first: Int32, end: Int32):
-    """Copy keys and gradients of the table's entries up to `end` to the list from index `first` on;
-    note how many gradients are not 0. All threads call.
-
-    Args:
-        lists: None: they are only counted.
+    """Copy keys and gradients of the table's entries up to `end` to the list from index `first`
+    on; note how many gradients are not 0. All threads call. `lists`: None: they are only counted.
     """
     named = Int32(0)
     threads = x.plan.list_threads

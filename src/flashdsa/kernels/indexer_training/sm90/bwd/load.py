@@ -180,11 +180,8 @@ def copy_tile(
     to: Int32,
     unit: Int32,
 ) -> None:
-    """Copy this thread's part of the CTA's tile of that number.
-
-    Args:
-        to: address of the thread's 16 bytes of its first row in stage 0.
-    """
+    """Copy this thread's part of the CTA's tile of that number. `to`: address of the thread's 16
+    bytes of its first row in stage 0."""
     ctx = role.ctx
     ring = RingProducer(ctx.memory.k_full, ctx.memory.k_free)
     state = ring.state(number)

@@ -50,13 +50,10 @@ def gate(
     thread: Int32,
     block: cutlass.Constexpr,
 ) -> None:
-    """Write A of a block to its matrix, and add sum g relu(q k) to this thread's sums.
-
-    Args:
-        acc: q k of the block's rows and the tile's keys.
-        weights, sums: of this thread's rows of each own block. matrix: address.
-        gradients: address of those of this warp's query. block: which of the own ones it is.
-    """
+    """Write A of a block to its matrix, and add sum g relu(q k) to this thread's sums. `acc`: q k
+    of the block's rows and the tile's keys. `weights`, `sums`: of this thread's rows of each own
+    block. `matrix`: address. `gradients`: address of those of this warp's query. `block`: which of
+    the own ones it is."""
     lane = thread % WARP_SIZE
     row = thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS
     mine = gradients + lane % 4 * (PAIR * sizes.FP32)
@@ -119,11 +116,8 @@ def issue_dq(acc: Any, matrix: Any, k: Any) -> None:
 
 
 def issue_dk(acc: Any, matrices: Any, q: Any, blocks: int) -> None:
-    """Issue acc = A^T Q of 64 keys and 64 dims, as one group.
-
-    Args:
-        matrices: address of the group's matrices. q: of the chunk of those dims in the first block.
-    """
+    """Issue acc = A^T Q of 64 keys and 64 dims, as one group. `matrices`: address of the group's
+    matrices. `q`: of the chunk of those dims in the first block."""
     warpgroup.fence()
     a, b = opaque(along_n(matrices)), opaque(along_n(q))
     for block in range(blocks):
@@ -160,13 +154,9 @@ def four_neighbours(acc: cute.Tensor, pair: cutlass.Constexpr, h: cutlass.Conste
 def add_dims(
     to: cute.Pointer, acc: cute.Tensor, keys: Int32, thread: Int32, ordered: cutlass.Constexpr
 ) -> None:
-    """Add the accumulators to rows of dK; a negative key has no row.
-
-    Args:
-        to: first of the 64 dims in row 0 of dK; ordered: in the row of the tile's first key.
-        keys: address of the tile's numbers.
-        ordered: the list's own rows are written, and nothing is added.
-    """
+    """Add the accumulators to rows of dK; a negative key has no row. `to`: first of the 64 dims in
+    row 0 of dK; ordered: in the row of the tile's first key. `keys`: address of the tile's
+    numbers. `ordered`: the list's own rows are written, and nothing is added."""
     lane = thread % WARP_SIZE
     is_next = lane // NEXT_ROW % 2 == 1
     dim = lane // NEXT_ROW % 2 * (LINE_DIMS // 2) + lane % 2 * 8 + lane % 4 // 2 * 4

@@ -35,12 +35,9 @@ class Parts(NamedTuple):
 
 @cute.jit
 def choose_parts(groups: Int32, num_ctas: Int32, capacity: Int32) -> tuple[Int32, Int32]:
-    """(groups that are not in parts, parts of each of the others): those with which the last rounds
-    end first, if lists are full.
-
-    Args:
-        num_ctas: that run at once. capacity: entries of a list.
-    """
+    """(groups that are not in parts, parts of each of the others): those with which the last
+    rounds end first, if lists are full. `num_ctas`: that run at once. `capacity`: entries of a
+    list."""
     rest = groups % num_ctas
     tiles = capacity // sizes.TILE_KEYS
     whole, best, count = groups, tiles + sizes.PART_TILES, Int32(1)

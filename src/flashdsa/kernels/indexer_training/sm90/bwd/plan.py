@@ -170,11 +170,10 @@ class BwdPlan(Sm90Plan):
             SmemRegion("q", self.blocks * BLOCK_BYTES, 1024, "Q of a group, 64 x 64 SW128"),
             SmemRegion("k", self.stages * BLOCK_BYTES, 1024, "keys of tiles, 64 x 64 SW128"),
             SmemRegion("a", matrices, 1024, "gradients of q k, row by key, SW128, of two tiles"),
-            SmemRegion(
-                "gradients", self.stages * self.gradient_bytes, 16, "of the scores, query by key"
-            ),
+            SmemRegion("gradients", self.stages * self.gradient_bytes, 16,
+                       "of the scores, query by key"),
             SmemRegion("rows", self.stages * TILE_KEYS * FP32, 16, "numbers of the keys"),
-        ]
+        ]  # fmt: skip
 
     @cached_property
     def roles(self) -> tuple[Role, ...]:

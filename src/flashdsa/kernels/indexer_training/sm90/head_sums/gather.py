@@ -122,11 +122,8 @@ def look_ahead(ctx: Context, turn: Int32) -> Int32:
 
 @cute.jit
 def item_at(ctx: Context, turn: Int32, first_look: Int32) -> Item:
-    """The CTA's item in a turn. All threads of the gather call, and meet.
-
-    Args:
-        first_look: `look_ahead` of the turn.
-    """
+    """The CTA's item in a turn. All threads of the gather call, and meet. `first_look`:
+    `look_ahead` of the turn."""
     query, part, parts = share_of(ctx, turn)
     end = find_end(list_of(ctx, query), first_look)
     ends = ctx.memory.ends.array(Int32, WARPS, turn & 1)
@@ -164,11 +161,8 @@ def tiles_on(at: PipelineState, tiles: cutlass.Constexpr, plan: cutlass.Constexp
 
 @cute.jit
 def read_row(ctx: Context, query: Int32, slot: Int32, num_slots: Int32) -> Int32:
-    """The row that a slot names; -1 where it is not valid.
-
-    Args:
-        query: any number. num_slots: of the query.
-    """
+    """The row that a slot names; -1 where it is not valid. `query`: any number. `num_slots`: of
+    the query."""
     row = Int32(-1)
     if slot < num_slots and query < ctx.num_queries:
         row = (ctx.indices.iterator + (Int64(query) * ctx.topk + slot)).load()
@@ -288,12 +282,8 @@ def end_items(ctx: Context, at: PipelineState, item: Item) -> None:
 def load_query_piece(
     role: Gatherer, item: Item, at: PipelineState, number: Float32, piece: cutlass.Constexpr
 ) -> PipelineState:
-    """Copy a piece of the query's Q, and with the first one the item and its heads' numbers; return
-    the next state.
-
-    Args:
-        number: of head `thread`.
-    """
+    """Copy a piece of the query's Q, and with the first one the item and its heads' numbers;
+    return the next state. `number`: of head `thread`."""
     ctx, plan = role.ctx, role.ctx.plan
     ring = RingProducer(ctx.memory.q_full, ctx.memory.q_free)
     # q_free: every consumer has the products of what the slot held, and had read its heads and its
@@ -322,11 +312,8 @@ def copy_tile(
     is_first: Any, tile: cutlass.Constexpr,
 ) -> Rings:  # fmt: skip
     """Copy a tile of the step, and meanwhile the query's Q if the tile `is_first`; return the next
-    states.
-
-    Args:
-        own: this lane's rows of the step. to: of this thread's 16 bytes in the ring's first row.
-    """
+    states. `own`: this lane's rows of the step. `to`: of this thread's 16 bytes in the ring's
+    first row."""
     ctx, plan = role.ctx, role.ctx.plan
     ring = RingProducer(ctx.memory.k_full, ctx.memory.k_free)
     k, q = rings

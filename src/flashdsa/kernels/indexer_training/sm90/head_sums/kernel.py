@@ -37,11 +37,8 @@ MMA_BYTES = 32
 
 
 def multiply_chunk(acc: Any, k: Any, q: Any, num_heads: int, clear: bool) -> None:
-    """Issue acc += K Q^T over the 64 columns of a chunk; with `clear` acc = K Q^T.
-
-    Args:
-        acc: num_heads / 2 fp32 in a thread. k, q: low words of the chunks' descriptors.
-    """
+    """Issue acc += K Q^T over the 64 columns of a chunk; with `clear` acc = K Q^T. `acc`:
+    num_heads / 2 fp32 in a thread. `k`, `q`: low words of the chunks' descriptors."""
     for step in range(ROW_BYTES // MMA_BYTES):
         offset, more = step * MMA_BYTES, not clear or step > 0
         both = descriptor_behind(k, offset), descriptor_behind(q, offset)

@@ -133,14 +133,10 @@ class TargetPlan(Sm90Plan):
             Arrives.EVERY_THREAD, Arrives.EVERY_WARP, Arrives.WARPS_OF_ONE_GROUP
         )  # fmt: skip
         return (
-            Barrier(
-                "q_full", self.query_slots, gather, every, add, self.query_piece_bytes,
-                "a piece of Q is there, and with the first one the item and heads",
-            ),
-            Barrier(
-                "q_free", self.query_slots, add, warps, gather, 0,
-                "the piece's products with every tile are computed",
-            ),
+            Barrier("q_full", self.query_slots, gather, every, add, self.query_piece_bytes,
+                    "a piece of Q is there, and with the first one the item and heads"),
+            Barrier("q_free", self.query_slots, add, warps, gather, 0,
+                    "the piece's products with every tile are computed"),
             Barrier("k_full", self.key_slots, gather, every, add, 0, "a piece is there"),
             Barrier("k_free", self.key_slots, add, group, gather, 0, "it has been read"),
         )  # fmt: skip

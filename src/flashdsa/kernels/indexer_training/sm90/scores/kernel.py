@@ -47,11 +47,8 @@ def load_unit(pointer: Any) -> Any:
 def store_query(
     q: cute.Tensor, query: Int32, to: Int32, thread: Int32, num_heads: cutlass.Constexpr
 ) -> None:
-    """All threads: copy this one's part of Q; heads past the last become zeros.
-
-    Args:
-        q: (S, H, 128) bf16, H at most num_heads. to: shared memory address.
-    """
+    """All threads: copy this one's part of Q; heads past the last become zeros. `q`: (S, H, 128)
+    bf16, H at most num_heads. `to`: shared memory address."""
     heads = Int32(q.shape[1])
     first = q.iterator + Int64(query) * heads * INDEX_HEAD_DIM
     for number in cutlass.range_constexpr(num_heads * UNITS // WARPGROUP_SIZE):
@@ -143,11 +140,8 @@ def load_keys(ctx: Stretch, rows: list[Int32], words: cute.Tensor) -> None:
 
 
 def multiply(acc: Any, words: Any, q: Any, num_heads: int) -> None:
-    """Compute acc = K Q^T of the tile, as one group of wgmmas; wait for it.
-
-    Args:
-        acc: num_heads / 2 fp32. words: of `load_keys`. q: shared memory address of `store_query`'s.
-    """
+    """Compute acc = K Q^T of the tile, as one group of wgmmas; wait for it. `acc`: num_heads / 2
+    fp32. `words`: of `load_keys`. `q`: shared memory address of `store_query`'s."""
     warpgroup.fence()
     for number in range(LOADS):
         low = wgmma.along_k(q + number // 2 * (num_heads * ROW_BYTES))
@@ -167,10 +161,7 @@ def multiply(acc: Any, words: Any, q: Any, num_heads: int) -> None:
 @cute.jit
 def sum_heads(acc: cute.Tensor, weights: Int32, num_heads: cutlass.Constexpr) -> list[Float32]:
     """sum weights relu(acc) over every head, for this lane's two keys; in all lanes of the quad.
-
-    Args:
-        weights: shared memory address of those of this lane's first two heads.
-    """
+    `weights`: shared memory address of those of this lane's first two heads."""
     # Each key has two sums: each waits for the one before for half as long.
     sums = [[Float32(0.0), Float32(0.0)] for _ in range(2)]
     for eight in cutlass.range_constexpr(num_heads // HEADS_APART):
@@ -223,11 +214,8 @@ def store_weights(
 
 @cute.jit
 def store_end(ctx: Stretch, first: Int32, to: Int32) -> None:
-    """All threads: write the warps' ends of the list to four words of shared memory.
-
-    Args:
-        first: `look(ctx.list, 0)`.
-    """
+    """All threads: write the warps' ends of the list to four words of shared memory. `first`:
+    `look(ctx.list, 0)`."""
     end = find_end(ctx.list, first)
     if ctx.thread % WARP_SIZE == 0:
         prims.store_ext(end, shared_pointer(to + ctx.thread // WARP_SIZE * FP32))

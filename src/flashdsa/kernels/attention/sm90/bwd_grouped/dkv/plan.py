@@ -99,20 +99,12 @@ class DkvPlan(Sm90Plan):
         that has keys."""
         matrices, rows, multiply = self.roles
         return (
-            Barrier(
-                "matrix_full", FULL_BARRIERS, matrices, Arrives.ONE_THREAD, multiply,
-                self.tile.p_bytes, "a matrix is there",
-            ),
-            Barrier(
-                "matrix_free", SLOTS, multiply, Arrives.WARPS_OF_ONE_GROUP, matrices, 0,
-                "a matrix has been read",
-            ),
-            Barrier(
-                "rows_full", PARTS, rows, Arrives.EVERY_THREAD, multiply, 0,
-                "a row block's Q or dO is there",
-            ),
-            Barrier(
-                "rows_free", PARTS, multiply, Arrives.EVERY_WARP, rows, 0,
-                "a row block's Q or dO is not needed any more",
-            ),
+            Barrier("matrix_full", FULL_BARRIERS, matrices, Arrives.ONE_THREAD, multiply,
+                    self.tile.p_bytes, "a matrix is there"),
+            Barrier("matrix_free", SLOTS, multiply, Arrives.WARPS_OF_ONE_GROUP, matrices, 0,
+                    "a matrix has been read"),
+            Barrier("rows_full", PARTS, rows, Arrives.EVERY_THREAD, multiply, 0,
+                    "a row block's Q or dO is there"),
+            Barrier("rows_free", PARTS, multiply, Arrives.EVERY_WARP, rows, 0,
+                    "a row block's Q or dO is not needed any more"),
         )  # fmt: skip

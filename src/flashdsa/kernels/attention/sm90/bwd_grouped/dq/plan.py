@@ -78,11 +78,8 @@ class DqPlan(Sm90Plan):
         """The mbarriers, in order: a phase for each tile."""
         load, multiply = self.roles
         return (
-            Barrier(
-                "full", STAGES, load, Arrives.EVERY_THREAD, multiply, self.ds_bytes,
-                "a tile's dS and keys are there",
-            ),
-            Barrier(
-                "empty", STAGES, multiply, Arrives.EVERY_WARP, load, 0, "the tile has been read"
-            ),
+            Barrier("full", STAGES, load, Arrives.EVERY_THREAD, multiply, self.ds_bytes,
+                    "a tile's dS and keys are there"),
+            Barrier("empty", STAGES, multiply, Arrives.EVERY_WARP, load, 0,
+                    "the tile has been read"),
         )  # fmt: skip

@@ -73,11 +73,8 @@ class ScoresPlan(Sm90Plan):
     def barriers(self) -> tuple[Barrier, ...]:
         gather, score = self.roles
         return (
-            Barrier(
-                "k_full", self.slots, gather, Arrives.EVERY_THREAD, score, 0, "a chunk is there"
-            ),
-            Barrier(
-                "k_free", self.slots, score, Arrives.EVERY_WARP, gather, 0,
-                "both row blocks have read the chunk",
-            ),
+            Barrier("k_full", self.slots, gather, Arrives.EVERY_THREAD, score, 0,
+                    "a chunk is there"),
+            Barrier("k_free", self.slots, score, Arrives.EVERY_WARP, gather, 0,
+                    "both row blocks have read the chunk"),
         )  # fmt: skip

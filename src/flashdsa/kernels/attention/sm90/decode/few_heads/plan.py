@@ -139,40 +139,23 @@ class FewHeadsPlan(plan.ClusterPlan):
     def buffers(self) -> list[SmemRegion]:
         statistics = plan.MOST_CTAS * ROWS * plan.STATISTICS * FP32
         of_warps = CONSUMERS * WARPS * (HEADS + 4) * FP32
+        q = max(self.tile.chunks * self.operand_bytes, statistics)
+        k = max(self.stages * self.piece_bytes, self.staged_at + HEADS * self.tile.d_v * plan.F16)
         return [
-            SmemRegion(
-                "q",
-                max(self.tile.chunks * self.operand_bytes, statistics),
-                1024,
-                f"Q of the item, {self.tile.chunks} x [heads, 64] SW128; then all CTAs' statistics",
-            ),
-            SmemRegion(
-                "p",
-                CONSUMERS * self.parts * self.operand_bytes,
-                1024,
-                "each consumer's P, [heads, 64 keys] SW128, times each scale of a key",
-            ),
-            SmemRegion(
-                "k",
-                max(
-                    self.stages * self.piece_bytes,
-                    self.staged_at + HEADS * self.tile.d_v * plan.F16,
-                ),
-                128,
-                "rows of 32 keys a stage; then halves of O, and all CTAs' O of this one's dims",
-            ),
+            SmemRegion("q", q, 1024, f"Q of the item, {self.tile.chunks} x [heads, 64] SW128; then "
+                                     "all CTAs' statistics"),
+            SmemRegion("p", CONSUMERS * self.parts * self.operand_bytes, 1024,
+                       "each consumer's P, [heads, 64 keys] SW128, times each scale of a key"),
+            SmemRegion("k", k, 128, "rows of 32 keys a stage; then halves of O, and all CTAs' O of "
+                                    "this one's dims"),
             SmemRegion("masks", self.stages * 4, 16, "valid keys: a bit each"),
             SmemRegion("tops", of_warps, 16, "each warp's maxima of a tile, and largest scale"),
             SmemRegion("sums", of_warps, 16, "each warp's sums"),
-            SmemRegion(
-                "maxima",
-                CONSUMERS * WARPS * HEADS * FP32,
-                16,
-                "that sums and O are against, a copy for each warp",
-            ),
+            SmemRegion("maxima", CONSUMERS * WARPS * HEADS * FP32, 16,
+                       "that sums and O are against, a copy for each warp"),
             SmemRegion("row_unit", HEADS * FP32, 16, "what a head of Q is a multiple of"),
             *self.cluster_buffers,
-        ]
+        ]  # fmt: skip
 
     @cached_property
     def barriers(self) -> tuple[Barrier, ...]:

@@ -93,25 +93,17 @@ class DecodePlan(ClusterPlan):
         if self.alone:
             statistics, rows = "", "rows of O in bf16"
         return [
-            SmemRegion(
-                "q",
-                tile.q_bytes,
-                1024,
-                f"Q of the item, {tile.chunks} x [64, 64] SW128{statistics}",
-            ),
-            SmemRegion(
-                "k",
-                max(TILES * tile.bytes, self.staged_at + ROWS * tile.d_v * F16),
-                1024,
-                f"keys of a step likewise{tile.with_p0}; then {rows}",
-            ),
+            SmemRegion("q", tile.q_bytes, 1024,
+                       f"Q of the item, {tile.chunks} x [64, 64] SW128{statistics}"),
+            SmemRegion("k", max(TILES * tile.bytes, self.staged_at + ROWS * tile.d_v * F16),
+                       1024, f"keys of a step likewise{tile.with_p0}; then {rows}"),
             tile.p_region,
             SmemRegion("masks", TILES * tile.mask_words * 4, 16, "valid keys: a bit each, a tile"),
             SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
             SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),
             SmemRegion("row_unit", ROWS * FP32, 16, "what a row of Q is a multiple of, if packed"),
             *self.cluster_buffers,
-        ]
+        ]  # fmt: skip
 
     @cached_property
     def roles(self) -> tuple[Role, ...]:
