@@ -136,7 +136,7 @@ def backward_kernel(
             store_do(ctx)
             ring_slot = reduce_item(Reducer(ctx, dkv, first_row), ring_slot)
             turn = load.next_turn(ctx)
-        finish(plan)
+        finish()
     else:
         take_registers(plan, "mma")
         turn = load.first_turn()

@@ -49,10 +49,8 @@ class BwdPlan(Sm100Plan):
         tile: a block of keys. kv_stages: blocks in flight.
         index_stages: blocks whose row numbers are kept.
         ring_slots: slices of dKV on their way out. slot_bytes: of one.
-        from_registers: dKV is added by `red` of threads, without the ring; else by bulk reduce-adds
-            from shared memory.
         deterministic: each slot of `indices` gets a row of dKV, summed in a fixed order afterwards
-            (docs/decisions/0012); else dKV is added to in memory. Requires group 1, bulk copies.
+            (docs/decisions/0012); else dKV is added to in memory. Requires group 1.
     """
 
     group: int = 1
@@ -65,15 +63,14 @@ class BwdPlan(Sm100Plan):
     load_registers: int = 72
     reduce_registers: int = 184
     mma_registers: int = 120
-    from_registers: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
         """Raises BudgetError, which names the region or role that does not fit."""
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
-        if self.deterministic and (self.group > 1 or self.from_registers):
-            raise ValueError("deterministic: expected group=1 and from_registers=False")
+        if self.deterministic and self.group > 1:
+            raise ValueError("deterministic: expected group=1")
         if self.ring_slots < 2:
             raise ValueError(f"ring_slots: expected at least 2; got {self.ring_slots}")
         if self.kv_stages < 2:
@@ -84,7 +81,6 @@ class BwdPlan(Sm100Plan):
     @property
     def name(self) -> str:
         name = "mla_bwd" + (f"_group{self.group}" if self.group > 1 else "")
-        name += "_from_registers" if self.from_registers else ""
         return name + ("_deterministic" if self.deterministic else "")
 
     # -- shapes of one CTA ------------------------------------------------------------------------
@@ -125,7 +121,6 @@ class BwdPlan(Sm100Plan):
     def buffers(self) -> list[SmemRegion]:
         row_bytes = self.index_stages * self.tile.keys * 4
         mask_bytes = self.index_stages * self.mask_words * 4
-        ring_slots = 0 if self.from_registers else self.ring_slots
 
         def loop(holds: str) -> tuple[LiveRange]:
             return (LiveRange(Step.LOAD, Step.DKV2, holds),)
@@ -153,11 +148,8 @@ class BwdPlan(Sm100Plan):
             SmemRegion("ds", self.score_bytes, 1024, "dS likewise", live=ds_live),
             SmemRegion("partial", self.partial_bytes, 1024, "the peer's P or dP, fp32",
                        live=partial_live),
-            *(
-                SmemRegion("ring", slots * self.slot_bytes, 128, "slices of dKV, fp32",
-                           stages=slots)
-                for slots in (ring_slots,) if slots
-            ),
+            SmemRegion("ring", self.ring_slots * self.slot_bytes, 128, "slices of dKV, fp32",
+                       stages=self.ring_slots),
             SmemRegion("rows", row_bytes, 16, "kv rows of a block, -1: none",
                        stages=self.index_stages),
             *(

@@ -2,8 +2,7 @@
 
 A part leaves in slices of 4 KiB: TMEM -> registers (thread = lane = dim) -> a slot of the ring ->
 one bulk reduce-add for each valid row. Nothing else writes to dKV. The deterministic variant copies
-to the slot's own row instead, and adds nothing: see `ordered_sum.py`. A variant without the ring
-adds from registers: a warp's lanes have 32 neighbouring dims of a row.
+to the slot's own row instead, and adds nothing: see `ordered_sum.py`.
 """
 
 from typing import Any, NamedTuple
@@ -12,11 +11,10 @@ import cutlass
 from cutlass import Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl import gmem, pipeline, smem, swizzle, tmem
+from flashdsa.dsl import pipeline, smem, swizzle, tmem
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm100.bwd.load import Context, load_lane, store_lane
 from flashdsa.kernels.attention.sm100.bwd.mma import owned_before, owns_rope
-from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.core.tile import BF16, BOX_DIMS, FP32, PAIR_ROWS
 
 NAMED_BARRIER = 2
@@ -120,18 +118,6 @@ def send_slices(
 
 
 @cute.jit
-def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
-    """Add one dim of every valid row of the block from this thread's registers."""
-    ctx = role.ctx
-    stage = role.rows.state(ctx.number(block)).stage
-    rows = ctx.memory.rows.pointer(Int32) + stage * ctx.plan.tile.keys
-    for key in cutlass.range_constexpr(ctx.plan.tile.keys):
-        row = (rows + key).load()
-        if row >= 0:
-            gmem.add_float(role.dkv.iterator + Int64(row) * ctx.plan.tile.d_qk + dim, values[key])
-
-
-@cute.jit
 def send_part(
     role: Reducer, block: Int32, part: cutlass.Constexpr[int], number: Int32, slot: Int32
 ) -> Int32:
@@ -150,12 +136,7 @@ def send_part(
         lane = ctx.thread % WARP_SIZE
         dim, holds = ctx.thread // WARP_SIZE * 16 + lane, lane < 16
         first_dim = Int32(ctx.plan.tile.d_v)
-    if cutlass.const_expr(plan.from_registers):
-        if holds:
-            add_part(role, block, values, first_dim + dim)
-    else:
-        slot = send_slices(role, block, values, slot, dims, dim, first_dim, holds)
-    return slot
+    return send_slices(role, block, values, slot, dims, dim, first_dim, holds)
 
 
 @cute.jit
@@ -183,7 +164,6 @@ def reduce_item(role: Reducer, slot: Int32) -> Int32:
     return slot
 
 
-def finish(plan: BwdPlan) -> None:
+def finish() -> None:
     """Wait, before the CTA ends, until the bulk operations that it issued are done."""
-    if not plan.from_registers:
-        cute.arch.cp_async_bulk_wait_group(0)
+    cute.arch.cp_async_bulk_wait_group(0)
