@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cutlass import Float32, Int32, cute
+from cutlass import Int32, cute
 
 from flashdsa.dsl import ptx
 
@@ -105,12 +105,6 @@ def add_release(pointer: Any, value: Int32) -> None:
 def load_acquire(pointer: Any) -> Int32:
     """Load a counter that other SMs add to: an acquire of what they released."""
     return ptx.word("ld.acquire.gpu.global.b32 {$w0}, [{$r0}];", pointer)
-
-
-@cute.jit
-def add_float(pointer: Any, value: Float32) -> None:
-    """Add to fp32 that other SMs add to; orders nothing else."""
-    ptx.run("red.relaxed.gpu.global.add.f32 [{$r0}], {$r1};", pointer, value)
 
 
 def add4_if(row: Any, pointer: Any, values: list[Any]) -> None:

@@ -16,9 +16,8 @@ def word(code: str, *given: Any) -> Any:
 
 
 def words(code: str, count: int, *given: Any) -> list[Any]:
-    """The words that instructions give, two or more."""
-    types = [Int32] * count
-    return list(cute.arch.inline_ptx(code, write_only_types=types, read_only_args=list(given)))
+    """The words that instructions give."""
+    return _several(code, [Int32] * count, given)
 
 
 def number(code: str, *given: Any) -> Any:
@@ -27,6 +26,10 @@ def number(code: str, *given: Any) -> Any:
 
 
 def numbers(code: str, count: int, *given: Any) -> list[Any]:
-    """The fp32 that instructions give, two or more."""
-    types = [Float32] * count
-    return list(cute.arch.inline_ptx(code, write_only_types=types, read_only_args=list(given)))
+    """The fp32 that instructions give."""
+    return _several(code, [Float32] * count, given)
+
+
+def _several(code: str, types: list[Any], given: tuple[Any, ...]) -> list[Any]:
+    found = cute.arch.inline_ptx(code, write_only_types=types, read_only_args=list(given))
+    return [found] if len(types) == 1 else list(found)

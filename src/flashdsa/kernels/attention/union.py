@@ -428,18 +428,8 @@ def launch_union(
     """
 
     def launch(packed: bool) -> None:
-        made = union_kernel(
-            indices,
-            topk_length,
-            lists,
-            num_keys,
-            group,
-            tile,
-            choice,
-            grouping,
-            packed,
-            least_saved,
-        )
+        slots, made_if = (indices, topk_length), (choice, grouping)
+        made = union_kernel(*slots, lists, num_keys, group, tile, *made_if, packed, least_saved)
         launch_ctas(made, lists.counts.shape[0], THREADS, stream, use_pdl=True)
 
     launch_by_rows(num_keys, launch, packs and can_pack(group))

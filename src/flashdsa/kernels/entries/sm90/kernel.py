@@ -213,16 +213,7 @@ def compile_compress(plan: CompressPlan) -> Any:
     elif plan.gradient:
         launch = launch_numbers
         more += [numbers, *of_tokens]
-    return compile_launch(
-        SM90,
-        launch,
-        plan,
-        kv,
-        gate,
-        fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT),
-        fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT),
-        fake_tensor(Float32, (plan.ratio, width)) if plan.ape else None,
-        *finish,
-        *([] if plan.gradient else kept),
-        *more,
-    )
+    sequences, ends = (fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT) for _ in range(2))
+    ape = fake_tensor(Float32, (plan.ratio, width)) if plan.ape else None
+    x = kv, gate, sequences, ends, ape, *finish, *([] if plan.gradient else kept)
+    return compile_launch(SM90, launch, plan, *x, *more)

@@ -71,6 +71,17 @@ SOFTMAX, LOAD, REDUCE, MMA = range(4)
 """Warpgroups, in the plan's order of roles."""
 
 
+class Items(NamedTuple):
+    """Items that pairs of CTAs share out: queries, or groups of them."""
+
+    indices: cute.Tensor  # (items, any) int32
+    lengths: cute.Tensor  # (items,): slots of each that may be valid
+    # Both are None if an item is a query. (items, any) uint8, bit i: query i of the item names the
+    # slot's row. (items,) int32, bit i: query i names any row.
+    members: Any
+    present: Any
+
+
 @cute.kernel
 def backward_kernel(
     q_map: GridConstant[tensor_map.TensorMap],
@@ -79,17 +90,15 @@ def backward_kernel(
     kv_rope_map: GridConstant[tensor_map.TensorMap],
     lse: cute.Tensor,
     delta: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    members: Any,
-    present: Any,
+    items: Items,
     dq: cute.Tensor,
     dkv: cute.Tensor,
     slots: Any,
     scale: Float32,
     plan: cutlass.Constexpr,
 ):
-    """One CTA of a pair; arguments as in `Operands`, `Items` and `launch_pairs`."""
+    """One CTA of a pair; arguments as in `Operands` and `launch_pairs`."""
+    indices, lengths, members, present = items
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     memory = load.BwdMemory.allocate(plan)
@@ -101,8 +110,8 @@ def backward_kernel(
     if group == SOFTMAX:
         take_registers(plan, "softmax")
         turn = load.first_turn()
-        while turn.item < topk_length.shape[0]:
-            ctx = load.locate(topk_length, indices, memory, turn)
+        while turn.item < lengths.shape[0]:
+            ctx = load.locate(lengths, indices, memory, turn)
             own_lse, own_delta = of_row(ctx, lse), of_row(ctx, delta)
             if cutlass.const_expr(plan.group > 1):
                 own_delta = delta_beside(own_lse, own_delta)
@@ -112,24 +121,16 @@ def backward_kernel(
     elif group == LOAD:
         take_registers(plan, "load")
         turn = load.first_turn()
-        while turn.item < topk_length.shape[0]:
-            ctx = load.locate(topk_length, indices, memory, turn)
-            load.load_blocks(
-                load.Loader(
-                    ctx,
-                    kv_map.get_ptr(),
-                    kv_rope_map.get_ptr(),
-                    indices,
-                    members,
-                    Int32(dkv.shape[0]),
-                )
-            )
+        while turn.item < lengths.shape[0]:
+            ctx = load.locate(lengths, indices, memory, turn)
+            maps = kv_map.get_ptr(), kv_rope_map.get_ptr()
+            load.load_blocks(load.Loader(ctx, *maps, indices, members, Int32(dkv.shape[0])))
             turn = load.next_turn(ctx)
     elif group == REDUCE:
         take_registers(plan, "reduce")
         turn, ring_slot = load.first_turn(), Int32(0)
-        while turn.item < topk_length.shape[0]:
-            ctx = load.locate(topk_length, indices, memory, turn)
+        while turn.item < lengths.shape[0]:
+            ctx = load.locate(lengths, indices, memory, turn)
             first_row = None
             if cutlass.const_expr(slots is not None):
                 first_row = slots.iterator + Int64(ctx.item) * indices.shape[1] * plan.tile.d_qk
@@ -142,15 +143,15 @@ def backward_kernel(
         turn = load.first_turn()
         if warp % (WARPGROUP_SIZE // WARP_SIZE) == 0:
             if prims.elect_sync():
-                while turn.item < topk_length.shape[0]:
-                    ctx = load.locate(topk_length, indices, memory, turn)
+                while turn.item < lengths.shape[0]:
+                    ctx = load.locate(lengths, indices, memory, turn)
                     mma.issue_item(mma.Issuer(ctx, Static(products_of(plan))))
                     turn = load.next_turn(ctx)
             cute.arch.sync_warp()
         elif warp % (WARPGROUP_SIZE // WARP_SIZE) == 1:
             if prims.elect_sync():
-                while turn.item < topk_length.shape[0]:
-                    ctx = load.locate(topk_length, indices, memory, turn)
+                while turn.item < lengths.shape[0]:
+                    ctx = load.locate(lengths, indices, memory, turn)
                     mma.load_query(mma.QueryLoader(ctx, q_map.get_ptr(), do_map.get_ptr(), present))
                     turn = load.next_turn(ctx)
                 mma.wait_until_read(memory, turn)
@@ -179,17 +180,6 @@ def delta_beside(lse: Float32, delta: Float32) -> Float32:
     if not lse >= -Float32.inf:
         kept = Float32(0.0)
     return kept
-
-
-class Items(NamedTuple):
-    """Items that pairs of CTAs share out: queries, or groups of them."""
-
-    indices: cute.Tensor  # (items, any) int32
-    lengths: cute.Tensor  # (items,): slots of each that may be valid
-    # Both are None if an item is a query. (items, any) uint8, bit i: query i of the item names the
-    # slot's row. (items,) int32, bit i: query i names any row.
-    members: Any
-    present: Any
 
 
 @cute.jit
@@ -247,23 +237,12 @@ def launch_pairs(
     launch_delta(x.do, x.out, x.delta, stream)
     wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
     make = tensor_map.create_tensor_map_tiled_from_view
-    made = backward_kernel(
-        make(x.q, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
-        make(x.do, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
-        make(x.kv, box_dims=(1, BOX_DIMS), swizzle=wide),
-        make(x.kv, box_dims=(1, plan.tile.own_rope_dims), swizzle=narrow),
-        x.lse,
-        x.delta,
-        items.indices,
-        items.lengths,
-        items.members,
-        items.present,
-        x.dq,
-        x.dkv,
-        slots,
-        scale,
-        plan,
-    )
+    q_map = make(x.q, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide)
+    do_map = make(x.do, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide)
+    kv_map = make(x.kv, box_dims=(1, BOX_DIMS), swizzle=wide)
+    rope_map = make(x.kv, box_dims=(1, plan.tile.own_rope_dims), swizzle=narrow)
+    maps = q_map, do_map, kv_map, rope_map
+    made = backward_kernel(*maps, x.lse, x.delta, items, x.dq, x.dkv, slots, scale, plan)
     ctas = cutlass.min(items.lengths.shape[0], pairs) * CLUSTER
     launch_plan(made, plan, ctas, stream, cluster=CLUSTER, use_pdl=False)
 

@@ -215,21 +215,12 @@ def launch_pairs(
     flat_out = cute.make_tensor(
         out.iterator, cute.make_layout((rows, tile.d_v), stride=(tile.d_v, 1))
     )
-    made = forward_kernel(
-        make(flat_q, box_dims=(ROWS, BOX_DIMS), swizzle=wide),
-        make(kv, box_dims=(1, BOX_DIMS), swizzle=wide),
-        make(kv_rope, box_dims=(1, tile.own_rope_dims), swizzle=narrow),
-        make(flat_out, box_dims=(ROWS, BOX_DIMS), swizzle=wide),
-        Int32(kv.shape[0]),
-        slots,
-        num_slots,
-        members,
-        attn_sink,
-        lse,
-        max_logits,
-        sm_scale,
-        plan,
-    )
+    q_map, out_map = (make(x, box_dims=(ROWS, BOX_DIMS), swizzle=wide) for x in (flat_q, flat_out))
+    kv_map = make(kv, box_dims=(1, BOX_DIMS), swizzle=wide)
+    rope_map = make(kv_rope, box_dims=(1, tile.own_rope_dims), swizzle=narrow)
+    maps, of_items = (q_map, kv_map, rope_map, out_map), (slots, num_slots, members)
+    results = attn_sink, lse, max_logits, sm_scale
+    made = forward_kernel(*maps, Int32(kv.shape[0]), *of_items, *results, plan)
     ctas = (rows + PAIR_ROWS - 1) // PAIR_ROWS * CLUSTER
     launch_plan(made, plan, ctas, stream, cluster=CLUSTER, use_pdl=False)
 

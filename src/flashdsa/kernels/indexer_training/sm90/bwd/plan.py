@@ -66,11 +66,7 @@ class BwdPlan(Sm90Plan):
     multiply_registers: int = 232
 
     def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         if self.num_heads not in NUM_HEADS:
             raise ValueError(f"num_heads: expected one of {NUM_HEADS}; got {self.num_heads}")
         if self.blocks not in BLOCKS:

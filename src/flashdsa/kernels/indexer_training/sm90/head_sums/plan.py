@@ -47,11 +47,7 @@ class TargetPlan(Sm90Plan):
     consumer_registers: int = 216
 
     def __post_init__(self) -> None:
-        """Check the choices against each other and the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         if self.chunks % self.query_piece or self.query_piece % self.key_piece:
             raise ValueError(
                 f"pieces: {self.chunks} chunks, {self.query_piece} of Q and {self.key_piece} of "

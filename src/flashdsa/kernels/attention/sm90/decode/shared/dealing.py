@@ -253,18 +253,9 @@ def take_stretch(memory: DecodeMemory, batch: Batch, number: Int32) -> Context:
         first = dealt[1]
     if query == dealt[plan.CUT_WORDS]:
         end = dealt[plan.CUT_WORDS + 1]
-    return Context(
-        memory,
-        query,
-        dealt[BLOCK_AT] * rows,
-        Int32(0),
-        Int32(1),
-        first * keys,
-        cutlass.min(end * keys, num_slots),
-        end - first,
-        thread % WARPGROUP_SIZE,
-        joined,
-    )
+    item = query, dealt[BLOCK_AT] * rows, Int32(0), Int32(1)
+    slots = first * keys, cutlass.min(end * keys, num_slots), end - first
+    return Context(memory, *item, *slots, thread % WARPGROUP_SIZE, joined)
 
 
 @cute.jit

@@ -253,7 +253,7 @@ def load_or(address: Any, row: Any, offset: int, words: int, otherwise: int = 0)
     results = ", ".join(f"{{$w{i}}}" for i in range(words))
     form = f"v{words}.b32 {{{results}}}" if words > 1 else f"b32 {results}"
     others = "".join(f"mov.b32 {{$w{i}}}, {otherwise}; " for i in range(words))
-    loaded = ptx.words(
+    return ptx.words(
         "{ .reg .pred valid; setp.ge.s32 valid, {$r1}, 0; "
         + others
         + f"@valid ld.global.nc.L1::no_allocate.L2::128B.{form}, "
@@ -262,4 +262,3 @@ def load_or(address: Any, row: Any, offset: int, words: int, otherwise: int = 0)
         address,
         row,
     )
-    return list(loaded) if words > 1 else [loaded]
