@@ -179,7 +179,7 @@ def _phase_arithmetic(path: Path) -> Iterator[str]:
             name = _last_name(node.func)
             waits = "wait" in name and any(_is_parity(one) for one in node.args)
             found = waits or "mbarrier_" in name
-            text = node.args[0] if name == "inline_ptx" and node.args else None
+            text = node.args[0] if node.args else None
             found |= "mbarrier." in str(getattr(text, "value", ""))
         elif isinstance(node, ast.Assign):
             names = " ".join(_last_name(target) for target in node.targets)

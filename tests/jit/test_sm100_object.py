@@ -21,7 +21,7 @@ from tools import build_kernels
 ROOT = Path(__file__).parents[2]
 MAX_BYTES = 250_000
 """Of an object for each of its functions, of three small kernels at most."""
-PARAMETERS = {"mla_bwd": 12, "mla_bwd_deterministic": 15, "mla_bwd_from_registers": 12}
+PARAMETERS = {"mla_bwd": 12, "mla_bwd_deterministic": 15}
 """Of functions, by name; those of groups have 17."""
 
 

@@ -27,7 +27,9 @@ def memory_of(spec: KernelSpec) -> type[Memory] | None:
     found: dict[str, set[type[Memory]]] = {}
     for path in source_files(build):
         module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        for name in re.findall(r"([\w.]+)\.allocate\(plan\)", path.read_text()):
+        for name in re.findall(
+            r"\b(?!cls\.)([\w.]+)\.(?:allocate|begin)\(plan\)", path.read_text()
+        ):
             found.setdefault(module, set()).add(attrgetter(name)(import_module(module)))
     classes = found.get(build) or {one for every in found.values() for one in every}
     assert len(classes) <= 1

@@ -19,7 +19,6 @@ from flashdsa.verify.launch_list import Reached, list_launches
 NEVER_CHOSEN = {
     ("sm100", "indexer", "pages_per_stage"): {1, 4},
     ("sm100", "indexer_logits", "pages_per_stage"): {1, 4},
-    ("sm100", "mla_bwd", "from_registers"): {True},
     ("sm100", "mla_fwd", "kv_apart"): {True},
 }
 """Values of a plan's choice that no operation takes: compiled to be compared on a device, or for

@@ -121,6 +121,12 @@ class _Sources:
             raise KeyError(there)
         return there
 
+    def of_module(self, module: str, imported: str, name: str) -> _Definition:
+        """Resolve a name of a module that `module` imports; KeyError as above."""
+        package = self._modules[module].imported[imported]
+        there = f"{package.module}.{package.name}"
+        return self.resolve(there, name)
+
     def named(self, module: str, name: str) -> _Definition:
         """Resolve a name of a module, or else find its only definition; KeyError: there is none."""
         try:
@@ -143,11 +149,13 @@ class _Sources:
 
     def _runs(self, one: _Definition) -> Iterator[_Definition]:
         for node in ast.walk(self._modules[one.module].own[one.name]):
-            if isinstance(node, ast.Name):
-                try:
+            try:
+                if isinstance(node, ast.Name):
                     yield self.resolve(one.module, node.id)
-                except KeyError:  # a variable, or another package's
-                    continue
+                elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                    yield self.of_module(one.module, node.value.id, node.attr)
+            except KeyError:  # a variable, or another package's
+                continue
 
     def lines(self, one: _Definition) -> Lines:
         module = self._modules[one.module]

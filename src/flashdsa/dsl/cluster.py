@@ -6,6 +6,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.memory import Memory, initialise_barriers
 
 
@@ -17,11 +18,7 @@ def peer_address(address: Any, peer: Any) -> Any:
     """
     if isinstance(address, cute.Pointer):
         return cute.arch.map_dsmem_ptr(address, peer)
-    return cute.arch.inline_ptx(
-        "mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};",
-        write_only_types=[Int32],
-        read_only_args=[Int32(address), Int32(peer)],
-    )
+    return ptx.word("mapa.shared::cluster.u32 {$w0}, {$r0}, {$r1};", Int32(address), Int32(peer))
 
 
 def store_async(address: Any, words: Sequence[Any], barrier: Any) -> None:
@@ -39,10 +36,12 @@ def store_async(address: Any, words: Sequence[Any], barrier: Any) -> None:
     if count > 1:
         vector = f".v{count}"
         operand = "{" + ", ".join(f"{{$r{i + 1}}}" for i in range(count)) + "}"
-    cute.arch.inline_ptx(
+    ptx.run(
         f"st.async.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 "
         f"[{{$r0}}], {operand}, [{{$r{count + 1}}}];",
-        read_only_args=[address, *(Int32(word) for word in words), barrier],
+        address,
+        *(Int32(word) for word in words),
+        barrier,
     )
 
 
@@ -55,10 +54,13 @@ def copy_to_peer(address: Any, source: Any, count: Any, barrier: Any) -> None:
         address, barrier: shared::cluster, of the same CTA; see `peer_address`. source: an Int32.
         count: of bytes; it and the addresses are multiples of 16.
     """
-    cute.arch.inline_ptx(
+    ptx.run(
         "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes "
         "[{$r0}], [{$r1}], {$r2}, [{$r3}];",
-        read_only_args=[address, Int32(source), Int32(count), barrier],
+        address,
+        Int32(source),
+        Int32(count),
+        barrier,
     )
 
 

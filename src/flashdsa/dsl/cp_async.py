@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import cute
+from flashdsa.dsl import ptx
 
 COPY_BYTES = 16
 
@@ -24,31 +24,30 @@ def copy_units(
         f"{COPY_BYTES}, none; "
         for target, offset in places
     )
-    cute.arch.inline_ptx(
-        f"{{ .reg .pred none; setp.lt.s32 none, {{$r2}}, 0; {copies}}}",
-        read_only_args=[to, source, row],
-    )
+    ptx.run(f"{{ .reg .pred none; setp.lt.s32 none, {{$r2}}, 0; {copies}}}", to, source, row)
 
 
 def copy_word(to: Any, source: Any, row: Any, target: int, offset: int) -> None:
     """Copy 4 bytes from `offset` bytes after `source` to `target` bytes after `to`; see
     `copy_units`."""
-    cute.arch.inline_ptx(
+    ptx.run(
         "{ .reg .pred none; setp.lt.s32 none, {$r2}, 0; "
         f"cp.async.ca.shared.global.L2::128B [{{$r0}} + {target}], [{{$r1}} + {offset}], 4, none; "
         "}",
-        read_only_args=[to, source, row],
+        to,
+        source,
+        row,
     )
 
 
 def commit_copies() -> None:
     """End a group: of the copies of this thread since the group before."""
-    cute.arch.inline_ptx("cp.async.commit_group;")
+    ptx.run("cp.async.commit_group;")
 
 
 def wait_for_copies(groups: int) -> None:
     """Wait for this thread's groups of copies but the last `groups`; it sees them then."""
-    cute.arch.inline_ptx(f"cp.async.wait_group {groups};")
+    ptx.run(f"cp.async.wait_group {groups};")
 
 
 def arrive_when_copied(barrier: Any) -> None:
@@ -57,6 +56,4 @@ def arrive_when_copied(barrier: Any) -> None:
     The copies are writes of the generic proxy, which the arrival announces: who reads them through
     the asynchronous proxy (wgmma) fences it after the wait.
     """
-    cute.arch.inline_ptx(
-        "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{$r0}];", read_only_args=[barrier]
-    )
+    ptx.run("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{$r0}];", barrier)

@@ -5,8 +5,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl import tmem
-from flashdsa.dsl.cluster import leave_cluster
+from flashdsa.dsl import cluster, tmem
 from flashdsa.dsl.memory import Memory, Region, initialise_barriers
 
 
@@ -55,7 +54,7 @@ def leave_pair(
         relaxed: as of `leave_cluster`.
     """
     tmem.before_sync()
-    leave_cluster(relaxed)
+    cluster.leave_cluster(relaxed)
     tmem.after_sync()
     if warp == 0:
         tmem.free(hold.load(), plan.tmem.allocated, cta_group)

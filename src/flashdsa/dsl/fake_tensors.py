@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from cutlass import cute
+from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
 
 from flashdsa.hw import BULK_ALIGNMENT
@@ -27,3 +27,23 @@ def fake_pages(dtype: Any, page: tuple[Any, ...], apart: int = BULK_ALIGNMENT) -
     strides = cute.sym_int64(divisibility=apart), *inner
     shape = cute.sym_int32(), *page
     return make_fake_tensor(dtype, shape, stride=strides, assumed_align=BULK_ALIGNMENT)
+
+
+def symbols(count: int) -> tuple[Any, ...]:
+    """Sizes that a call tells, each its own."""
+    return tuple(cute.sym_int32() for _ in range(count))
+
+
+def bf16(*shape: Any) -> Any:
+    """A fake tensor of bf16 at a multiple of 16 bytes."""
+    return fake_tensor(BFloat16, shape)
+
+
+def words(*shape: Any) -> Any:
+    """A fake tensor of int32 at a multiple of 4 bytes."""
+    return fake_tensor(Int32, shape, WORD_ALIGNMENT)
+
+
+def numbers(*shape: Any) -> Any:
+    """A fake tensor of fp32 at a multiple of 4 bytes."""
+    return fake_tensor(Float32, shape, WORD_ALIGNMENT)

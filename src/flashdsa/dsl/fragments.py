@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from cutlass import Int32, cute
+from cutlass import cute
 
+from flashdsa.dsl import ptx
 from flashdsa.hw import WARP_SIZE
 
 MMA_K = 16
@@ -36,11 +37,7 @@ def quad_reduce(value: Any, combine: Any) -> Any:
 
 def pack(low: Any, high: Any, kind: str = BF16_KIND) -> Any:
     """Two fp32 as two bf16, or two of `kind`, in a word."""
-    return cute.arch.inline_ptx(
-        f"cvt.rn.{kind}x2.f32 {{$w0}}, {{$r1}}, {{$r0}};",
-        write_only_types=[Int32],
-        read_only_args=[low, high],
-    )
+    return ptx.word(f"cvt.rn.{kind}x2.f32 {{$w0}}, {{$r1}}, {{$r0}};", low, high)
 
 
 @cute.jit

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Int32, cute
+from cutlass import Int32
+
+from flashdsa.dsl import ptx
 
 FIRST_OF_PAIR = ~(1 << 24)
 """Mask of a shared::cluster address: gives the same offset in the CTA of the pair whose rank is
@@ -31,8 +33,12 @@ def gather4(
     space, group, counted_by = "shared::cta", "", Int32(barrier.toint())
     if of_pair:
         space, group, counted_by = "shared::cluster", ".cta_group::2", counted_by & FIRST_OF_PAIR
-    cute.arch.inline_ptx(
+    ptx.run(
         f"cp.async.bulk.tensor.2d.{space}.global.tile::gather4.mbarrier::complete_tx::bytes{group} "
         "[{$r0}], [{$r1}, {{$r2}, {$r3}, {$r4}, {$r5}, {$r6}}], [{$r7}];",
-        read_only_args=[Int32(address), tensor_map, Int32(column), *rows, counted_by],
+        Int32(address),
+        tensor_map,
+        Int32(column),
+        *rows,
+        counted_by,
     )

@@ -1,4 +1,6 @@
-"""Launches of a stream that follow each other early."""
+"""Launches, and how those of a stream follow each other early."""
+
+from typing import Any
 
 from cutlass import cute
 
@@ -14,3 +16,40 @@ def follow_grid() -> None:
     """
     cute.arch.griddepcontrol_wait()
     cute.arch.griddepcontrol_launch_dependents()
+
+
+def launch_ctas(
+    made: Any,
+    ctas: Any,
+    threads: Any,
+    stream: Any,
+    *,
+    cluster: Any = None,
+    sm_ctas: Any = None,
+    carveout: Any = None,
+    use_pdl: bool = False,
+) -> None:
+    """Launch a kernel's call on `stream`. `ctas`: of the grid, or (x, y). `threads`: of a CTA.
+    `cluster`: CTAs of one. `sm_ctas`: that a streaming multiprocessor has registers for.
+    `carveout`: percent of the first-level cache that may be shared memory. `use_pdl`: see
+    `follow_grid`."""
+    x, y = ctas if isinstance(ctas, tuple) else (ctas, 1)
+    given = {
+        "cluster": None if cluster is None else [cluster, 1, 1],
+        "min_blocks_per_mp": sm_ctas,
+        "preferred_smem_carveout": carveout,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    made.launch(grid=[x, y, 1], block=[threads, 1, 1], stream=stream, use_pdl=use_pdl, **options)
+
+
+def launch_plan(
+    made: Any, plan: Any, ctas: Any, stream: Any, *, cluster: Any = None, use_pdl: bool = True
+) -> None:
+    """Launch a kernel of roles, which takes a whole streaming multiprocessor; see `launch_ctas`."""
+    launch_ctas(made, ctas, plan.threads, stream, cluster=cluster, sm_ctas=1, use_pdl=use_pdl)
+
+
+def place_in_grid() -> tuple[Any, Any, Any]:
+    """(number of this thread in its CTA, of its CTA in the grid, the grid's CTAs), along x."""
+    return cute.arch.thread_idx()[0], cute.arch.block_idx()[0], cute.arch.grid_dim()[0]

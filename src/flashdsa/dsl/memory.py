@@ -63,6 +63,14 @@ class Memory(NamedTuple):
         """Allocate all of a kernel's dynamic shared memory; call it once."""
         return cls(SmemAllocator().allocate(plan.smem.total, ALIGNMENT), Static(plan))
 
+    @classmethod
+    def begin(cls, plan: Any) -> Self:
+        """All threads: allocate it, initialise every barrier, and meet."""
+        memory = cls.allocate(plan)
+        initialise_barriers(memory, cute.arch.thread_idx()[0])
+        cute.arch.sync_threads()
+        return memory
+
     @property
     def plan(self) -> Any:
         """The plan, which has the offsets."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cutlass import Int32, cute
+from flashdsa.dsl import ptx
 
 
 def opaque(value: Any) -> Any:
@@ -11,6 +11,4 @@ def opaque(value: Any) -> Any:
     The compiler would otherwise compute what follows from the value once, keep the results in
     registers through a loop, and spill others; with `opaque` they are computed anew at each use.
     """
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
-    )
+    return ptx.word("mov.b32 {$w0}, {$r0};", value)

@@ -17,6 +17,7 @@ import cutlass
 from cutlass import Int32, cute
 from cutlass._mlir.dialects import nvvm
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
@@ -192,11 +193,12 @@ def arrive_at_peer_for_shared(barrier: Any, peer: Any) -> None:
     PTX ISA, "fence", .sync_restrict::shared::cta. A release of everything becomes a
     MEMBAR.ALL.GPU, which waits for the thread's st.async and writes to device memory too.
     """
-    cute.arch.inline_ptx(
+    ptx.run(
         "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {$r0}, {$r1}; "
         "fence.release.sync_restrict::shared::cta.cluster; "
         "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote]; }",
-        read_only_args=[Int32(barrier.toint()), Int32(peer)],
+        Int32(barrier.toint()),
+        Int32(peer),
     )
 
 
@@ -207,10 +209,11 @@ def arrive_at_peer_for_tmem(barrier: Any, peer: Any) -> None:
 
     PTX ISA, "tcgen05 memory consistency model", patterns with tcgen05.fence.
     """
-    cute.arch.inline_ptx(
+    ptx.run(
         "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, {$r0}, {$r1}; "
         "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [remote]; }",
-        read_only_args=[Int32(barrier.toint()), Int32(peer)],
+        Int32(barrier.toint()),
+        Int32(peer),
     )
 
 
@@ -223,11 +226,11 @@ def wait_at_cluster_scope(
     done = Int32(0)
     while done == 0:
         # No time limit: with one, ptxas makes two loops of it, one of them with a sleep.
-        done = cute.arch.inline_ptx(
+        done = ptx.word(
             f"{{ .reg .pred p; mbarrier.try_wait.parity.{order}.cluster.shared::cta.b64 p, "
             "[{$r0}], {$r1}; selp.b32 {$w0}, 1, 0, p; }",
-            write_only_types=[Int32],
-            read_only_args=[barrier, Int32(phase)],
+            barrier,
+            Int32(phase),
         )
 
 

@@ -7,6 +7,8 @@ from cutlass import Float32, Int32, Vector, cute
 from cutlass._mlir.dialects import llvm
 from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl import ptx
+
 SHARED = 3
 """LLVM's address space of shared memory."""
 VECTOR = 4
@@ -57,17 +59,17 @@ def load_float(address: Any) -> Any:
 
 def load_half(address: Int32) -> Int32:
     """Load 16 bits from shared memory."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b16 half; ld.shared.u16 half, [{$r0}]; cvt.u32.u16 {$w0}, half; }",
-        write_only_types=[Int32],
-        read_only_args=[address],
+    return ptx.word(
+        "{ .reg .b16 half; ld.shared.u16 half, [{$r0}]; cvt.u32.u16 {$w0}, half; }", address
     )
 
 
 def store_half_if(taken: Int32, address: Int32, value: Int32) -> None:
     """Store the low 16 bits of a word to shared memory if `taken` is not 0, by a predicate."""
-    cute.arch.inline_ptx(
+    ptx.run(
         "{ .reg .pred p; .reg .b16 half; setp.ne.s32 p, {$r0}, 0; cvt.u16.u32 half, {$r2}; "
         "@p st.shared.b16 [{$r1}], half; }",
-        read_only_args=[taken, address, value],
+        taken,
+        address,
+        value,
     )

@@ -5,12 +5,17 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.hw import WARP_SIZE
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 
 LAST_LANE = WARP_SIZE - 1
 COUNT_BITS = 16
 """Bits of a count: two counts share a word, so that one prefix sum sums both."""
 COUNT_MASK = (1 << COUNT_BITS) - 1
+
+
+def warpgroup_idx() -> Int32:
+    """Number of the warpgroup in its CTA, as the compiler knows of all its threads."""
+    return cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
 
 
 def uniform(value: Int32) -> Int32:

@@ -3,25 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Int32, cute
+from flashdsa.dsl import ptx
 
 
 def pack_bf16(low: Any, high: Any) -> Any:
     """Two fp32 as two bf16 in a word."""
-    return cute.arch.inline_ptx(
-        "cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};",
-        write_only_types=[Int32],
-        read_only_args=[low, high],
-    )
+    return ptx.word("cvt.rn.bf16x2.f32 {$w0}, {$r1}, {$r0};", low, high)
 
 
 def transpose_8x8(word: Any) -> Any:
     """The warp's 8 x 8 matrix transposed: lane 4 r + c has elements (r, 2 c) and (r, 2 c + 1)."""
-    return cute.arch.inline_ptx(
-        "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};",
-        write_only_types=[Int32],
-        read_only_args=[word],
-    )
+    return ptx.word("movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};", word)
 
 
 def store_matrices(to: Any, words: Sequence[Any], *, transposed: bool = False) -> None:
@@ -32,8 +24,9 @@ def store_matrices(to: Any, words: Sequence[Any], *, transposed: bool = False) -
         words: of the matrices. transposed: columns are stored in place of rows.
     """
     trans = ".trans" * transposed
-    cute.arch.inline_ptx(
+    ptx.run(
         f"stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 "
         "[{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-        read_only_args=[to, *words],
+        to,
+        *words,
     )

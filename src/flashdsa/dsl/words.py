@@ -2,18 +2,14 @@
 
 from typing import Any
 
-from cutlass import Int32, Int64, cute
+from cutlass import Int64, cute
+
+from flashdsa.dsl import ptx
 
 
 def words_of(value: Any) -> list[Any]:
     """The low word and the high one."""
-    return list(
-        cute.arch.inline_ptx(
-            "mov.b64 {{$w0}, {$w1}}, {$r0};",
-            write_only_types=[Int32, Int32],
-            read_only_args=[Int64(value)],
-        )
-    )
+    return ptx.words("mov.b64 {{$w0}, {$w1}}, {$r0};", 2, Int64(value))
 
 
 def join_words(low: Any, high: Any) -> Any:

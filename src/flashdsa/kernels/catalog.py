@@ -150,8 +150,7 @@ WRITE_INDEX_K_CACHE = _hopper(
 MLA_BWD = _blackwell(
     "mla_bwd", "mla_bwd", "attention.sm100.bwd.kernel:compile_backward", "backward_kernel",
     (*(sm100_bwd.BwdPlan(group=group) for group in SM100_GROUPS),
-     sm100_bwd.BwdPlan(deterministic=True),
-     sm100_bwd.BwdPlan(from_registers=True)),
+     sm100_bwd.BwdPlan(deterministic=True)),
     timeline="attention.sm100.bwd.plan:TIMELINE",
     softmax="softmax_item write_dq", load="load_blocks", reduce="reduce_item finish",
     mma="issue_item")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cache
+from functools import cached_property
 from typing import ClassVar
 
 from flashdsa.hw import MBARRIER_BYTES, SM90, SM100, ArchSpec
@@ -40,6 +40,10 @@ class CtaPlan(ABC):
     def behind_barriers(self) -> list[SmemRegion]:
         return []
 
+    def role(self, name: str) -> Role:
+        """The role of that name."""
+        return next(role for role in self.roles if role.name == name)
+
     def check(self, registers: int | None = None) -> None:
         """Check the choices against the architecture.
 
@@ -57,8 +61,7 @@ class CtaPlan(ABC):
     def threads(self) -> int:
         return sum(role.threads for role in self.roles)
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def smem(self) -> SmemPlan:
         bytes_of_barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
         barriers = SmemRegion("barriers", bytes_of_barriers, MBARRIER_BYTES, "mbarriers")
@@ -91,8 +94,7 @@ class Sm100Plan(CtaPlan):
         """The region that holds the address of the tensor memory allocation."""
         return [SmemRegion("tmem_start", 4, 4, "address of the TMEM allocation")]
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def tmem(self) -> TmemPlan:
         return plan_tmem(self.columns, self.arch.tmem_columns)
 

@@ -142,17 +142,6 @@ def test_groups_go_in_parts_where_their_lists_are_large(monkeypatch: pytest.Monk
     assert failures(check_backward(inputs, "emulate-sm100")) == []
 
 
-@pytest.mark.slow
-def test_dkv_can_be_added_from_registers() -> None:
-    """Another way out, compiled from the same roles: no ring, no bulk operation of dKV."""
-    plan = BwdPlan(from_registers=True)
-    launch(CASES[1], plan)
-    text = str(compiled(MLA_BWD, plan).__ptx__)
-    assert "cp.reduce.async.bulk" not in text
-    assert len(re.findall(r"red\.relaxed\.gpu\.global\.add\.f32", text)) == 3 * 32
-    assert plan.smem_bytes == PLAN.smem_bytes - PLAN.ring_slots * PLAN.slot_bytes
-
-
 def test_where_rows_of_dkv_cancel_it_is_off_by_the_rounding_of_p_and_ds_only() -> None:
     """Logits near -1e4: a column of 2.6e5 in Q, whose share of dKV all but cancels over the heads.
 

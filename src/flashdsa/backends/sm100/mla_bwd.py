@@ -22,11 +22,7 @@ from flashdsa.kernels.catalog import MLA_BWD
 if TYPE_CHECKING:
     from flashdsa.ops.attention_backward import MlaBwdOperands
 
-PLANS = {
-    (plan.group_heads, plan.deterministic): plan
-    for plan in MLA_BWD.plans
-    if not plan.from_registers
-}
+PLANS = {(plan.group_heads, plan.deterministic): plan for plan in MLA_BWD.plans}
 """Plans by heads of a query and whether they are deterministic."""
 BLOCK_KEYS = BwdPlan().tile.keys
 

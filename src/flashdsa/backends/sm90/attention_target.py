@@ -12,11 +12,7 @@ from torch import Tensor
 from flashdsa.backends.memory import aligned, lie_densely
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import ATTENTION_TARGET
-from flashdsa.kernels.indexer_training.sm90.head_sums.plan import (
-    TARGET_HEADS,
-    TargetPlan,
-    target_plan,
-)
+from flashdsa.kernels.indexer_training.sm90.head_sums import plan
 from flashdsa.plan.row_tiles import TILE_ROWS
 
 if TYPE_CHECKING:
@@ -24,9 +20,9 @@ if TYPE_CHECKING:
 
 
 @cache
-def plan_for(num_heads: int, width: int) -> TargetPlan:
+def plan_for(num_heads: int, width: int) -> plan.TargetPlan:
     """The plan with the fewest columns for `num_heads` heads, and rows of `width`."""
-    return target_plan(next(size for size in TARGET_HEADS if size >= num_heads), width)
+    return plan.target_plan(next(size for size in plan.TARGET_HEADS if size >= num_heads), width)
 
 
 def bind(

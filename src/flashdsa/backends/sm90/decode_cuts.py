@@ -12,11 +12,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from flashdsa.heuristics.sparse_mla import Times
-from flashdsa.kernels.attention.sm90.decode.shared.plan import (
-    LEAST_SHARE,
-    OVERHEAD_TILES,
-    WHOLE_TILES,
-)
+from flashdsa.kernels.attention.sm90.decode.shared import plan
 
 
 class Stretch(NamedTuple):
@@ -34,29 +30,25 @@ class Stretch(NamedTuple):
 
 
 def cut_line(tiles: Sequence[int], num_ctas: int) -> list[tuple[int, int]]:
-    """Cuts between CTAs, and both ends: (item, tile of it).
-
-    Args:
-        tiles: of each item.
-    """
-    starts = list(accumulate((count + OVERHEAD_TILES for count in tiles), initial=0))
+    """Cuts between CTAs, and both ends: (item, tile of it). `tiles`: of each item."""
+    starts = list(accumulate((count + plan.OVERHEAD_TILES for count in tiles), initial=0))
     line, whole = starts[-1], range(0, len(tiles), -(-len(tiles) // num_ctas))
     shares = [b - a for a, b in pairwise([*(starts[i] for i in whole), line])]
     if stays_whole(line, max(shares), num_ctas):
         return [*((item, 0) for item in whole), (len(tiles), 0)]
-    ctas = max(1, min(num_ctas, line // LEAST_SHARE))
+    ctas = max(1, min(num_ctas, line // plan.LEAST_SHARE))
     cuts, item = [], 0
     for cta in range(ctas):
         place = cta * line // ctas
         while starts[item + 1] <= place:
             item += 1
-        cuts.append((item, max(0, place - starts[item] - OVERHEAD_TILES)))
+        cuts.append((item, max(0, place - starts[item] - plan.OVERHEAD_TILES)))
     return [*cuts, (len(tiles), 0)]
 
 
 def stays_whole(line: int, longest: int, num_ctas: int) -> bool:
     """Whether no item is cut; `longest`: share of whole ones."""
-    return longest * num_ctas <= line + WHOLE_TILES * num_ctas
+    return longest * num_ctas <= line + plan.WHOLE_TILES * num_ctas
 
 
 def deal(tiles: Sequence[int], num_ctas: int) -> list[list[Stretch]]:
@@ -73,24 +65,20 @@ def deal(tiles: Sequence[int], num_ctas: int) -> list[list[Stretch]]:
 
 def cut_equal_items(items: int, tiles: int, num_ctas: int) -> list[tuple[int, int]]:
     """`cut_line` of items of `tiles` each; its time does not depend on their number."""
-    size = tiles + OVERHEAD_TILES
+    size = tiles + plan.OVERHEAD_TILES
     line, whole = items * size, -(-items // num_ctas)
     if stays_whole(line, whole * size, num_ctas):
         return [(item, 0) for item in range(0, items, whole)] + [(items, 0)]
-    ctas = max(1, min(num_ctas, line // LEAST_SHARE))
+    ctas = max(1, min(num_ctas, line // plan.LEAST_SHARE))
     cuts = []
     for cta in range(ctas):
         item, place = divmod(cta * line // ctas, size)
-        cuts.append((item, max(0, place - OVERHEAD_TILES)))
+        cuts.append((item, max(0, place - plan.OVERHEAD_TILES)))
     return [*cuts, (items, 0)]
 
 
 def time_of_waves(times: Times, tiles: int, waves: int) -> float:
-    """Time of items that clusters take one by one.
-
-    Args:
-        tiles: that a CTA takes of an item, at most.
-    """
+    """Time of items that clusters take one by one. `tiles`: most of an item for a CTA."""
     return times.launch + times.item * (waves - 1) + times.tile * tiles * waves
 
 

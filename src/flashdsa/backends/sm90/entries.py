@@ -13,14 +13,7 @@ from flashdsa.backends.cpu import entries as cpu
 from flashdsa.backends.memory import aligned, readable
 from flashdsa.backends.runner import Runner, by_torch
 from flashdsa.kernels.catalog import COMPRESS_KV
-from flashdsa.kernels.entries.sm90.plan import (
-    MODELS,
-    NUMBERS,
-    ROTATED,
-    ROW_ALIGNMENT,
-    SLICE,
-    CompressPlan,
-)
+from flashdsa.kernels.entries.sm90 import plan as sizes
 
 if TYPE_CHECKING:
     from flashdsa.ops.entries import CompressKvBwdOperands, CompressKvOperands
@@ -80,7 +73,7 @@ Compute = Callable[..., tuple[Tensor | None, Tensor | None]]
 entries' gradient and the two. It returns parts of those of `ape` and of the norm's weight."""
 
 
-def _bind_whole(runner: Runner, plan: CompressPlan, entries: int, eps: float) -> Compute:
+def _bind_whole(runner: Runner, plan: sizes.CompressPlan, entries: int, eps: float) -> Compute:
     """One launch, whose CTAs have all slots of some entries."""
     function = runner.function(COMPRESS_KV, plan)
     ctas = min(-(-entries // plan.entries), plan.resident * runner.num_sms)
@@ -98,13 +91,13 @@ def _bind_whole(runner: Runner, plan: CompressPlan, entries: int, eps: float) ->
     return compute
 
 
-def _bind_sliced(runner: Runner, plan: CompressPlan, entries: int, eps: float) -> Compute:
+def _bind_sliced(runner: Runner, plan: sizes.CompressPlan, entries: int, eps: float) -> Compute:
     """Two launches: numbers of each entry's columns, then slices of the columns of all entries."""
     numbers_of = runner.function(COMPRESS_KV, plan)
     sliced = replace(plan, sliced=True)
     function = runner.function(COMPRESS_KV, sliced)
-    stripes = min(entries, max(1, sliced.resident * runner.num_sms * SLICE // plan.d))
-    of_columns = runner.allocator(entries * NUMBERS, plan.d, dtype=torch.float32)
+    stripes = min(entries, max(1, sliced.resident * runner.num_sms * sizes.SLICE // plan.d))
+    of_columns = runner.allocator(entries * sizes.NUMBERS, plan.d, dtype=torch.float32)
     of_ape = runner.allocator(stripes * plan.ratio, plan.d, dtype=torch.float32)
 
     def compute(
@@ -113,7 +106,7 @@ def _bind_sliced(runner: Runner, plan: CompressPlan, entries: int, eps: float) -
         numbers, parts = of_columns(), of_ape()
         numbers_of(*arguments, eps, grad, numbers, *written)
         function(*arguments, numbers, *written, parts, stripes)
-        weight = numbers.unflatten(0, (entries, NUMBERS))[:, NUMBERS - 1]
+        weight = numbers.unflatten(0, (entries, sizes.NUMBERS))[:, sizes.NUMBERS - 1]
         return parts.unflatten(0, (stripes, plan.ratio)), weight
 
     return compute
@@ -121,18 +114,18 @@ def _bind_sliced(runner: Runner, plan: CompressPlan, entries: int, eps: float) -
 
 def _plan(
     x: CompressKvOperands | CompressKvBwdOperands, ratio: int, overlap: bool
-) -> CompressPlan | None:
+) -> sizes.CompressPlan | None:
     """The plan of a call, without its direction; None where no kernel serves it."""
     finished = x.norm_weight is not None
     half = None if x.cos is None else x.cos.shape[1]
-    for plan in MODELS:
+    for plan in sizes.MODELS:
         served = (ratio, overlap, x.kv.shape[1], x.ape is not None, finished, half) == (
             plan.ratio,
             plan.overlap,
             plan.d * (1 + plan.overlap),
             plan.ape,
             plan.finished,
-            ROTATED // 2 if plan.finished else None,
+            sizes.ROTATED // 2 if plan.finished else None,
         )
         if served and x.kv.dtype is torch.bfloat16:
             return plan
@@ -140,7 +133,7 @@ def _plan(
 
 
 def _arguments(
-    x: CompressKvOperands | CompressKvBwdOperands, plan: CompressPlan
+    x: CompressKvOperands | CompressKvBwdOperands, plan: sizes.CompressPlan
 ) -> tuple[Tensor | None, ...]:
     """Arguments of both directions as kernels read them."""
     # The offset behind a single sequence is no less than the number of its entries.
@@ -160,5 +153,5 @@ def _arguments(
 
 def _rows(x: Tensor) -> Tensor:
     """Rows that begin at multiples of 16 bytes, which may lie apart."""
-    reads = x.stride(1) == 1 and x.stride(0) % ROW_ALIGNMENT == 0
+    reads = x.stride(1) == 1 and x.stride(0) % sizes.ROW_ALIGNMENT == 0
     return aligned(x) if reads else readable(x)

@@ -13,13 +13,7 @@ from flashdsa.backends.memory import aligned, lie_densely
 from flashdsa.backends.runner import Runner
 from flashdsa.heuristics.h200 import IndexBackward
 from flashdsa.kernels.catalog import INDEXER_BWD, INDEXER_BWD_SUM
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
-    BLOCKS,
-    FP32,
-    LARGE_HEADS,
-    BwdPlan,
-    SumPlan,
-)
+from flashdsa.kernels.indexer_training.sm90.bwd import plan as sizes
 from flashdsa.problem import INDEX_HEAD_DIM
 
 if TYPE_CHECKING:
@@ -86,14 +80,14 @@ Launch = Callable[["IndexerBwdOperands", Outputs], None]
 """Launch on operands without gaps, on the current device; topk_length (0,): every slot counts."""
 
 
-def plan_for(num_heads: int, num_queries: int, topk: int, num_sms: int) -> BwdPlan:
+def plan_for(num_heads: int, num_queries: int, topk: int, num_sms: int) -> sizes.BwdPlan:
     """Plan of the larger groups, which the device may choose, or of the smaller ones if heads,
     queries or slots are few."""
-    if num_heads >= LARGE_HEADS and num_queries * topk >= IndexBackward.LEAST_CHOSEN_SLOTS:
-        chosen = BwdPlan(num_heads)
+    if num_heads >= sizes.LARGE_HEADS and num_queries * topk >= IndexBackward.LEAST_CHOSEN_SLOTS:
+        chosen = sizes.BwdPlan(num_heads)
         if -(-num_queries // chosen.queries) >= num_sms:
             return chosen
-    return BwdPlan(num_heads, min(BLOCKS))
+    return sizes.BwdPlan(num_heads, min(sizes.BLOCKS))
 
 
 def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
@@ -131,10 +125,13 @@ def bind_in_order(runner: Runner, operands: IndexerBwdOperands) -> Launch:
     """
     num_queries, num_heads, _ = operands.q_index.shape
     num_keys, topk = operands.k_index.shape[0], operands.indices.shape[1]
-    plan = BwdPlan(num_heads, min(BLOCKS), ordered=True)
-    function, add = runner.function(INDEXER_BWD, plan), runner.function(INDEXER_BWD_SUM, SumPlan())
+    plan = sizes.BwdPlan(num_heads, min(sizes.BLOCKS), ordered=True)
+    function, add = (
+        runner.function(INDEXER_BWD, plan),
+        runner.function(INDEXER_BWD_SUM, sizes.SumPlan()),
+    )
     capacity = plan.capacity(topk)
-    groups_at_a_time = max(1, MOST_ROW_BYTES // (capacity * INDEX_HEAD_DIM * FP32))
+    groups_at_a_time = max(1, MOST_ROW_BYTES // (capacity * INDEX_HEAD_DIM * sizes.FP32))
     groups_at_a_time = min(groups_at_a_time, -(-num_queries // plan.queries))
     at_a_time, num_sms = groups_at_a_time * plan.queries, runner.num_sms
     num_places = groups_at_a_time * capacity
@@ -154,13 +151,10 @@ def bind_in_order(runner: Runner, operands: IndexerBwdOperands) -> Launch:
 
 
 def place_order(
-    plan: BwdPlan, scratch: Tensor, groups: int, topk: int, num_keys: int
+    plan: sizes.BwdPlan, scratch: Tensor, groups: int, topk: int, num_keys: int
 ) -> tuple[Tensor, Tensor]:
     """(order, starts) int32: key k has the entries order[starts[k]:starts[k + 1]], ascending.
-
-    Args:
-        scratch: of a launch for `groups` groups.
-    """
+    `scratch`: of a launch for `groups` groups."""
     capacity = plan.capacity(topk)
     listed, counts = plan.lists_in(scratch, groups, topk)
     number = torch.arange(capacity, device=scratch.device)

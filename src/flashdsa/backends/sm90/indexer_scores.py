@@ -28,11 +28,7 @@ def plan_for(num_heads: int) -> ScoresPlan:
 @cache
 def parts_for(num_queries: int, tiles: int, ctas: int, num_sms: int) -> int:
     """CTAs that share a query: as many as run at once, unless others leave fewer SMs idle at the
-    end.
-
-    Args:
-        tiles: of a query. ctas: that an SM runs at once.
-    """
+    end. `tiles`: of a query. `ctas`: that an SM runs at once."""
     at_once = ctas * num_sms
     usual = max(1, min(at_once // num_queries, tiles))
 

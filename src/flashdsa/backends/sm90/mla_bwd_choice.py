@@ -18,12 +18,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import group_queries
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
-    HEADS,
-    PerItemPlan,
-    most_rows,
-    saved_us,
-)
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 
 WAVE = 132
@@ -165,7 +160,7 @@ class Part(NamedTuple):
         return Backward.SPREAD if self.call.num_keys <= Backward.NEAR_ROWS else 0
 
     @property
-    def plans(self) -> tuple[PerItemPlan, ...]:
+    def plans(self) -> tuple[plan.PerItemPlan, ...]:
         """Plans of the kernels of 64 rows: the first one makes lists and choices, the second one is
         launched after it where the device may choose slots."""
         more = 0 if self.large is None else self.large.queries
@@ -230,15 +225,12 @@ def joint_queries(topk: int) -> int:
 
 
 def head_parts(num_heads: int, spread: int = 1) -> list[tuple[range, int]]:
-    """Heads of each part, and the number of heads in its kernel: the rest is padding.
-
-    Args:
-        spread: queries that are spread over as many groups as run at once: the more heads a kernel
-            has, the fewer queries has a group; 1: heads are padded only where they must be.
-    """
+    """Heads of each part, and the number of heads in its kernel: the rest is padding. `spread`:
+    queries that are spread over as many groups as run at once: the more heads a kernel has, the
+    fewer queries has a group; 1: heads are padded only where they must be."""
     parts = []
-    for heads in in_parts(range(num_heads), max(HEADS)):
-        padded = min(n for n in HEADS if n >= len(heads))
+    for heads in in_parts(range(num_heads), max(plan.HEADS)):
+        padded = min(n for n in plan.HEADS if n >= len(heads))
         while padded < ROWS and spread > 1 and spread * 2 * padded <= WAVE * ROWS:
             padded *= 2
         parts.append((heads, padded))
@@ -277,8 +269,8 @@ def slots_may_pay(part: Part) -> bool:
     wave = max(1, part.num_ctas // blocks)
 
     def saved(keys: float) -> float:
-        rows = most_rows(groups, wave, keys, call.num_keys)
-        return float(saved_us(groups * blocks * keys, rows, min(rows, call.num_keys)))
+        rows = plan.most_rows(groups, wave, keys, call.num_keys)
+        return float(plan.saved_us(groups * blocks * keys, rows, min(rows, call.num_keys)))
 
     parts = Backward.LENGTHS if call.has_lengths else (1,)
     return any(saved(most / part) >= Backward.LEAST_SAVED_US for part in parts)
@@ -293,10 +285,10 @@ def per_item_plan(
     slots: bool = False,
     tickets: bool = False,
     given: bool = False,
-) -> PerItemPlan:
+) -> plan.PerItemPlan:
     """Plan of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which
     takes longer than a launch."""
-    return PerItemPlan(queries, more, slots, tickets, given, tile)
+    return plan.PerItemPlan(queries, more, slots, tickets, given, tile)
 
 
 @lru_cache

@@ -52,11 +52,7 @@ def bind_large(
     runner: Runner, large: LargeGroups, of_rows: tuple[int, float], num_groups: int
 ) -> LaunchLarge:
     """Bind a launch of dQ and dKV from existing delta and lists, if `choice` takes the large
-    groups.
-
-    Args:
-        of_rows: heads of a query, and sm_scale. num_groups: of all lists.
-    """
+    groups. `of_rows`: heads of a query, and sm_scale. `num_groups`: of all lists."""
     scores, dq, dkv = large_plans(large.queries, large.tile)
     compute_scores = runner.function(MLA_BWD_SCORES, scores)
     compute_dq = runner.function(MLA_BWD_DQ, dq)
@@ -99,11 +95,8 @@ def bind_large(
 def part_of(
     inputs: Inputs, outputs: Outputs, lists: Lists, groups: tuple[int, int], queries: int
 ) -> tuple[Inputs, Outputs, Lists]:
-    """Those of some groups, of `queries` queries each.
-
-    Args:
-        groups: number of the first one, and how many.
-    """
+    """Those of some groups, of `queries` queries each. `groups`: number of the first one, and how
+    many."""
     q, kv, dO, lse, O, indices, lengths = inputs
     delta, dq, dkv = outputs
     first, count = groups

@@ -10,12 +10,7 @@ import torch
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_choice import WAVE, Part
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
-    CURSORS,
-    KEY_WORDS,
-    MOST_PART_GROUPS,
-    PAIR,
-)
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan
 
 MOST_SLOT_BYTES = 1 << 31
 """Most bytes of the rows of a part of the groups; more only if a single group needs more."""
@@ -36,15 +31,12 @@ class Sizes(NamedTuple):
 
 @lru_cache
 def sizes_of(groups: int, capacity: int, blocks: int, slot_words: int) -> Sizes:
-    """Sizes for `groups` groups, whose lists have room for `capacity` keys.
-
-    Args:
-        blocks: row blocks of a group, each of which has a row of `slot_words` for each key.
-    """
+    """Sizes for `groups` groups, whose lists have room for `capacity` keys. `blocks`: row blocks
+    of a group, each of which has a row of `slot_words` for each key."""
     of_key = blocks * slot_words * 4
     room = max(capacity, min(MOST_SLOT_BYTES // of_key, groups * capacity))
     # Most keys that a group counts for: see `offsets.split_kernel`.
-    most = max(capacity, -(-room // MOST_PART_GROUPS))
+    most = max(capacity, -(-room // plan.MOST_PART_GROUPS))
     unit_groups = max(1, min(WAVE // blocks, room // most))
     units = -(-groups // unit_groups)
     # A part has room for that many batches of groups of any size; a part and the next batch
@@ -63,13 +55,13 @@ def slots_allocator(runner: Runner, part: Part) -> Callable[[], tuple[Any, ...]]
     sizes = sizes_of(groups, part.capacity, blocks, slot_words)
     shapes = (
         (sizes.room * blocks, slot_words),
-        (num_keys, PAIR),
-        (sizes.parts, CURSORS),
+        (num_keys, plan.PAIR),
+        (sizes.parts, plan.CURSORS),
         (sizes.parts + 1,),
         (groups * blocks,),
-        (num_keys, KEY_WORDS),
+        (num_keys, plan.KEY_WORDS),
         (groups,),
-        (sizes.room, PAIR),
+        (sizes.room, plan.PAIR),
         (groups, part.capacity),
     )
     every = [runner.allocator(*shape, dtype=torch.int32) for shape in shapes]

@@ -22,6 +22,7 @@ from flashdsa.backends.sm90.sparse_mla_ways import (
 )
 from flashdsa.backends.sm90.used_slots import with_used_slots
 from flashdsa.backends.sparse_mla_launches import Form, Inputs, Launches, Write
+from flashdsa.kernels import catalog
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
@@ -29,23 +30,16 @@ from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CTA_SLOTS
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
-from flashdsa.kernels.catalog import (
-    SPARSE_MLA_DECODE,
-    SPARSE_MLA_DECODE_DEALT,
-    SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
-    SPARSE_MLA_DECODE_FEW_HEADS,
-    SPARSE_MLA_FWD,
-)
 from flashdsa.plan.kernel_spec import KernelSpec
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands
 
 DECODES: Mapping[type[DecodeKernel], KernelSpec] = {
-    DecodePlan: SPARSE_MLA_DECODE,
-    DealtPlan: SPARSE_MLA_DECODE_DEALT,
-    FewHeadsPlan: SPARSE_MLA_DECODE_FEW_HEADS,
-    DealtFewHeadsPlan: SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
+    DecodePlan: catalog.SPARSE_MLA_DECODE,
+    DealtPlan: catalog.SPARSE_MLA_DECODE_DEALT,
+    FewHeadsPlan: catalog.SPARSE_MLA_DECODE_FEW_HEADS,
+    DealtFewHeadsPlan: catalog.SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
 }
 """The catalog's rows of the decode's plans."""
 
@@ -92,7 +86,7 @@ def form_of(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands) -> Form:
         ctas = min(-(-queries // plan.group) * blocks, num_sms)
         return (ctas, num_sms) if plan.samples else (ctas,)
 
-    function = runner.function(SPARSE_MLA_FWD, plan)
+    function = runner.function(catalog.SPARSE_MLA_FWD, plan)
     return Form(function, plan.group, num_ctas, plan.drawn, plan.max_logits, plan.joined)
 
 
@@ -104,11 +98,8 @@ def bind_decode(
     sm_scale: float,
     index_block: int = 1,
 ) -> Write:
-    """Bind the one launch of a decode.
-
-    Args:
-        cluster_size: CTAs of an item, of dealt tiles any; one takes the plan of a CTA alone.
-    """
+    """Bind the one launch of a decode. `cluster_size`: CTAs of an item, of dealt tiles any; one
+    takes the plan of a CTA alone."""
     if type(plan) is DecodePlan:
         plan = replace(plan, alone=cluster_size == 1)
     function = runner.function(DECODES[type(plan)], plan)

@@ -11,17 +11,11 @@ from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from flashdsa.backends import packed_rows, sparse_mla_launches
 from flashdsa.backends.cluster_limit import allowed_clusters
-from flashdsa.backends.packed_rows import form_of, num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import time_of_dealt, time_of_waves
 from flashdsa.backends.sm90.used_slots import INT32_MAX, lack_lengths
-from flashdsa.backends.sparse_mla_launches import (
-    is_joined,
-    likely_slots,
-    queries_at_a_time,
-    slots_of,
-)
 from flashdsa.heuristics.h200 import SPARSE_MLA
 from flashdsa.heuristics.sparse_mla import SparseMlaConstants
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
@@ -29,11 +23,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFew
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
-from flashdsa.kernels.attention.sm90.decode.shared.plan import (
-    CLUSTER_SIZES,
-    MOST_CTAS,
-    OVERHEAD_TILES,
-)
+from flashdsa.kernels.attention.sm90.decode.shared import plan as sizes
 from flashdsa.kernels.attention.sm90.fwd.plan import ITEM_US, STEP_US, UNION_BIT_US, FwdPlan
 from flashdsa.row_formats import V32, RowFormat
 
@@ -135,21 +125,21 @@ def call_of(
 ) -> Call:
     """The facts of operands with queries and keys."""
     x = operands
-    form, extra = form_of(x.kv, kv_format), ""
+    form, extra = packed_rows.form_of(x.kv, kv_format), ""
     if x.extra_kv is not None:
-        of_second = form_of(x.extra_kv, kv_format)
+        of_second = packed_rows.form_of(x.extra_kv, kv_format)
         extra = of_second.name if of_second and of_second != form else ""
     queries, heads, d_qk = x.q.shape
     return Call(
         queries,
         heads,
         d_qk,
-        slots=likely_slots(x, index_block),
-        most_slots=slots_of(x, index_block),
-        keys=num_rows(x.kv, x.extra_kv),
+        slots=sparse_mla_launches.likely_slots(x, index_block),
+        most_slots=sparse_mla_launches.slots_of(x, index_block),
+        keys=packed_rows.num_rows(x.kv, x.extra_kv),
         form=form,
         extra=extra,
-        joined=is_joined(x, index_block),
+        joined=sparse_mla_launches.is_joined(x, index_block),
         lengths=x.topk_length is not None or x.extra_topk_length is not None,
         ranges=x.ends is not None or x.extra_ends is not None,
         lacks_lengths=lack_lengths(x),
@@ -166,10 +156,7 @@ def choose(runner: Runner, call: Call) -> Way:
 def ways(runner: Runner, call: Call, of: SparseMlaConstants = SPARSE_MLA) -> dict[Way, float]:
     """Every way that serves a call, and its time in us as the choice counts it: the estimate, over
     the ratio that it must gain; infinite of ways that are not considered, 0 of one that is taken.
-
-    Args:
-        of: constants of the GPU.
-    """
+    `of`: constants of the GPU."""
     finds = finds_ends(call, runner.num_sms, of)
     known = call._replace(lengths=call.lengths or finds)
     found = packed_ways(runner, known, of) if call.packed else bf16_ways(runner, known, of, finds)
@@ -207,11 +194,7 @@ def bf16_ways(
     runner: Runner, call: Call, of: SparseMlaConstants, finds: bool
 ) -> Iterator[tuple[Way, float]]:
     """Clusters of no more items than SMs; the forward, by queries one by one or by groups; dealt
-    tiles.
-
-    Args:
-        finds: result of `finds_ends`: most lists are full.
-    """
+    tiles. `finds`: result of `finds_ends`: most lists are full."""
     num_sms, slots = runner.num_sms, sum(call.slots)
     if call.items <= num_sms and not call.max_logits:
         yield Way(*clusters_for(runner, whole_plan(call), call, of)), 0.0
@@ -219,7 +202,7 @@ def bf16_ways(
     one_by_one = time_of_rounds(call.items, slots, num_sms)
     yield Way(forward_plan(call, 1, drawn=drawn)), one_by_one
     group = ROWS // call.heads if ROWS % call.heads == 0 else 1
-    most_queries = queries_at_a_time(group, sum(call.most_slots))
+    most_queries = sparse_mla_launches.queries_at_a_time(group, sum(call.most_slots))
     # Groups need lists with room for all slots, which ranges of long sources have not.
     fits = not call.joined or (call.queries <= most_queries and call.keys <= INT32_MAX)
     if group in of.groupings and fits:
@@ -330,7 +313,7 @@ def clusters_for(
     if isinstance(plan, DecodePlan) and tiles <= of.alone_tiles:
         return plan, 1
     capacity = capacity_of(runner, plan)
-    fitting = [size for size in CLUSTER_SIZES if capacity.get(size, 0) >= items] or [1]
+    fitting = [size for size in sizes.CLUSTER_SIZES if capacity.get(size, 0) >= items] or [1]
     return plan, min(fitting, key=lambda size: (-(-tiles // size), size))
 
 
@@ -340,7 +323,7 @@ def capacity_of(runner: Runner, plan: DecodeKernel) -> Mapping[int, int]:
     A cluster of 16 is the quickest for a query alone (20 us, with 8 CTAs 26), but begins only when
     16 SMs of one GPC are free: while another stream holds 32 SMs it waits for them.
     """
-    return allowed_clusters(runner.cluster_capacity(plan.threads, plan.smem_bytes), MOST_CTAS)
+    return allowed_clusters(runner.cluster_capacity(plan.threads, plan.smem_bytes), sizes.MOST_CTAS)
 
 
 def kind_of(plan: DecodeKernel) -> str:
@@ -378,7 +361,7 @@ def time_of_dealing(
 def can_deal(num_sms: int, queries: int, tiles: int) -> bool:
     """Whether queries of so many tiles, at most, may be dealt out among all SMs: the kernel counts
     shares of them in int32, rounded up."""
-    return queries * (tiles + OVERHEAD_TILES) * (num_sms + 1) <= INT32_MAX
+    return queries * (tiles + sizes.OVERHEAD_TILES) * (num_sms + 1) <= INT32_MAX
 
 
 def time_of_rounds(items: int, slots: int, num_sms: int) -> float:

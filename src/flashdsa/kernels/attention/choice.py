@@ -17,7 +17,8 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl import ptx
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
@@ -126,7 +127,7 @@ def launch_choice(
             if they were equally long.
     """
     made = choice_kernel(counts, named, choice, ratio, queries, most_keys, sampled, tile_keys)
-    made.launch(grid=[1, 1, 1], block=[CHOICE_THREADS, 1, 1], stream=stream, use_pdl=True)
+    launch_ctas(made, 1, CHOICE_THREADS, stream, use_pdl=True)
 
 
 MOST_TIME = 0.82
@@ -250,9 +251,7 @@ def sample_kernel(
     times: Any = None,
 ):
     """One group; arguments as in `launch_sample`."""
-    thread, _, _ = cute.arch.thread_idx()
-    number, _, _ = cute.arch.block_idx()
-    samples, _, _ = cute.arch.grid_dim()
+    thread, number, samples = place_in_grid()
     allocator = SmemAllocator()
     pointer = allocator.allocate_array(Int32, WORDS)
     bits = cute.make_tensor(pointer, cute.make_layout(WORDS))
@@ -291,9 +290,7 @@ def sample_kernel(
             if cutlass.const_expr(keeps):
                 choice[SAMPLED_ROWS], choice[SAMPLED_SLOTS] = Int32(keys), Int32(named)
             # Every CTA has added: the last one leaves 0 for the next launch.
-            cute.arch.inline_ptx(
-                "st.relaxed.gpu.global.u64 [{$r0}], {$r1};", read_only_args=[counts, Int64(0)]
-            )
+            ptx.run("st.relaxed.gpu.global.u64 [{$r0}], {$r1};", counts, Int64(0))
 
 
 @cute.jit
@@ -322,9 +319,5 @@ def launch_sample(
     """
     groups = (indices.shape[0] + group - 1) // group
     x = Asked(indices, topk_length, num_keys, ratio)
-    sample_kernel(x, counts, choice, group, keeps, times).launch(
-        grid=[cutlass.min(groups, Int32(SAMPLES)), 1, 1],
-        block=[SAMPLE_THREADS, 1, 1],
-        stream=stream,
-        use_pdl=True,
-    )
+    made = sample_kernel(x, counts, choice, group, keeps, times)
+    launch_ctas(made, cutlass.min(groups, Int32(SAMPLES)), SAMPLE_THREADS, stream, use_pdl=True)

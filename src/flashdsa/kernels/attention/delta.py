@@ -6,7 +6,7 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.hw import WARP_SIZE
 
 THREADS = 256
@@ -65,8 +65,7 @@ def write_deltas(
 def delta_kernel(do: cute.Tensor, out: cute.Tensor, delta: cute.Tensor):
     """do, out: (rows, dims) bf16; delta: rows in all, fp32."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     lane = thread % WARP_SIZE
     row = block * (THREADS // WARP_SIZE) + thread // WARP_SIZE
     if row < do.shape[0]:
@@ -77,9 +76,5 @@ def delta_kernel(do: cute.Tensor, out: cute.Tensor, delta: cute.Tensor):
 def launch_delta(do: cute.Tensor, out: cute.Tensor, delta: cute.Tensor, stream: Any):
     """Launch on `stream`: do, out (S * H, d_v) bf16 without gaps; delta (S, H) fp32, written."""
     rows_a_cta = THREADS // WARP_SIZE
-    delta_kernel(do, out, delta).launch(
-        grid=[(do.shape[0] + rows_a_cta - 1) // rows_a_cta, 1, 1],
-        block=[THREADS, 1, 1],
-        stream=stream,
-        use_pdl=True,
-    )
+    made = delta_kernel(do, out, delta)
+    launch_ctas(made, (do.shape[0] + rows_a_cta - 1) // rows_a_cta, THREADS, stream, use_pdl=True)

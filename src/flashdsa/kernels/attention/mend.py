@@ -15,7 +15,7 @@ import cutlass
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Vector, cute
 
 from flashdsa.dsl.gmem import store4
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, is_taken
@@ -239,8 +239,7 @@ def write_dq(x: Queries, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int
 def mend_kernel(x: Queries, of_dq: Any, attn_sink: Any, result: cute.Tensor, choice: Any):
     """WARPS groups; arguments as in `launch_mend`."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     lane = thread % WARP_SIZE
     rows = x.group * x.heads
     first = (block * WARPS + thread // WARP_SIZE) * rows
@@ -302,9 +301,5 @@ def launch_mend(
     `result`: dQ (S * H, d_qk), or O (S * H, d_v), bf16, written where a query was reached.
     `choice`: nothing is done if it does not take the groups; None: they are taken."""
     groups = (x.indices.shape[0] + x.group - 1) // x.group
-    mend_kernel(x, of_dq, attn_sink, result, choice).launch(
-        grid=[(groups + WARPS - 1) // WARPS, 1, 1],
-        block=[THREADS, 1, 1],
-        stream=stream,
-        use_pdl=True,
-    )
+    made = mend_kernel(x, of_dq, attn_sink, result, choice)
+    launch_ctas(made, (groups + WARPS - 1) // WARPS, THREADS, stream, use_pdl=True)

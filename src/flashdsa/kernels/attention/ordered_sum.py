@@ -9,6 +9,8 @@ import cutlass
 from cutlass import Float32, Int64, cute
 from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl.grids import launch_ctas, place_in_grid
+
 UNIT = 4
 """fp32 of one 16-byte load, and of one thread."""
 AHEAD = 8
@@ -20,8 +22,7 @@ def ordered_sum_kernel(
     slots: cute.Tensor, order: cute.Tensor, starts: cute.Tensor, dkv: cute.Tensor
 ):
     """Add up a key in each CTA, four dims a thread; arguments as in `launch_ordered_sum`."""
-    thread, _, _ = cute.arch.thread_idx()
-    key, _, _ = cute.arch.block_idx()
+    thread, key, _ = place_in_grid()
     width, dim = dkv.shape[1], thread * UNIT
     first, last = starts[key], starts[key + 1]
     if first < last:
@@ -40,6 +41,5 @@ def launch_ordered_sum(
     """Launch on `stream`. `slots`: (slots, dims) fp32. `order`: (slots,) int32, numbers of slots,
     those of a key together. `starts`: (keys + 1,) int32: key k has order[starts[k]:starts[k + 1]].
     `dkv`: (keys, dims) fp32, added to."""
-    ordered_sum_kernel(slots, order, starts, dkv).launch(
-        grid=[dkv.shape[0], 1, 1], block=[dkv.shape[1] // UNIT, 1, 1], stream=stream
-    )
+    made = ordered_sum_kernel(slots, order, starts, dkv)
+    launch_ctas(made, dkv.shape[0], dkv.shape[1] // UNIT, stream)

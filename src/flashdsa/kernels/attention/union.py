@@ -16,7 +16,7 @@ from typing import Any
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
@@ -364,8 +364,7 @@ def union_kernel(
 @cute.jit
 def make_list(x: Slots, shared: Shared, lists: Lists, least_saved: Any = None) -> None:
     """Write the group's list. `least_saved`: see `launch_union`."""
-    thread, _, _ = cute.arch.thread_idx()
-    number, _, _ = cute.arch.block_idx()
+    thread, number, _ = place_in_grid()
     num_keys, tile = x.num_keys, x.tile
     if thread == 0:
         shared.num_repeats[0] = Int32(0)
@@ -429,21 +428,9 @@ def launch_union(
     """
 
     def launch(packed: bool) -> None:
-        made = union_kernel(
-            indices,
-            topk_length,
-            lists,
-            num_keys,
-            group,
-            tile,
-            choice,
-            grouping,
-            packed,
-            least_saved,
-        )
-        made.launch(
-            grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
-        )
+        slots, made_if = (indices, topk_length), (choice, grouping)
+        made = union_kernel(*slots, lists, num_keys, group, tile, *made_if, packed, least_saved)
+        launch_ctas(made, lists.counts.shape[0], THREADS, stream, use_pdl=True)
 
     launch_by_rows(num_keys, launch, packs and can_pack(group))
 

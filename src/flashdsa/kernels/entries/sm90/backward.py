@@ -10,6 +10,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
 
+from flashdsa.dsl.grids import launch_ctas, place_in_grid
 from flashdsa.dsl.smem import load4, store4
 from flashdsa.kernels.entries.sm90 import pool
 
@@ -205,8 +206,7 @@ def clear_unpooled(
 ) -> None:
     """Set to 0 what no entry pools, each sequence by one CTA: the tokens of an incomplete window,
     and with overlap the first columns of the last complete one."""
-    cta, _, _ = cute.arch.block_idx()
-    ctas, _, _ = cute.arch.grid_dim()
+    _, cta, ctas = place_in_grid()
     tokens = Int32(d_kv.shape[0])
     for sequence in cutlass.range(cta, Int32(x.ends.shape[0]), ctas, unroll=1):
         begin = cutlass.max(x.cu_seqlens[sequence], Int32(0))
@@ -240,8 +240,7 @@ def compress_kernel_bwd(
     d_ape: Any, d_weight: Any, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA of the grid; arguments as in `launch_compress_bwd`."""
-    cta, _, _ = cute.arch.block_idx()
-    ctas, _, _ = cute.arch.grid_dim()
+    _, cta, ctas = place_in_grid()
     memory = pool.EntryMemory.allocate(plan)
     thread = pool.this_thread(plan)
     count = Int32(grad.shape[0])
@@ -286,6 +285,5 @@ def launch_compress_bwd(
         d_weight: (ctas * plan.entries, d) fp32, likewise of each of its entries in turn; None.
     """
     x = pool.Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
-    compress_kernel_bwd(x, grad, eps, d_kv, d_gate, d_ape, d_weight, plan).launch(
-        grid=[ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream
-    )
+    made = compress_kernel_bwd(x, grad, eps, d_kv, d_gate, d_ape, d_weight, plan)
+    launch_ctas(made, ctas, plan.threads, stream)

@@ -14,63 +14,44 @@ from cutlass.cute.runtime import make_fake_tensor
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
+from flashdsa.dsl.grids import launch_ctas
 from flashdsa.hw import BULK_ALIGNMENT, SM90
-from flashdsa.kernels.entries.sm90.backward import (
-    clear_unpooled,
-    entry_gradient,
-    launch_compress_bwd,
-)
+from flashdsa.kernels.entries.sm90 import backward, pool
 from flashdsa.kernels.entries.sm90.plan import NUMBERS, ROTATED, ROW_ALIGNMENT, SLICE, CompressPlan
-from flashdsa.kernels.entries.sm90.pool import (
-    EntryMemory,
-    Operands,
-    Place,
-    load_numbers,
-    load_slots,
-    locate,
-    merge_groups,
-    pool,
-    power,
-    store_numbers,
-    store_unit,
-    sum_columns,
-    this_thread,
-    turn,
-)
 
 
 @cute.kernel
 def compress_kernel_numbers(
-    x: Operands, grad: cute.Tensor, eps: Float32, numbers: cute.Tensor, d_kv: cute.Tensor,
+    x: pool.Operands, grad: cute.Tensor, eps: Float32, numbers: cute.Tensor, d_kv: cute.Tensor,
     d_gate: cute.Tensor, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA of the grid, an entry's; arguments as in `launch_numbers`."""
     entry, _, _ = cute.arch.block_idx()
-    memory = EntryMemory.allocate(plan)
-    thread = this_thread(plan)
-    clear_unpooled(x, d_kv, d_gate, thread, plan)
-    place = locate(x, entry, plan)
-    pooled = pool(x, place, thread, plan)
-    merge_groups(memory, pooled, thread, plan)
+    memory = pool.EntryMemory.allocate(plan)
+    thread = pool.this_thread(plan)
+    backward.clear_unpooled(x, d_kv, d_gate, thread, plan)
+    place = pool.locate(x, entry, plan)
+    pooled = pool.pool(x, place, thread, plan)
+    pool.merge_groups(memory, pooled, thread, plan)
     inverse = [Float32(1.0) / pooled.total[i] for i in range(plan.unit)]
     e = [pooled.weighted[i] * inverse[i] for i in range(plan.unit)]
     weight = cute.make_rmem_tensor(plan.unit, Float32)
     for i in cutlass.range_constexpr(plan.unit):
         weight[i] = Float32(0.0)
-    de = entry_gradient(x, memory, grad, entry, eps, e, place, thread, weight, plan)
+    de = backward.entry_gradient(x, memory, grad, entry, eps, e, place, thread, weight, plan)
     if thread.group == 0:
         largest = [pooled.largest[i] for i in range(plan.unit)]
         of_weight = [weight[i] for i in range(plan.unit)]
         row = entry * NUMBERS
         for values in (largest, inverse, e, de, of_weight):
-            store_numbers(numbers, row, thread.column, values)
+            pool.store_numbers(numbers, row, thread.column, values)
             row += 1
 
 
 @cute.kernel
 def compress_kernel_slots(
-    x: Operands, numbers: cute.Tensor, d_kv: cute.Tensor, d_gate: cute.Tensor, d_ape: cute.Tensor,
-    plan: cutlass.Constexpr,
+    x: pool.Operands, numbers: cute.Tensor, d_kv: cute.Tensor, d_gate: cute.Tensor,
+    d_ape: cute.Tensor, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA of the grid; arguments as in `launch_slots`."""
     piece, stripe, _ = cute.arch.block_idx()
@@ -85,33 +66,34 @@ def compress_kernel_slots(
         sums[i] = Float32(0.0)
     count = Int32(numbers.shape[0]) // NUMBERS
     for entry in cutlass.range(stripe, count, stripes, unroll=1):
-        place = locate(x, entry, plan)
+        place = pool.locate(x, entry, plan)
         if place.real:
             add_entry(x, numbers, entry, place, slot, column, sums, d_kv, d_gate, plan)
     for s in cutlass.range_constexpr(each):
         values = [sums[s * plan.unit + i] for i in range(plan.unit)]
-        store_numbers(d_ape, stripe * plan.slots + slot + s, column, values)
+        pool.store_numbers(d_ape, stripe * plan.slots + slot + s, column, values)
 
 
 @cute.jit
 def add_entry(
-    x: Operands, numbers: cute.Tensor, entry: Int32, place: Place, slot: Int32, column: Int32,
-    sums: cute.Tensor, d_kv: cute.Tensor, d_gate: cute.Tensor, plan: cutlass.Constexpr,
+    x: pool.Operands, numbers: cute.Tensor, entry: Int32, place: pool.Place, slot: Int32,
+    column: Int32, sums: cute.Tensor, d_kv: cute.Tensor, d_gate: cute.Tensor,
+    plan: cutlass.Constexpr,
 ) -> None:  # fmt: skip
     """Write the gradients of an entry's slots from `slot` on; add those of the gates to `sums`."""
     unit = plan.unit
     count = cutlass.const_expr(plan.slots * SLICE // unit // plan.threads)
-    values, logits = load_slots(x, place, slot, slot, column, count, plan)
+    values, logits = pool.load_slots(x, place, slot, slot, column, count, plan)
     first = entry * NUMBERS
-    largest = load_numbers(numbers, first, column, unit)
-    inverse = load_numbers(numbers, first + 1, column, unit)
-    e = load_numbers(numbers, first + 2, column, unit)
-    de = load_numbers(numbers, first + 3, column, unit)
+    largest = pool.load_numbers(numbers, first, column, unit)
+    inverse = pool.load_numbers(numbers, first + 1, column, unit)
+    e = pool.load_numbers(numbers, first + 2, column, unit)
+    de = pool.load_numbers(numbers, first + 3, column, unit)
     for s in cutlass.range_constexpr(count):
-        of_kv = [power(logits[s][i] - largest[i]) * inverse[i] * de[i] for i in range(unit)]
+        of_kv = [pool.power(logits[s][i] - largest[i]) * inverse[i] * de[i] for i in range(unit)]
         of_gate = [of_kv[i] * (values[s][i] - e[i]) for i in range(unit)]
-        store_unit(d_kv, place.row + slot + s, column, of_kv)
-        store_unit(d_gate, place.row + slot + s, column, of_gate)
+        pool.store_unit(d_kv, place.row + slot + s, column, of_kv)
+        pool.store_unit(d_gate, place.row + slot + s, column, of_gate)
         for i in cutlass.range_constexpr(unit):
             sums[s * unit + i] = sums[s * unit + i] + of_gate[i]
 
@@ -130,10 +112,9 @@ def launch_numbers(
 
     Args: as for `launch_compress_bwd`.
     """
-    x = Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
-    compress_kernel_numbers(x, grad, eps, numbers, d_kv, d_gate, plan).launch(
-        grid=[grad.shape[0], 1, 1], block=[plan.threads, 1, 1], stream=stream
-    )
+    x = pool.Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
+    made = compress_kernel_numbers(x, grad, eps, numbers, d_kv, d_gate, plan)
+    launch_ctas(made, grad.shape[0], plan.threads, stream)
 
 
 @cute.jit
@@ -149,36 +130,35 @@ def launch_slots(
         numbers: of `launch_numbers`. d_ape: (stripes * ratio, d) fp32, sums of every entry that is
             a stripe's. Others as for `launch_compress_bwd`.
     """
-    x = Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
-    compress_kernel_slots(x, numbers, d_kv, d_gate, d_ape, plan).launch(
-        grid=[plan.d // SLICE, stripes, 1], block=[plan.threads, 1, 1], stream=stream
-    )
+    x = pool.Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
+    made = compress_kernel_slots(x, numbers, d_kv, d_gate, d_ape, plan)
+    launch_ctas(made, (plan.d // SLICE, stripes), plan.threads, stream)
 
 
 @cute.kernel
-def compress_kernel(x: Operands, eps: Float32, entries: cute.Tensor, plan: cutlass.Constexpr):
+def compress_kernel(x: pool.Operands, eps: Float32, entries: cute.Tensor, plan: cutlass.Constexpr):
     """One CTA of the grid; arguments as in `launch_compress`."""
     cta, _, _ = cute.arch.block_idx()
-    memory = EntryMemory.allocate(plan)
-    thread = this_thread(plan)
+    memory = pool.EntryMemory.allocate(plan)
+    thread = pool.this_thread(plan)
     entry = cta * plan.entries + thread.entry
-    place = locate(x, entry, plan)
-    pooled = pool(x, place, thread, plan)
+    place = pool.locate(x, entry, plan)
+    pooled = pool.pool(x, place, thread, plan)
     if const_expr(plan.groups > 1):
-        merge_groups(memory, pooled, thread, plan)
+        pool.merge_groups(memory, pooled, thread, plan)
     e = [pooled.weighted[i] / pooled.total[i] for i in range(plan.unit)]
     if const_expr(plan.finished):
         squares = Float32(0.0)
         for i in cutlass.range_constexpr(plan.unit):
             squares += e[i] * e[i]
-        mean = sum_columns(memory, squares, 0, thread, plan) * Float32(1 / plan.d)
+        mean = pool.sum_columns(memory, squares, 0, thread, plan) * Float32(1 / plan.d)
         factor = cute.math.rsqrt(mean + eps)
-        weight = load_numbers(x.norm_weight, Int32(0), thread.column, plan.unit)
+        weight = pool.load_numbers(x.norm_weight, Int32(0), thread.column, plan.unit)
         e = [e[i] * factor * weight[i] for i in range(plan.unit)]
-        e = turn(x, e, place, thread, False, plan)
+        e = pool.turn(x, e, place, thread, False, plan)
     if (thread.group == 0) & (entry < entries.shape[0]):
         kept = [e[i] if place.real else Float32(0.0) for i in range(plan.unit)]
-        store_unit(entries, entry, thread.column, kept)
+        pool.store_unit(entries, entry, thread.column, kept)
 
 
 @cute.jit
@@ -196,11 +176,9 @@ def launch_compress(
         ape: (ratio, width) fp32, or None. norm_weight: (1, d), cos, sin: (P, 32) fp32, or None.
         state: (B, R, 2, width) bf16, and seen: (B,) int32, or None.
     """
-    x = Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin, state, seen)
+    x = pool.Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin, state, seen)
     ctas = (entries.shape[0] + plan.entries - 1) // plan.entries
-    compress_kernel(x, eps, entries, plan).launch(
-        grid=[ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream
-    )
+    launch_ctas(compress_kernel(x, eps, entries, plan), ctas, plan.threads, stream)
 
 
 def compile_compress(plan: CompressPlan) -> Any:
@@ -227,7 +205,7 @@ def compile_compress(plan: CompressPlan) -> Any:
     kept = [state, seen] if plan.state else [None, None]
     more: list[Any] = [Float32(0.0), entries]
     if plan.whole:
-        launch = launch_compress_bwd
+        launch = backward.launch_compress_bwd
         parts = fake_tensor(Float32, (cute.sym_int32(), plan.ratio, width)) if plan.ape else None
         more += [*of_tokens, parts, sums if plan.finished else None, Int32(0)]
     elif plan.sliced:
@@ -235,16 +213,7 @@ def compile_compress(plan: CompressPlan) -> Any:
     elif plan.gradient:
         launch = launch_numbers
         more += [numbers, *of_tokens]
-    return compile_launch(
-        SM90,
-        launch,
-        plan,
-        kv,
-        gate,
-        fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT),
-        fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT),
-        fake_tensor(Float32, (plan.ratio, width)) if plan.ape else None,
-        *finish,
-        *([] if plan.gradient else kept),
-        *more,
-    )
+    sequences, ends = (fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT) for _ in range(2))
+    ape = fake_tensor(Float32, (plan.ratio, width)) if plan.ape else None
+    x = kv, gate, sequences, ends, ape, *finish, *([] if plan.gradient else kept)
+    return compile_launch(SM90, launch, plan, *x, *more)

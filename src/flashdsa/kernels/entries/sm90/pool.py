@@ -215,12 +215,8 @@ def load_slots(
     x: Operands, place: Place, offset: Int32, slot: Int32, column: Int32,
     count: cutlass.Constexpr, plan: cutlass.Constexpr,
 ) -> tuple[list[Any], list[Any]]:  # fmt: skip
-    """kv and logits of `count` slots, lists of units.
-
-    Args:
-        offset: of the first slot's token from the window's first. slot: its row of `ape`. column:
-            in kv.
-    """
+    """kv and logits of `count` slots, lists of units. `offset`: of the first slot's token from the
+    window's first. `slot`: its row of `ape`. `column`: in kv."""
     values = [load_token(x, 0, place, offset + s, column, plan) for s in range(count)]
     logits = [load_token(x, 1, place, offset + s, column, plan) for s in range(count)]
     values, logits = ([widened(words) for words in part] for part in (values, logits))
@@ -313,11 +309,8 @@ def sum_columns(
     memory: EntryMemory, value: Float32, which: cutlass.Constexpr, thread: Thread,
     plan: cutlass.Constexpr,
 ) -> Float32:  # fmt: skip
-    """Sum of a number of each of an entry's threads, in all of them; all threads call.
-
-    Args:
-        which: 0 or 1, the half of the region that it uses: a barrier lies between two calls of one.
-    """
+    """Sum of a number of each of an entry's threads, in all of them; all threads call. `which`: 0
+    or 1, the half of the region that it uses: a barrier lies between two calls of one."""
     total = neighbours_sum(value, min(plan.lanes, WARP_SIZE))
     if const_expr(plan.lanes > WARP_SIZE):
         warps = const_expr(plan.threads // WARP_SIZE)

@@ -20,9 +20,11 @@ from cutlass import BFloat16, Float32, GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
-from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import launch_plan
+from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.static import Static
 from flashdsa.hw import SECTOR_BYTES, SM100, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
@@ -57,23 +59,27 @@ class Operands(NamedTuple):
 
 def fake_operands(heads: int) -> Operands:
     """Operands without memory, of so many heads a query; other sizes are dynamic."""
-    rows, queries, keys, topk = (cute.sym_int32() for _ in range(4))
-    return Operands(
-        fake_tensor(BFloat16, (rows, D_QK)),
-        fake_tensor(BFloat16, (keys, D_QK)),
-        fake_tensor(BFloat16, (rows, D_V)),
-        fake_tensor(Float32, (queries, heads), 4),
-        fake_tensor(BFloat16, (rows, D_V)),
-        fake_tensor(Int32, (queries, topk), 4),
-        fake_tensor(Int32, (queries,), 4),
-        fake_tensor(Float32, (queries, heads), 4),
-        fake_tensor(BFloat16, (rows, D_QK), SECTOR_BYTES),
-        fake_tensor(Float32, (keys, D_QK)),
-    )
+    rows, queries, keys, topk = fake.symbols(4)
+    read = fake.bf16(rows, D_QK), fake.bf16(keys, D_QK), fake.bf16(rows, D_V)
+    of_rows, slots = fake.numbers(queries, heads), (fake.words(queries, topk), fake.words(queries))
+    dq = fake.fake_tensor(BFloat16, (rows, D_QK), SECTOR_BYTES)
+    dkv = fake.fake_tensor(Float32, (keys, D_QK))
+    return Operands(*read, of_rows, fake.bf16(rows, D_V), *slots, of_rows, dq, dkv)
 
 
 SOFTMAX, LOAD, REDUCE, MMA = range(4)
 """Warpgroups, in the plan's order of roles."""
+
+
+class Items(NamedTuple):
+    """Items that pairs of CTAs share out: queries, or groups of them."""
+
+    indices: cute.Tensor  # (items, any) int32
+    lengths: cute.Tensor  # (items,): slots of each that may be valid
+    # Both are None if an item is a query. (items, any) uint8, bit i: query i of the item names the
+    # slot's row. (items,) int32, bit i: query i names any row.
+    members: Any
+    present: Any
 
 
 @cute.kernel
@@ -84,17 +90,15 @@ def backward_kernel(
     kv_rope_map: GridConstant[tensor_map.TensorMap],
     lse: cute.Tensor,
     delta: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    members: Any,
-    present: Any,
+    items: Items,
     dq: cute.Tensor,
     dkv: cute.Tensor,
     slots: Any,
     scale: Float32,
     plan: cutlass.Constexpr,
 ):
-    """One CTA of a pair; arguments as in `Operands`, `Items` and `launch_pairs`."""
+    """One CTA of a pair; arguments as in `Operands` and `launch_pairs`."""
+    indices, lengths, members, present = items
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     memory = load.BwdMemory.allocate(plan)
@@ -104,10 +108,10 @@ def backward_kernel(
     # ptxas would spill them before the roles part.
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
-        cute.arch.setmaxregister_increase(plan.softmax.registers)
+        take_registers(plan, "softmax")
         turn = load.first_turn()
-        while turn.item < topk_length.shape[0]:
-            ctx = load.locate(topk_length, indices, memory, turn)
+        while turn.item < lengths.shape[0]:
+            ctx = load.locate(lengths, indices, memory, turn)
             own_lse, own_delta = of_row(ctx, lse), of_row(ctx, delta)
             if cutlass.const_expr(plan.group > 1):
                 own_delta = delta_beside(own_lse, own_delta)
@@ -115,47 +119,39 @@ def backward_kernel(
             write_dq(DqWriter(ctx, dq))
             turn = load.next_turn(ctx)
     elif group == LOAD:
-        cute.arch.setmaxregister_decrease(plan.load.registers)
+        take_registers(plan, "load")
         turn = load.first_turn()
-        while turn.item < topk_length.shape[0]:
-            ctx = load.locate(topk_length, indices, memory, turn)
-            load.load_blocks(
-                load.Loader(
-                    ctx,
-                    kv_map.get_ptr(),
-                    kv_rope_map.get_ptr(),
-                    indices,
-                    members,
-                    Int32(dkv.shape[0]),
-                )
-            )
+        while turn.item < lengths.shape[0]:
+            ctx = load.locate(lengths, indices, memory, turn)
+            maps = kv_map.get_ptr(), kv_rope_map.get_ptr()
+            load.load_blocks(load.Loader(ctx, *maps, indices, members, Int32(dkv.shape[0])))
             turn = load.next_turn(ctx)
     elif group == REDUCE:
-        cute.arch.setmaxregister_increase(plan.reduce.registers)
+        take_registers(plan, "reduce")
         turn, ring_slot = load.first_turn(), Int32(0)
-        while turn.item < topk_length.shape[0]:
-            ctx = load.locate(topk_length, indices, memory, turn)
+        while turn.item < lengths.shape[0]:
+            ctx = load.locate(lengths, indices, memory, turn)
             first_row = None
             if cutlass.const_expr(slots is not None):
                 first_row = slots.iterator + Int64(ctx.item) * indices.shape[1] * plan.tile.d_qk
             store_do(ctx)
             ring_slot = reduce_item(Reducer(ctx, dkv, first_row), ring_slot)
             turn = load.next_turn(ctx)
-        finish(plan)
+        finish()
     else:
-        cute.arch.setmaxregister_decrease(plan.mma.registers)
+        take_registers(plan, "mma")
         turn = load.first_turn()
         if warp % (WARPGROUP_SIZE // WARP_SIZE) == 0:
             if prims.elect_sync():
-                while turn.item < topk_length.shape[0]:
-                    ctx = load.locate(topk_length, indices, memory, turn)
+                while turn.item < lengths.shape[0]:
+                    ctx = load.locate(lengths, indices, memory, turn)
                     mma.issue_item(mma.Issuer(ctx, Static(products_of(plan))))
                     turn = load.next_turn(ctx)
             cute.arch.sync_warp()
         elif warp % (WARPGROUP_SIZE // WARP_SIZE) == 1:
             if prims.elect_sync():
-                while turn.item < topk_length.shape[0]:
-                    ctx = load.locate(topk_length, indices, memory, turn)
+                while turn.item < lengths.shape[0]:
+                    ctx = load.locate(lengths, indices, memory, turn)
                     mma.load_query(mma.QueryLoader(ctx, q_map.get_ptr(), do_map.get_ptr(), present))
                     turn = load.next_turn(ctx)
                 mma.wait_until_read(memory, turn)
@@ -184,17 +180,6 @@ def delta_beside(lse: Float32, delta: Float32) -> Float32:
     if not lse >= -Float32.inf:
         kept = Float32(0.0)
     return kept
-
-
-class Items(NamedTuple):
-    """Items that pairs of CTAs share out: queries, or groups of them."""
-
-    indices: cute.Tensor  # (items, any) int32
-    lengths: cute.Tensor  # (items,): slots of each that may be valid
-    # Both are None if an item is a query. (items, any) uint8, bit i: query i of the item names the
-    # slot's row. (items,) int32, bit i: query i names any row.
-    members: Any
-    present: Any
 
 
 @cute.jit
@@ -252,49 +237,23 @@ def launch_pairs(
     launch_delta(x.do, x.out, x.delta, stream)
     wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
     make = tensor_map.create_tensor_map_tiled_from_view
-    backward_kernel(
-        make(x.q, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
-        make(x.do, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
-        make(x.kv, box_dims=(1, BOX_DIMS), swizzle=wide),
-        make(x.kv, box_dims=(1, plan.tile.own_rope_dims), swizzle=narrow),
-        x.lse,
-        x.delta,
-        items.indices,
-        items.lengths,
-        items.members,
-        items.present,
-        x.dq,
-        x.dkv,
-        slots,
-        scale,
-        plan,
-    ).launch(
-        grid=[cutlass.min(items.lengths.shape[0], pairs) * CLUSTER, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[CLUSTER, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-    )
+    q_map = make(x.q, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide)
+    do_map = make(x.do, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide)
+    kv_map = make(x.kv, box_dims=(1, BOX_DIMS), swizzle=wide)
+    rope_map = make(x.kv, box_dims=(1, plan.tile.own_rope_dims), swizzle=narrow)
+    maps = q_map, do_map, kv_map, rope_map
+    made = backward_kernel(*maps, x.lse, x.delta, items, x.dq, x.dkv, slots, scale, plan)
+    ctas = cutlass.min(items.lengths.shape[0], pairs) * CLUSTER
+    launch_plan(made, plan, ctas, stream, cluster=CLUSTER, use_pdl=False)
 
 
 def compile_backward(plan: BwdPlan) -> Any:
     """Compile `launch_backward`."""
-    further = []
+    further = [*fake_operands(plan.group_heads)]
     if plan.deterministic:
-        slots, bounds = cute.sym_int32(), cute.sym_int32()
-        further = [
-            fake_tensor(Float32, (slots, plan.tile.d_qk)),
-            fake_tensor(Int32, (slots,), 4),
-            fake_tensor(Int32, (bounds,), 4),
-        ]
+        slots, bounds = fake.symbols(2)
+        rows = fake.fake_tensor(Float32, (slots, plan.tile.d_qk))
+        further += [rows, fake.words(slots), fake.words(bounds)]
     elif plan.group > 1:
-        further = fake_lists(plan.group)
-    return compile_launch(
-        SM100,
-        launch_backward,
-        plan,
-        *fake_operands(plan.group_heads),
-        *further,
-        Float32(1.0),
-        Int32(1),
-    )
+        further += fake_lists(plan.group)
+    return compile_launch(SM100, launch_backward, plan, *further, Float32(1.0), Int32(1))

@@ -9,9 +9,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl import tmem
-from flashdsa.dsl.cta_pair import PairMemory
+from flashdsa.dsl import cta_pair, tmem
 from flashdsa.dsl.gather4 import gather4
+from flashdsa.dsl.grids import place_in_grid
 from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers, RingProducer
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -27,7 +27,7 @@ class Turn(NamedTuple):
     blocks_before: Int32  # of those items
 
 
-class BwdMemory(PairMemory):
+class BwdMemory(cta_pair.PairMemory):
     """Regions and barriers of `BwdPlan`."""
 
     q: Region
@@ -61,7 +61,7 @@ class BwdMemory(PairMemory):
     dq_ready: Barriers
 
 
-M = TypeVar("M", bound=PairMemory)
+M = TypeVar("M", bound=cta_pair.PairMemory)
 
 
 class Context(NamedTuple, Generic[M]):
@@ -109,8 +109,7 @@ def locate(
     topk_length: cute.Tensor, indices: cute.Tensor, memory: BwdMemory, turn: Turn
 ) -> Context:
     """This thread's context for an item."""
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     keys = memory.plan.tile.keys
     num_slots = cutlass.min(topk_length[turn.item], Int32(indices.shape[1]))
     return Context(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cached_property
 from typing import NamedTuple
 
 from flashdsa.hw import WARPGROUP_SIZE
@@ -49,10 +49,8 @@ class BwdPlan(Sm100Plan):
         tile: a block of keys. kv_stages: blocks in flight.
         index_stages: blocks whose row numbers are kept.
         ring_slots: slices of dKV on their way out. slot_bytes: of one.
-        from_registers: dKV is added by `red` of threads, without the ring; else by bulk reduce-adds
-            from shared memory.
         deterministic: each slot of `indices` gets a row of dKV, summed in a fixed order afterwards
-            (docs/decisions/0012); else dKV is added to in memory. Requires group 1, bulk copies.
+            (docs/decisions/0012); else dKV is added to in memory. Requires group 1.
     """
 
     group: int = 1
@@ -65,15 +63,14 @@ class BwdPlan(Sm100Plan):
     load_registers: int = 72
     reduce_registers: int = 184
     mma_registers: int = 120
-    from_registers: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
         """Raises BudgetError, which names the region or role that does not fit."""
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
-        if self.deterministic and (self.group > 1 or self.from_registers):
-            raise ValueError("deterministic: expected group=1 and from_registers=False")
+        if self.deterministic and self.group > 1:
+            raise ValueError("deterministic: expected group=1")
         if self.ring_slots < 2:
             raise ValueError(f"ring_slots: expected at least 2; got {self.ring_slots}")
         if self.kv_stages < 2:
@@ -84,7 +81,6 @@ class BwdPlan(Sm100Plan):
     @property
     def name(self) -> str:
         name = "mla_bwd" + (f"_group{self.group}" if self.group > 1 else "")
-        name += "_from_registers" if self.from_registers else ""
         return name + ("_deterministic" if self.deterministic else "")
 
     # -- shapes of one CTA ------------------------------------------------------------------------
@@ -125,7 +121,6 @@ class BwdPlan(Sm100Plan):
     def buffers(self) -> list[SmemRegion]:
         row_bytes = self.index_stages * self.tile.keys * 4
         mask_bytes = self.index_stages * self.mask_words * 4
-        ring_slots = 0 if self.from_registers else self.ring_slots
 
         def loop(holds: str) -> tuple[LiveRange]:
             return (LiveRange(Step.LOAD, Step.DKV2, holds),)
@@ -143,35 +138,23 @@ class BwdPlan(Sm100Plan):
         ds_live = (LiveRange(Step.DKV0_S, Step.DKV2, "dS(b)"),)
         return [
             SmemRegion("q", self.q_bytes, 1024, "Q, 4 x [128, 64] SW128", live=loop("Q")),
-            SmemRegion(
-                "q_rope", self.q_rope_bytes, 1024, "Q's RoPE dims, SW128", live=loop("Q rope")
-            ),
+            SmemRegion("q_rope", self.q_rope_bytes, 1024, "Q's RoPE dims, SW128",
+                       live=loop("Q rope")),
             SmemRegion("do", self.q_bytes, 1024, "dO, 4 x [128, 64] SW128", live=loop("dO")),
-            SmemRegion(
-                "kv", self.kv_stages * self.tile.bytes, 1024, "keys, SW128 and SW64",
-                live=kv_live, stages=self.kv_stages,
-            ),
-            SmemRegion(
-                "s", self.score_bytes, 1024, "S bf16, a row of 32 keys a head, SW64", live=s_live
-            ),
+            SmemRegion("kv", self.kv_stages * self.tile.bytes, 1024, "keys, SW128 and SW64",
+                       live=kv_live, stages=self.kv_stages),
+            SmemRegion("s", self.score_bytes, 1024, "S bf16, a row of 32 keys a head, SW64",
+                       live=s_live),
             SmemRegion("ds", self.score_bytes, 1024, "dS likewise", live=ds_live),
-            SmemRegion(
-                "partial", self.partial_bytes, 1024, "the peer's P or dP, fp32", live=partial_live
-            ),
+            SmemRegion("partial", self.partial_bytes, 1024, "the peer's P or dP, fp32",
+                       live=partial_live),
+            SmemRegion("ring", self.ring_slots * self.slot_bytes, 128, "slices of dKV, fp32",
+                       stages=self.ring_slots),
+            SmemRegion("rows", row_bytes, 16, "kv rows of a block, -1: none",
+                       stages=self.index_stages),
             *(
-                SmemRegion(
-                    "ring", slots * self.slot_bytes, 128, "slices of dKV, fp32", stages=slots
-                )
-                for slots in (ring_slots,) if slots
-            ),
-            SmemRegion(
-                "rows", row_bytes, 16, "kv rows of a block, -1: none", stages=self.index_stages
-            ),
-            *(
-                SmemRegion(
-                    "masks", size, 16, "valid keys of a block: a bit each, a query",
-                    stages=self.index_stages,
-                )
+                SmemRegion("masks", size, 16, "valid keys of a block: a bit each, a query",
+                           stages=self.index_stages)
                 for size in (mask_bytes,) if size
             ),
         ]  # fmt: skip
@@ -200,36 +183,20 @@ class BwdPlan(Sm100Plan):
             TmemRegion("do", do, tile.dims // 2, "dO bf16, two dims a column", do_live),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def softmax(self) -> Role:
-        does = "exchanges P and dP with the peer; S, dS; dQ's way out"
-        return Role("softmax", WARPGROUP_SIZE, self.softmax_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def load(self) -> Role:
-        does = "row numbers (warp 0) and their gather"
-        return Role("load", WARPGROUP_SIZE, self.load_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def reduce(self) -> Role:
-        does = "dO into TMEM; adds dKV to global memory"
-        return Role("reduce", WARPGROUP_SIZE, self.reduce_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def mma(self) -> Role:
-        does = "a thread issues every MMA (warp 0), another Q's and dO's copies (warp 1)"
-        return Role("mma", WARPGROUP_SIZE, self.mma_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.softmax, self.load, self.reduce, self.mma
+        return (
+            Role("softmax", WARPGROUP_SIZE, self.softmax_registers,
+                 "exchanges P and dP with the peer; S, dS; dQ's way out"),
+            Role("load", WARPGROUP_SIZE, self.load_registers,
+                 "row numbers (warp 0) and their gather"),
+            Role("reduce", WARPGROUP_SIZE, self.reduce_registers,
+                 "dO into TMEM; adds dKV to global memory"),
+            Role("mma", WARPGROUP_SIZE, self.mma_registers,
+                 "a thread issues every MMA (warp 0), another Q's and dO's copies (warp 1)"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         softmax, load, reduce, mma = self.roles
         one, commit, every = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_THREAD
@@ -238,43 +205,30 @@ class BwdPlan(Sm100Plan):
         rows = "the block's row numbers"
         return (
             Barrier("q_full", 1, mma, one, mma, q_bytes, "the item's Q is in shared memory"),
-            Barrier(
-                "do_full", 1, mma, one, reduce, self.q_bytes, "its dO is in shared memory",
-                also_awaited_by=(mma,),
-            ),
-            Barrier(
-                "query_free", QUERY_STEPS, mma, commit, mma, 0, "half of Q and dO has been read"
-            ),
+            Barrier("do_full", 1, mma, one, reduce, self.q_bytes, "its dO is in shared memory",
+                    also_awaited_by=(mma,)),
+            Barrier("query_free", QUERY_STEPS, mma, commit, mma, 0,
+                    "half of Q and dO has been read"),
             Barrier("do_stored", 1, reduce, every, mma, 0, "dO is in TMEM"),
             Barrier("kv_full", kv_stages, load, one, mma, self.tile.bytes, "the keys are there"),
-            Barrier(
-                "kv_free", kv_stages, mma, commit, load, 0, "dQ has read the keys, and dS in TMEM",
-                also_awaited_by=(mma,),
-            ),
+            Barrier("kv_free", kv_stages, mma, commit, load, 0,
+                    "dQ has read the keys, and dS in TMEM", also_awaited_by=(mma,)),
             Barrier("p_ready", 1, mma, commit, softmax, 0, "P's partial sums are in TMEM"),
             Barrier("p_free", 1, softmax, every, mma, 0, "P has been read"),
             Barrier("dp_ready", 1, mma, commit, softmax, 0, "dP's partial sums are in TMEM"),
-            Barrier(
-                "partial_full", 1, softmax, one, softmax, self.partial_bytes,
-                "the peer's partial sums have come", bytes_from_peer=True,
-            ),
-            Barrier(
-                "partial_free", 1, softmax, every, softmax, 0, "the peer has read what came",
-                from_peer=True,
-            ),
+            Barrier("partial_full", 1, softmax, one, softmax, self.partial_bytes,
+                    "the peer's partial sums have come", bytes_from_peer=True),
+            Barrier("partial_free", 1, softmax, every, softmax, 0, "the peer has read what came",
+                    from_peer=True),
             Barrier("s_ready", 1, softmax, every, mma, 0, "S is in shared memory"),
             Barrier("ds_ready", 1, softmax, every, mma, 0, "dS is in shared memory and TMEM"),
             Barrier("s_ds_free", 1, mma, commit, softmax, 0, "the block's dKV is computed"),
             Barrier("dkv_ready", 3, mma, commit, reduce, 0, "a part of dKV is in TMEM"),
             Barrier("dkv_free", 3, reduce, every, mma, 0, "the part has been read"),
-            Barrier(
-                "rows_full", self.index_stages, load, lanes, softmax, 0, rows + " are there",
-                also_awaited_by=(reduce,),
-            ),
-            Barrier(
-                "rows_free", self.index_stages, softmax, warps, load, 0, rows + " have been read",
-                also_produced_by=reduce,
-            ),
+            Barrier("rows_full", self.index_stages, load, lanes, softmax, 0, rows + " are there",
+                    also_awaited_by=(reduce,)),
+            Barrier("rows_free", self.index_stages, softmax, warps, load, 0,
+                    rows + " have been read", also_produced_by=reduce),
             Barrier("dq_ready", 1, mma, commit, softmax, 0, "the item's dQ is in TMEM"),
         )  # fmt: skip
 

@@ -6,6 +6,7 @@ Offsets in descriptors are from the base of shared memory, and of stage 0 of the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from flashdsa.dsl.umma import SharedOperand, SharedTile, TilePart, TmemOperand, UmmaProduct
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
@@ -48,42 +49,18 @@ def products_of(plan: BwdPlan) -> Products:
         a, b = mn_major(operand, m, PAIR_ROWS, first), mn_major(scores, tile.keys, PAIR_ROWS)
         return UmmaProduct(m, tile.keys, a, b, column=tmem.column("dkv"))
 
+    def into(name: str, columns: int, a: Any, b: Any) -> UmmaProduct:
+        return UmmaProduct(PAIR_ROWS, columns, a, b, column=tmem.column(name))
+
+    keys, rope = tile.keys, tile.own_rope_dims
+    of_rope = k_major(q_rope, PAIR_ROWS, rope), k_major(kv_rope, keys, rope)
+    kv_rows, scores = k_major(kv, keys, tile.dims), TmemOperand(tmem.column("ds"), keys)
     return Products(
-        p=UmmaProduct(
-            PAIR_ROWS,
-            tile.keys,
-            k_major(q, PAIR_ROWS, tile.dims),
-            k_major(kv, tile.keys, tile.dims),
-            column=tmem.column("p"),
-        ),
-        p_rope=UmmaProduct(
-            PAIR_ROWS,
-            tile.keys,
-            k_major(q_rope, PAIR_ROWS, tile.own_rope_dims),
-            k_major(kv_rope, tile.keys, tile.own_rope_dims),
-            column=tmem.column("p"),
-        ),
-        dp=UmmaProduct(
-            PAIR_ROWS,
-            tile.keys,
-            TmemOperand(tmem.column("do"), tile.dims),
-            k_major(kv, tile.keys, tile.dims),
-            column=tmem.column("dp"),
-        ),
-        dq=UmmaProduct(
-            PAIR_ROWS,
-            tile.dims,
-            TmemOperand(tmem.column("ds"), tile.keys),
-            mn_major(kv, tile.dims, tile.keys),
-            column=tmem.column("dq"),
-        ),
-        dq_rope=UmmaProduct(
-            PAIR_ROWS,
-            tile.own_rope_dims,
-            TmemOperand(tmem.column("ds"), tile.keys),
-            mn_major(kv_rope, tile.own_rope_dims, tile.keys),
-            column=tmem.column("dq_rope"),
-        ),
+        p=into("p", keys, k_major(q, PAIR_ROWS, tile.dims), kv_rows),
+        p_rope=into("p", keys, *of_rope),
+        dp=into("dp", keys, TmemOperand(tmem.column("do"), tile.dims), kv_rows),
+        dq=into("dq", tile.dims, scores, mn_major(kv, tile.dims, keys)),
+        dq_rope=into("dq_rope", rope, scores, mn_major(kv_rope, rope, keys)),
         dkv=(
             (part(do, s, plan.part_dims, 0), part(q, ds, plan.part_dims, 0)),
             (

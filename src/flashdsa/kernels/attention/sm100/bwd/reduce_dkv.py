@@ -2,8 +2,7 @@
 
 A part leaves in slices of 4 KiB: TMEM -> registers (thread = lane = dim) -> a slot of the ring ->
 one bulk reduce-add for each valid row. Nothing else writes to dKV. The deterministic variant copies
-to the slot's own row instead, and adds nothing: see `ordered_sum.py`. A variant without the ring
-adds from registers: a warp's lanes have 32 neighbouring dims of a row.
+to the slot's own row instead, and adds nothing: see `ordered_sum.py`.
 """
 
 from typing import Any, NamedTuple
@@ -12,16 +11,10 @@ import cutlass
 from cutlass import Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl import tmem
-from flashdsa.dsl.gmem import add_float
-from flashdsa.dsl.pipeline import RingConsumer, next_stage
-from flashdsa.dsl.smem import load_words, store_float
-from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
+from flashdsa.dsl import pipeline, smem, swizzle, tmem
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm100.bwd.load import Context, load_lane, store_lane
 from flashdsa.kernels.attention.sm100.bwd.mma import owned_before, owns_rope
-from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.core.tile import BF16, BOX_DIMS, FP32, PAIR_ROWS
 
 NAMED_BARRIER = 2
@@ -36,9 +29,9 @@ class Reducer(NamedTuple):
     slots: Any  # pointer to the row of the query's first slot, or None: add to dkv
 
     @property
-    def rows(self) -> RingConsumer:
+    def rows(self) -> pipeline.RingConsumer:
         """Row numbers: the use of the ring is the block's running number."""
-        return RingConsumer(self.ctx.memory.rows_full, self.ctx.memory.rows_free)
+        return pipeline.RingConsumer(self.ctx.memory.rows_full, self.ctx.memory.rows_free)
 
 
 @cute.jit
@@ -46,16 +39,16 @@ def store_do(ctx: Context) -> None:
     """Store dO from shared memory into TMEM: thread = lane = head."""
     # do_full of this item: TMA has brought dO, which stays for dKV. It came after the last dP of
     # the item before, so dO's columns may be overwritten.
-    wait_then_tcgen05(ctx.memory.do_full, ctx.turn.items_before)
+    tmem.wait_then_tcgen05(ctx.memory.do_full, ctx.turn.items_before)
     for box in cutlass.range_constexpr(ctx.plan.tile.boxes):
         at = ctx.memory.do.address() + box * (PAIR_ROWS * BOX_DIMS * BF16)
         words = []
         for unit in cutlass.range_constexpr(BOX_DIMS // 8):
-            got = load_words(at + swizzled_128(ctx.thread, unit), Int32)
+            got = smem.load_words(at + swizzle.swizzled_128(ctx.thread, unit), Int32)
             words += [got[i] for i in range(4)]
         store_lane(ctx, "do", Vector.from_elements(words, Int32), box * (BOX_DIMS // 2))
     tmem.wait_stored()
-    arrive_after_tcgen05(ctx.memory.do_stored)
+    tmem.arrive_after_tcgen05(ctx.memory.do_stored)
 
 
 @cute.jit
@@ -111,7 +104,7 @@ def send_slices(
         at = ctx.memory.ring.address() + slot * plan.slot_bytes + dim * FP32
         if holds:
             for key in cutlass.range_constexpr(keys):
-                store_float(at + key * (dims * FP32), values[first_key + key])
+                smem.store_float(at + key * (dims * FP32), values[first_key + key])
         # generic writes above -> the bulk copy reads through the async proxy
         cute.arch.fence_proxy("async.shared", space="cta")
         # This lane's copies of all slices but the latest ring_slots - 2 have left the ring; every
@@ -120,20 +113,8 @@ def send_slices(
         cute.arch.cp_async_bulk_wait_group(plan.ring_slots - 2, read=True)
         cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
         send_slice(role, slot, block, first_key, keys, dims, first_dim)
-        slot = next_stage(slot, plan.ring_slots)
+        slot = pipeline.next_stage(slot, plan.ring_slots)
     return slot
-
-
-@cute.jit
-def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
-    """Add one dim of every valid row of the block from this thread's registers."""
-    ctx = role.ctx
-    stage = role.rows.state(ctx.number(block)).stage
-    rows = ctx.memory.rows.pointer(Int32) + stage * ctx.plan.tile.keys
-    for key in cutlass.range_constexpr(ctx.plan.tile.keys):
-        row = (rows + key).load()
-        if row >= 0:
-            add_float(role.dkv.iterator + Int64(row) * ctx.plan.tile.d_qk + dim, values[key])
 
 
 @cute.jit
@@ -144,9 +125,9 @@ def send_part(
     parts the CTA has computed before."""
     ctx, plan = role.ctx, role.ctx.plan
     # dkv_ready of the part: its MMAs are done; the columns may be read until dkv_free.
-    wait_then_tcgen05(ctx.memory.dkv_ready, number, part)
+    tmem.wait_then_tcgen05(ctx.memory.dkv_ready, number, part)
     values = load_lane(ctx, "dkv", ctx.plan.tile.keys)
-    arrive_after_tcgen05(ctx.memory.dkv_free, part)
+    tmem.arrive_after_tcgen05(ctx.memory.dkv_free, part)
     dims = plan.part_dims if part < 2 else plan.tile.rope_dims
     dim, holds = ctx.thread, ctx.thread >= 0
     first_dim = ctx.cta_rank * plan.tile.dims + part * plan.part_dims
@@ -155,12 +136,7 @@ def send_part(
         lane = ctx.thread % WARP_SIZE
         dim, holds = ctx.thread // WARP_SIZE * 16 + lane, lane < 16
         first_dim = Int32(ctx.plan.tile.d_v)
-    if cutlass.const_expr(plan.from_registers):
-        if holds:
-            add_part(role, block, values, first_dim + dim)
-    else:
-        slot = send_slices(role, block, values, slot, dims, dim, first_dim, holds)
-    return slot
+    return send_slices(role, block, values, slot, dims, dim, first_dim, holds)
 
 
 @cute.jit
@@ -188,7 +164,6 @@ def reduce_item(role: Reducer, slot: Int32) -> Int32:
     return slot
 
 
-def finish(plan: BwdPlan) -> None:
+def finish() -> None:
     """Wait, before the CTA ends, until the bulk operations that it issued are done."""
-    if not plan.from_registers:
-        cute.arch.cp_async_bulk_wait_group(0)
+    cute.arch.cp_async_bulk_wait_group(0)

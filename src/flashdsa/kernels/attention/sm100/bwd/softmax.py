@@ -12,14 +12,9 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, Vector, cute
 
-from flashdsa.dsl import tmem
-from flashdsa.dsl.cluster import peer_address, store_async
-from flashdsa.dsl.gmem import store8
-from flashdsa.dsl.memory import Region
-from flashdsa.dsl.pipeline import RingConsumer
+from flashdsa.dsl import cluster, gmem, memory, pipeline, tmem
 from flashdsa.dsl.smem import VECTOR, load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_64, swizzled_128
-from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm100.bwd.load import Context, load_lane, store_lane
 from flashdsa.kernels.attention.sm100.core.tile import PAIR_ROWS
@@ -47,11 +42,11 @@ def send(ctx: Context, own: Any, number: Int32) -> None:
     full = ctx.memory.partial_full
     if ctx.thread == 0:
         full.arrive_and_expect_tx()
-    at = peer_address(ctx.memory.partial.address(), peer)
-    barrier = peer_address(full.at().toint(), peer)
+    at = cluster.peer_address(ctx.memory.partial.address(), peer)
+    barrier = cluster.peer_address(full.at().toint(), peer)
     words = own.bitcast(Int32)
     for unit in cutlass.range_constexpr(ctx.plan.tile.keys // VECTOR):
-        store_async(
+        cluster.store_async(
             at + swizzled_128(ctx.thread, unit),
             [words[VECTOR * unit + i] for i in range(VECTOR)],
             barrier,
@@ -76,7 +71,7 @@ def receive(ctx: Context, own: Any, number: Int32) -> Any:
 @cute.jit
 def valid_keys(ctx: Context, number: Int32) -> Any:
     """Bit k: key k of the block of that running number is valid for this thread's query."""
-    ring = RingConsumer(ctx.memory.rows_full, ctx.memory.rows_free)
+    ring = pipeline.RingConsumer(ctx.memory.rows_full, ctx.memory.rows_free)
     at = ring.state(number)
     # rows_full: the load warp has stored the block's numbers and masks; they stay until rows_free.
     ring.wait(at)
@@ -94,7 +89,7 @@ def valid_keys(ctx: Context, number: Int32) -> Any:
     return Int32(valid)
 
 
-def store_row(ctx: Context, matrix: Region, words: Any) -> None:
+def store_row(ctx: Context, matrix: memory.Region, words: Any) -> None:
     """Store a head's row of 32 keys in bf16 to shared memory, from which the MMA reads it."""
     for unit in range(ctx.plan.tile.keys // (2 * VECTOR)):
         row = [words[VECTOR * unit + i] for i in range(VECTOR)]
@@ -141,9 +136,9 @@ def softmax_block(role: Softmax, number: Int32) -> None:
     ctx = role.ctx
     p_number, dp_number = 2 * number, 2 * number + 1
     # p_ready of this block: the MMAs of P are done; its columns may be read until p_free.
-    wait_then_tcgen05(ctx.memory.p_ready, number)
+    tmem.wait_then_tcgen05(ctx.memory.p_ready, number)
     own = load_lane(ctx, "p", ctx.plan.tile.keys)
-    arrive_after_tcgen05(ctx.memory.p_free)
+    tmem.arrive_after_tcgen05(ctx.memory.p_free)
     send(ctx, own, p_number)
     sums = receive(ctx, own, p_number)
     valid = valid_keys(ctx, number)
@@ -151,7 +146,7 @@ def softmax_block(role: Softmax, number: Int32) -> None:
 
     # dp_ready of this block: the MMAs of dP are done; they came after dQ of the block before, so
     # the columns, dS's too, belong to this role until ds_ready.
-    wait_then_tcgen05(ctx.memory.dp_ready, number)
+    tmem.wait_then_tcgen05(ctx.memory.dp_ready, number)
     own = load_lane(ctx, "dp", ctx.plan.tile.keys)
     send(ctx, own, dp_number)
     # s_ds_free of the block before: its dKV, the last reader of s and ds in shared memory, is done.
@@ -168,7 +163,7 @@ def softmax_block(role: Softmax, number: Int32) -> None:
     tmem.after_sync()
     store_lane(ctx, "ds", ds)
     tmem.wait_stored()
-    arrive_after_tcgen05(ctx.memory.ds_ready)
+    tmem.arrive_after_tcgen05(ctx.memory.ds_ready)
 
 
 @cute.jit
@@ -203,7 +198,7 @@ def write_columns(
     # The last group has no rows after its last query.
     if row < role.dq.shape[0]:
         for word in cutlass.range_constexpr(0, COLUMNS // 2, WORDS):
-            store8(at + 2 * word, [words[word + i] for i in range(WORDS)])
+            gmem.store8(at + 2 * word, [words[word + i] for i in range(WORDS)])
 
 
 @cute.jit
@@ -212,7 +207,7 @@ def write_dq(role: DqWriter) -> None:
     ctx, tile = role.ctx, role.ctx.plan.tile
     # dq_ready, of this item: its last MMA of dQ is done, so dQ may be read until ds_ready of the
     # next item's first block.
-    wait_then_tcgen05(ctx.memory.dq_ready, ctx.turn.items_before)
+    tmem.wait_then_tcgen05(ctx.memory.dq_ready, ctx.turn.items_before)
     for first in cutlass.range_constexpr(0, tile.dims, COLUMNS):
         write_columns(role, "dq", first, ctx.cta_rank * tile.dims + first)
     for first in cutlass.range_constexpr(0, tile.own_rope_dims, COLUMNS):

@@ -20,7 +20,9 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import launch_plan, place_in_grid
 from flashdsa.dsl.pipeline import RingConsumer
+from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.tmem import after_sync, wait_for_tmem, wait_then_tcgen05
 from flashdsa.dsl.umma_issue import commit_to_pair, issue
@@ -129,7 +131,7 @@ def forward_kernel(
     # Each role computes its own coordinates: values shared by all would be live in every role.
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
-        cute.arch.setmaxregister_increase(plan.softmax.registers)
+        take_registers(plan, "softmax")
         ctx = locate(slots, num_slots, memory)
         scale = softmax.make_scale(sm_scale * softmax.LOG2_E)
         softmax.store_query(ctx)
@@ -138,7 +140,7 @@ def forward_kernel(
             softmax.Output(ctx, out_map.get_ptr(), lse, max_logits, attn_sink, scale), row
         )
     elif group == LOAD:
-        cute.arch.setmaxregister_decrease(plan.load.registers)
+        take_registers(plan, "load")
         ctx = locate(slots, num_slots, memory)
         loader = load.Loader(
             ctx, q_map.get_ptr(), kv_map.get_ptr(), kv_rope_map.get_ptr(), slots, members, num_rows
@@ -149,7 +151,7 @@ def forward_kernel(
             cute.arch.sync_warp()
         load.load_all(loader)
     else:
-        cute.arch.setmaxregister_decrease(plan.mma.registers)
+        take_registers(plan, "mma")
         ctx = locate(slots, num_slots, memory)
         if ctx.thread // WARP_SIZE == 0 and ctx.cta_rank == load.LEADER:
             if prims.elect_sync():
@@ -161,8 +163,7 @@ def forward_kernel(
 @cute.jit
 def locate(slots: cute.Tensor, num_slots: cute.Tensor, memory: load.FwdMemory) -> load.Context:
     """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     item, keys = block // CLUSTER, memory.plan.tile.keys
     count = Int32(slots.shape[1])
     if num_slots.shape[0] > 0:
@@ -214,27 +215,14 @@ def launch_pairs(
     flat_out = cute.make_tensor(
         out.iterator, cute.make_layout((rows, tile.d_v), stride=(tile.d_v, 1))
     )
-    forward_kernel(
-        make(flat_q, box_dims=(ROWS, BOX_DIMS), swizzle=wide),
-        make(kv, box_dims=(1, BOX_DIMS), swizzle=wide),
-        make(kv_rope, box_dims=(1, tile.own_rope_dims), swizzle=narrow),
-        make(flat_out, box_dims=(ROWS, BOX_DIMS), swizzle=wide),
-        Int32(kv.shape[0]),
-        slots,
-        num_slots,
-        members,
-        attn_sink,
-        lse,
-        max_logits,
-        sm_scale,
-        plan,
-    ).launch(
-        grid=[(rows + PAIR_ROWS - 1) // PAIR_ROWS * CLUSTER, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[CLUSTER, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-    )
+    q_map, out_map = (make(x, box_dims=(ROWS, BOX_DIMS), swizzle=wide) for x in (flat_q, flat_out))
+    kv_map = make(kv, box_dims=(1, BOX_DIMS), swizzle=wide)
+    rope_map = make(kv_rope, box_dims=(1, tile.own_rope_dims), swizzle=narrow)
+    maps, of_items = (q_map, kv_map, rope_map, out_map), (slots, num_slots, members)
+    results = attn_sink, lse, max_logits, sm_scale
+    made = forward_kernel(*maps, Int32(kv.shape[0]), *of_items, *results, plan)
+    ctas = (rows + PAIR_ROWS - 1) // PAIR_ROWS * CLUSTER
+    launch_plan(made, plan, ctas, stream, cluster=CLUSTER, use_pdl=False)
 
 
 @cute.jit
@@ -274,12 +262,6 @@ def compile_forward(plan: FwdPlan) -> Any:
         keys, tile = operands.kv.shape[0], plan.tile
         operands = operands._replace(kv=fake_tensor(BFloat16, (keys, tile.d_v)))
         apart = (fake_tensor(BFloat16, (keys, tile.d_qk - tile.d_v)),)
-    return compile_launch(
-        SM100,
-        launch_forward,
-        plan,
-        *operands,
-        fake_max_logits(),
-        *apart,
-        *(fake_lists(plan.group)[:3] if plan.group > 1 else ()),
-    )
+    lists = fake_lists(plan.group)[:3] if plan.group > 1 else ()
+    further = fake_max_logits(), *apart, *lists
+    return compile_launch(SM100, launch_forward, plan, *operands, *further)

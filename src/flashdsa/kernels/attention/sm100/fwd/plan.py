@@ -7,7 +7,7 @@ keys (docs/decisions/0020), which are its half of N in Q K^T and its value dims 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm100.core.tile import (
@@ -18,12 +18,11 @@ from flashdsa.kernels.attention.sm100.core.tile import (
     PAIR_ROWS,
     PairTile,
 )
-from flashdsa.plan import Arrives, Barrier, Role, Sm100Plan, SmemRegion, TmemRegion
-from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.plan import Arrives, Barrier, Role, Sm100Plan, SmemRegion, TmemRegion, row_tiles
 
 ROWS = PAIR_ROWS // CLUSTER
 """(query, head) rows of a CTA."""
-BOX_BYTES = ROWS * ROW_BYTES
+BOX_BYTES = ROWS * row_tiles.ROW_BYTES
 """Bytes of a box of 64 rows: of Q, of O and of P."""
 P_STAGES = 2
 
@@ -100,21 +99,16 @@ class FwdPlan(Sm100Plan):
     @property
     def buffers(self) -> list[SmemRegion]:
         masks = self.mask_stages * self.group * self.tile.mask_words * 4
-        threads = self.softmax.threads
+        threads = self.role("softmax").threads
         return [
-            SmemRegion(
-                "kv", self.kv_stages * self.tile.bytes, 1024,
-                "keys, SW128 and SW64; Q before them, O behind", stages=self.kv_stages,
-            ),
+            SmemRegion("kv", self.kv_stages * self.tile.bytes, 1024,
+                       "keys, SW128 and SW64; Q before them, O behind", stages=self.kv_stages),
             SmemRegion("p", P_STAGES * BOX_BYTES, 1024, "P bf16, [64, 64] SW128", stages=P_STAGES),
-            SmemRegion(
-                "partial", threads * self.half_keys * FP32, 1024,
-                "scores over the other half's dims",
-            ),
+            SmemRegion("partial", threads * self.half_keys * FP32, 1024,
+                       "scores over the other half's dims"),
             SmemRegion("maxima", threads * FP32, 16, "of half a row; at the end its sum"),
-            SmemRegion(
-                "masks", masks, 16, "valid keys: a bit each, a query", stages=self.mask_stages
-            ),
+            SmemRegion("masks", masks, 16, "valid keys: a bit each, a query",
+                       stages=self.mask_stages),
         ]  # fmt: skip
 
     @property
@@ -130,30 +124,18 @@ class FwdPlan(Sm100Plan):
             TmemRegion("s", rope + rope_columns, keys, "scores over the lane's dims, fp32"),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def softmax(self) -> Role:
-        does = "Q into TMEM; adds the halves of the scores; P; O's scale; O and lse out"
-        return Role("softmax", WARPGROUP_SIZE, self.softmax_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def load(self) -> Role:
-        does = "Q (warp 1), masks (warp 0), and the gather of the rows"
-        return Role("load", WARPGROUP_SIZE, self.load_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def mma(self) -> Role:
-        does = "one thread of the pair's first CTA issues every MMA"
-        return Role("mma", WARPGROUP_SIZE, self.mma_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.softmax, self.load, self.mma
+        return (
+            Role("softmax", WARPGROUP_SIZE, self.softmax_registers,
+                 "Q into TMEM; adds the halves of the scores; P; O's scale; O and lse out"),
+            Role("load", WARPGROUP_SIZE, self.load_registers,
+                 "Q (warp 1), masks (warp 0), and the gather of the rows"),
+            Role("mma", WARPGROUP_SIZE, self.mma_registers,
+                 "one thread of the pair's first CTA issues every MMA"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """The MMAs wait at the first CTA's barriers, which count for both CTAs; the commits arrive
         in both. Two of softmax's warps may finish a tile before the others, so p_ready has a stage
@@ -161,27 +143,19 @@ class FwdPlan(Sm100Plan):
         softmax, load, mma = self.roles
         one, commit, warps = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_WARP
         return (
-            Barrier(
-                "q_full", 1, load, one, softmax, self.q_bytes, "Q is in shared memory"
-            ),
+            Barrier("q_full", 1, load, one, softmax, self.q_bytes, "Q is in shared memory"),
             Barrier("q_read", 1, softmax, warps, load, 0, "keys may overwrite Q"),
             Barrier("q_stored", 1, softmax, warps, mma, 0, "Q is in TMEM", ctas=CLUSTER),
-            Barrier(
-                "kv_full", self.kv_stages, load, one, mma, CLUSTER * self.tile.bytes,
-                "both CTAs' halves of the keys are there", bytes_from_peer=True,
-            ),
+            Barrier("kv_full", self.kv_stages, load, one, mma, CLUSTER * self.tile.bytes,
+                    "both CTAs' halves of the keys are there", bytes_from_peer=True),
             Barrier("kv_free", self.kv_stages, mma, commit, load, 0, "P V has read the keys"),
             Barrier("s_ready", 1, mma, commit, softmax, 0, "the scores' halves are in TMEM"),
             Barrier("s_free", 1, softmax, warps, mma, 0, "they have been read", ctas=CLUSTER),
-            Barrier(
-                "p_ready", P_STAGES, softmax, warps, mma, 0,
-                "P is in shared memory, O is scaled", ctas=CLUSTER,
-            ),
+            Barrier("p_ready", P_STAGES, softmax, warps, mma, 0,
+                    "P is in shared memory, O is scaled", ctas=CLUSTER),
             Barrier("p_free", P_STAGES, mma, commit, softmax, 0, "P V is added to O"),
-            Barrier(
-                "masks_full", self.mask_stages, load, one, softmax, 0, "the tile's masks are there"
-            ),
-            Barrier(
-                "masks_free", self.mask_stages, softmax, warps, load, 0, "they have been read"
-            ),
+            Barrier("masks_full", self.mask_stages, load, one, softmax, 0,
+                    "the tile's masks are there"),
+            Barrier("masks_free", self.mask_stages, softmax, warps, load, 0,
+                    "they have been read"),
         )  # fmt: skip

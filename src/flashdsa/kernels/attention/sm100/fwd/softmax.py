@@ -15,11 +15,9 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl import tmem
-from flashdsa.dsl.pipeline import RingConsumer, RingProducer
+from flashdsa.dsl import pipeline, tmem
 from flashdsa.dsl.smem import VECTOR, VECTOR_BYTES, load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.dsl.tmem import wait_then_tcgen05
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm100.core.tile import BF16, BOX_DIMS, PAIR_ROWS
 from flashdsa.kernels.attention.sm100.fwd.load import LEADER, Context
@@ -147,7 +145,7 @@ def whole_scores(ctx: Context, tile: Int32) -> list[Any]:
     half = ctx.thread // ROWS
     column = ctx.plan.tmem.column("s")
     # s_ready, time i: Q K^T of tile i is done; the columns may be read until s_free.
-    wait_then_tcgen05(ctx.memory.s_ready, tile)
+    tmem.wait_then_tcgen05(ctx.memory.s_ready, tile)
     first, second = column + (1 - half) * ctx.plan.half_keys, column + half * ctx.plan.half_keys
     others, own = tmem.load_lane_twice(ctx.tmem, first, second, ctx.thread, ctx.plan.half_keys)
     finish_tmem_accesses()
@@ -173,7 +171,7 @@ def whole_scores(ctx: Context, tile: Int32) -> list[Any]:
 def read_mask(ctx: Context, tile: Int32) -> Int32:
     """Bit k: this row's query has key k of this thread's half of the tile."""
     group = ctx.plan.group
-    ring = RingConsumer(ctx.memory.masks_full, ctx.memory.masks_free)
+    ring = pipeline.RingConsumer(ctx.memory.masks_full, ctx.memory.masks_free)
     at = ring.state(tile)
     # masks_full, use i: the load warp has written the tile's words; they stay until masks_free.
     ring.wait(at)
@@ -211,7 +209,7 @@ def rescale(ctx: Context, tile: Int32, factor: Float32) -> None:
         if cute.arch.vote_any_sync(factor != 1.0):
             # p_free of the tile before: its P V is added to O, and no other one comes before
             # p_ready of this tile.
-            wait_then_tcgen05(ctx.memory.p_free, tile - 1)
+            tmem.wait_then_tcgen05(ctx.memory.p_free, tile - 1)
             column = ctx.plan.tmem.column("o")
             for first in cutlass.range_constexpr(0, ctx.plan.tile.dims, CHUNK):
                 values = tmem.load_lane(ctx.tmem, column + first, ctx.thread, CHUNK)
@@ -224,7 +222,7 @@ def rescale(ctx: Context, tile: Int32, factor: Float32) -> None:
 @cute.jit
 def store_p(ctx: Context, tile: Int32, p: list[Any]) -> None:
     """Store P of this thread's half of the keys, in bf16: 64 bytes of its row."""
-    ring = RingProducer(ctx.memory.p_ready, ctx.memory.p_free)
+    ring = pipeline.RingProducer(ctx.memory.p_ready, ctx.memory.p_free)
     to = ring.state(tile)
     # p_free of the tile before in this stage: its P V, which reads P, is done.
     ring.acquire(to)
@@ -360,7 +358,7 @@ def write_rows(w: Output, row: Row) -> None:
         ctx.memory.p_free.wait_for(ctx.num_tiles - 2)
     # p_free of the last tile: every product is done in both CTAs, so O may be read, and the bytes
     # of the keys overwritten.
-    wait_then_tcgen05(ctx.memory.p_free, ctx.num_tiles - 1)
+    tmem.wait_then_tcgen05(ctx.memory.p_free, ctx.num_tiles - 1)
     first_box = ctx.thread // ROWS * ctx.plan.tile.boxes
     for box in cutlass.range_constexpr(ctx.plan.tile.boxes):
         write_box(ctx, box, factor, ctx.memory.kv.address() + (first_box + box) * BOX_BYTES)

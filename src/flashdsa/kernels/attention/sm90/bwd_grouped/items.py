@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.dsl.grids import place_in_grid
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import is_taken
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import matrix_offset
@@ -74,9 +75,7 @@ class Context(NamedTuple):
 @cute.jit
 def locate(memory: Any, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
     """This thread's context: the CTA's items, plan.slices a group."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     num_items = (groups.end - groups.begin) * memory.plan.slices
     if not is_taken(groups.choice, groups.number):
         num_items = Int32(0)

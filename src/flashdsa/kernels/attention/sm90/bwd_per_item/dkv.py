@@ -10,35 +10,25 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import gmem, pipeline, ptx, swizzle, wgmma
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
-from flashdsa.dsl.gmem import add4_if
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.pipeline import arrive_warp
-from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.dsl.wgmma import along_n, descriptor_behind, multiply_bf16
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_per_item import context
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
-    HALF_BYTES,
-    LINE_DIMS,
-    LINE_PACKS,
-    ROWS_CHUNK_BYTES,
-)
-from flashdsa.kernels.attention.sm90.bwd_per_item.slot_sums import pack_eight
-from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import item_at, next_item
+from flashdsa.kernels.attention.sm90.bwd_per_item import context, slot_sums, tickets
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan as sizes
 from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, STEPS, four_dims
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK
 from flashdsa.plan.row_tiles import ROW_BYTES
 
-OF_LINE = LINE_DIMS // 2
+OF_LINE = sizes.LINE_DIMS // 2
 """fp32 of an accumulator in a thread: its line is 128 bytes of a row of dKV, which eight lanes add
 in one piece."""
 STEP_BYTES = MMA_K * ROW_BYTES
 A_WORDS = 4
-CHUNK_LINES = CHUNK // LINE_DIMS
+CHUNK_LINES = CHUNK // sizes.LINE_DIMS
 KEYS = 2
 """Keys of a thread, 8 apart."""
-PAIR_WORDS, PAIR_LASTS = 4 * LINE_PACKS, 2 * LINE_PACKS
+PAIR_WORDS, PAIR_LASTS = 4 * sizes.LINE_PACKS, 2 * sizes.LINE_PACKS
 """Words in a row of the slots from a pair of lines to the next pair: of words 0 and 1, and of words
 2."""
 
@@ -61,8 +51,8 @@ class Line(NamedTuple):
 
 def line_at(chunk: Any, half: int, has_v: bool = True) -> Line:
     """A half of the chunk of Q, and dO, at a shared memory address."""
-    rows = along_n(chunk + half * LINE_DIMS * BF16)
-    return Line(rows, has_v, 2 * HALF_BYTES if has_v else HALF_BYTES)
+    rows = wgmma.along_n(chunk + half * sizes.LINE_DIMS * BF16)
+    return Line(rows, has_v, 2 * sizes.HALF_BYTES if has_v else sizes.HALF_BYTES)
 
 
 @cute.jit
@@ -71,11 +61,11 @@ def load_matrix(matrix: Int32, words: cute.Tensor, thread: Int32) -> None:
     lane = thread % WARP_SIZE
     key = thread // WARP_SIZE * MMA_ROWS + lane % 16
     for step in cutlass.range_constexpr(STEPS):
-        at = matrix + swizzled_128(key, 2 * step + lane // 16)
-        got = cute.arch.inline_ptx(
+        at = matrix + swizzle.swizzled_128(key, 2 * step + lane // 16)
+        got = ptx.words(
             "ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-            write_only_types=[Int32] * A_WORDS,
-            read_only_args=[at],
+            A_WORDS,
+            at,
         )
         for i in cutlass.range_constexpr(A_WORDS):
             words[A_WORDS * step + i] = got[i]
@@ -85,14 +75,14 @@ def issue_line(acc: Any, p: Any, ds: Any, line: Line) -> None:
     """Issue acc = dS^T Q + P^T dO of 32 dims, as one group."""
     warpgroup.fence()
     rows = opaque(line.rows)
-    operands = [(ds, 0)] + ([(p, HALF_BYTES)] if line.has_v else [])
+    operands = [(ds, 0)] + ([(p, sizes.HALF_BYTES)] if line.has_v else [])
     for words, place in operands:
         for step in range(STEPS):
             half, in_half = divmod(step, STEPS // 2)
             offset = place + half * line.half_bytes + in_half * STEP_BYTES
             a = [words[A_WORDS * step + i] for i in range(A_WORDS)]
-            b, more = descriptor_behind(rows, offset), bool(place or step)
-            multiply_bf16(acc, LINE_DIMS, a, b, accumulate=more, transposes=(1,))
+            b, more = wgmma.descriptor_behind(rows, offset), bool(place or step)
+            wgmma.multiply_bf16(acc, sizes.LINE_DIMS, a, b, accumulate=more, transposes=(1,))
     warpgroup.commit_group()
 
 
@@ -111,13 +101,13 @@ def add_line(role: Dkv, acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int
         of_row = [got[i] if is_next else left[i] for i in range(4)]
         of_next = [right[i] if is_next else got[i] for i in range(4)]
         key, next_key = keys[2 * h], keys[2 * h + 1]
-        add4_if(key, at + Int64(key) * d_qk, of_row)
-        add4_if(next_key, at + Int64(next_key) * d_qk, of_next)
+        gmem.add4_if(key, at + Int64(key) * d_qk, of_row)
+        gmem.add4_if(next_key, at + Int64(next_key) * d_qk, of_next)
 
 
 def pack_line(acc: Any, h: int) -> list[Any]:
     """Pack this thread's pack of a line, for its key h, into words."""
-    return pack_eight([*four_dims(acc, 0, h), *four_dims(acc, 1, h)])
+    return slot_sums.pack_eight([*four_dims(acc, 0, h), *four_dims(acc, 1, h)])
 
 
 @cute.jit
@@ -130,11 +120,17 @@ def store_pair(
     firsts = row[0] + pair * PAIR_WORDS
     lasts = row[1] + pair * PAIR_LASTS
     left, right = words[:3], words[3:]
-    cute.arch.inline_ptx(
+    ptx.run(
         "{ .reg .pred some; setp.ge.s32 some, {$r8}, 0; "
         "@some st.global.v4.b32 [{$r0}], {{$r2}, {$r3}, {$r4}, {$r5}}; "
         "@some st.global.v2.b32 [{$r1}], {{$r6}, {$r7}}; }",
-        read_only_args=[firsts, lasts, *left[:2], *right[:2], left[2], right[2], key],
+        firsts,
+        lasts,
+        *left[:2],
+        *right[:2],
+        left[2],
+        right[2],
+        key,
     )
 
 
@@ -182,12 +178,12 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32], is_last: 
     issue_line(accs[0], p, ds, line_at(rows, 0))
     issue_line(accs[1], p, ds, line_at(rows, 1))
     for chunk in cutlass.range_constexpr(ctx.plan.tile.value_chunks - 1):
-        ahead = rows + (chunk + 1) * ROWS_CHUNK_BYTES
+        ahead = rows + (chunk + 1) * sizes.ROWS_CHUNK_BYTES
         for i in cutlass.range_constexpr(2):
             warpgroup.wait_group(1)
             if cutlass.const_expr(i == 1):
                 free_chunk(role, chunk, is_last)
-            add_line(role, accs[i], at + i * LINE_DIMS, keys, lane)
+            add_line(role, accs[i], at + i * sizes.LINE_DIMS, keys, lane)
             issue_line(accs[i], p, ds, line_at(ahead, i))
         at = at + CHUNK
     if cutlass.const_expr(ctx.plan.tile.has_rope):
@@ -196,25 +192,25 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32], is_last: 
             warpgroup.wait_group(1)
             if cutlass.const_expr(i == 1):
                 free_chunk(role, ctx.plan.tile.value_chunks - 1, is_last)
-            add_line(role, accs[i], at + i * LINE_DIMS, keys, lane)
+            add_line(role, accs[i], at + i * sizes.LINE_DIMS, keys, lane)
             issue_line(accs[i], p, ds, line_at(rows + ctx.plan.rope_at, i, False))
     for i, in_flight in enumerate((1, 0)):
         warpgroup.wait_group(in_flight)
         if cutlass.const_expr(i == 1):
             free_chunk(role, ctx.plan.tile.chunks - 1, is_last)
-        add_line(role, accs[i], at + (last + i * LINE_DIMS), keys, lane)
+        add_line(role, accs[i], at + (last + i * sizes.LINE_DIMS), keys, lane)
 
 
 @cute.jit
 def store_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32], is_last: Boolean) -> None:
     """Store a tile's dS^T Q + P^T dO to the slots; keys: this thread's rows of them."""
     plan, rows = role.ctx.plan, role.ctx.memory.rows.address()
-    pack, value_lines = role.ctx.thread % LINE_PACKS, plan.tile.value_chunks * CHUNK_LINES
+    pack, value_lines = role.ctx.thread % sizes.LINE_PACKS, plan.tile.value_chunks * CHUNK_LINES
     to = []
     for key in keys:
         row = role.dkv.iterator + Int64(key) * plan.slot_words
         to.append([row + pack * 4, row + (plan.slot_lasts + pack * 2)])
-    lines = [line_at(rows + i // 2 * ROWS_CHUNK_BYTES, i % 2) for i in range(value_lines)]
+    lines = [line_at(rows + i // 2 * sizes.ROWS_CHUNK_BYTES, i % 2) for i in range(value_lines)]
     lines += [line_at(rows + plan.rope_at, i, False) for i in range(plan.lines - value_lines)]
     issue_line(accs[0], p, ds, lines[0])
     words: list[list[Any]] = [[] for _ in range(KEYS)]
@@ -240,10 +236,10 @@ def dkv_all(role: Dkv) -> None:
     ds = cute.make_rmem_tensor(STEPS * A_WORDS, Int32)
     number = Int32(0)
     if cutlass.const_expr(ctx.plan.tickets):
-        item, drawn = item_at(ctx, ctx.cta), Int32(0)
+        item, drawn = tickets.item_at(ctx, ctx.cta), Int32(0)
         while item >= 0:
             number = dkv_item(role, accs, (p, ds), item, number)
-            item = next_item(ctx, drawn)
+            item = tickets.next_item(ctx, drawn)
             drawn += 1
     else:
         for position in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
@@ -271,7 +267,7 @@ def dkv_item(role: Dkv, accs: Any, matrices: tuple[Any, Any], item: Int32, numbe
         ctx.memory.scores_full.wait_round(number)
         load_matrix(ctx.memory.p.address(), p, ctx.thread)
         load_matrix(ctx.memory.ds.address(), ds, ctx.thread)
-        arrive_warp(ctx.memory.scores_free, 0, ctx.thread)
+        pipeline.arrive_warp(ctx.memory.scores_free, 0, ctx.thread)
         if cutlass.const_expr(ctx.plan.slots):
             block = item % ctx.row_blocks
             store_tile(role, accs, p, ds, [key * ctx.row_blocks + block for key in keys], is_last)

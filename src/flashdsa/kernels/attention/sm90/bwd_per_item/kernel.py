@@ -13,20 +13,21 @@ keys of tile 1 |                      |                    | products, additions
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Boolean, Float32, Int32, cute
+from cutlass import Boolean, Float32, Int32, cute
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.grids import follow_grid
-from flashdsa.dsl.memory import initialise_barriers
-from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.dsl.grids import follow_grid, launch_plan, place_in_grid
+from flashdsa.dsl.registers import take_registers
+from flashdsa.dsl.warp import warpgroup_idx
+from flashdsa.hw import SM90, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.lists import SAMPLED_WORDS, Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
+from flashdsa.kernels.attention.sm90.bwd_per_item import load, prepare, score, slot_offsets
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, PerItemMemory
 from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
-from flashdsa.kernels.attention.sm90.bwd_per_item.load import Gatherer, Rows, gather_all
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
     KEY_WORDS,
@@ -35,111 +36,80 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     WAY,
     PerItemPlan,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare
-from flashdsa.kernels.attention.sm90.bwd_per_item.score import High, Scorer, high_all, score_all
-from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import (
-    Offsets,
-    launch_offsets,
-    launch_split,
-    part_of,
-)
 from flashdsa.kernels.attention.sm90.bwd_per_item.slot_sums import Sums, launch_sums
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import launch_turns
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 
 
 class Work(NamedTuple):
-    """Arguments of all parts of the groups, as for `per_item_kernel`."""
+    """Arguments of all parts of the groups, as in `Operands`."""
 
-    operands: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]
+    operands: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]  # q, copy of kv, do, out
     lse: cute.Tensor
     delta: cute.Tensor
     lists: Lists
     dq: cute.Tensor
-    dkv: cute.Tensor
+    dkv: cute.Tensor  # of a plan with slots those
     heads: Int32
     sm_scale: Float32
 
 
+class Launch(NamedTuple):
+    """Arguments of a launch of all groups, or of a part."""
+
+    spread: Int32  # see `Context`
+    choice: Any = None  # see `choice.py`; None: the launch has work
+    offsets: Any = None  # with slots `Offsets`, and the number of the part
+    number: Any = None
+    tickets: Any = None  # see `tickets.py`; None: the plan has none
+
+
 @cute.kernel
-def per_item_kernel(
-    operands: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor],
-    lse: cute.Tensor,
-    delta: cute.Tensor,
-    lists: Lists,
-    dq: cute.Tensor,
-    dkv: cute.Tensor,
-    heads: Int32,
-    sm_scale: Float32,
-    spread: Int32,
-    choice: Any,
-    offsets: Any,
-    number: Any,
-    tickets: Any,
-    plan: cutlass.Constexpr,
-):
-    """One CTA; arguments as in `Operands`. operands: q, the copy of kv, do, out. choice: None: it
-    is taken. A plan with slots has them as dkv, and offsets and number of the part; else None.
-    tickets: see `tickets.py`; None: the plan has none."""
-    q, kv, do, out = operands
-    thread, _, _ = cute.arch.thread_idx()
-    memory = PerItemMemory.allocate(plan)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
+def per_item_kernel(work: Work, launch: Launch, plan: cutlass.Constexpr):
+    """One CTA."""
+    q, kv, do, out = work.operands
+    memory = PerItemMemory.begin(plan)
     follow_grid()
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
-    of_launch = lists, heads, dq, spread, choice, offsets, number, tickets
+    group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
-        gather_all(Gatherer(locate(memory, *of_launch), kv))
+        take_registers(plan, "gather")
+        load.gather_all(load.Gatherer(locate(memory, work, launch), kv))
     elif group == 1:
-        cute.arch.setmaxregister_increase(plan.score.registers)
-        ctx = locate(memory, *of_launch)
-        score_all(Scorer(ctx, dq, sm_scale))
+        take_registers(plan, "score")
+        score.score_all(score.Scorer(locate(memory, work, launch), work.dq, work.sm_scale))
     elif group == 2:
-        cute.arch.setmaxregister_increase(plan.high.registers)
-        ctx = locate(memory, *of_launch)
-        high_all(High(Rows(ctx, q, do, out, lse, delta, sm_scale), dq))
+        take_registers(plan, "high")
+        ctx = locate(memory, work, launch)
+        rows = load.Rows(ctx, q, do, out, work.lse, work.delta, work.sm_scale)
+        score.high_all(score.High(rows, work.dq))
     else:
-        cute.arch.setmaxregister_decrease(plan.dkv.registers)
-        ctx = locate(memory, *of_launch)
-        rows = offsets.rows if cutlass.const_expr(plan.slots) else None
-        dkv_all(Dkv(ctx, dkv, rows))
+        take_registers(plan, "dkv")
+        ctx = locate(memory, work, launch)
+        slots = launch.offsets.rows if cutlass.const_expr(plan.slots) else None
+        dkv_all(Dkv(ctx, work.dkv, slots))
 
 
 @cute.jit
-def locate(
-    memory: PerItemMemory,
-    lists: Lists,
-    heads: Int32,
-    dq: cute.Tensor,
-    spread: Int32,
-    choice: Any,
-    offsets: Any,
-    number: Any,
-    tickets: Any,
-) -> Context:
+def locate(memory: PerItemMemory, work: Work, launch: Launch) -> Context:
     """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
-    num_items = (Int32(dq.shape[0]) + (ROWS - 1)) // ROWS
-    if cutlass.const_expr(choice is not None):
-        if not is_taken(choice, Int32(SECOND)):
+    thread, cta, num_ctas = place_in_grid()
+    num_items, tickets = (Int32(work.dq.shape[0]) + (ROWS - 1)) // ROWS, launch.tickets
+    if cutlass.const_expr(launch.choice is not None):
+        if not is_taken(launch.choice, Int32(SECOND)):
             num_items = Int32(0)
     if cutlass.const_expr(memory.plan.tickets):
         if tickets[WAY] != FIRST:
             num_items = Int32(0)
-    row_blocks = cutlass.max(heads // ROWS, Int32(1))
+    row_blocks = cutlass.max(work.heads // ROWS, Int32(1))
     first = cta
     if cutlass.const_expr(memory.plan.slots):
-        tickets = offsets.order
-        part = part_of(offsets, number)
+        tickets = launch.offsets.order
+        part = slot_offsets.part_of(launch.offsets, launch.number)
         first = part.begin * row_blocks + cta
         num_items = cutlass.min(num_items, part.end * row_blocks)
-    own = thread % WARPGROUP_SIZE
-    return Context(memory, lists, row_blocks, first, num_ctas, num_items, spread, own, tickets)
+    of_cta = row_blocks, first, num_ctas, num_items, launch.spread, thread % WARPGROUP_SIZE
+    return Context(memory, work.lists, *of_cta, tickets)
 
 
 class Operands(NamedTuple):
@@ -223,19 +193,20 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         choice = rest[-1]
     else:
         of_tickets = (more, tickets, far), rest[0 if plan.slots else 1]
-        launch_prepare(of_delta, x.heads, of_slots, keys, lists, *of_tickets, plan, stream)
+        prepare.launch_prepare(of_delta, x.heads, of_slots, keys, lists, *of_tickets, plan, stream)
     operands = x.q, x.copy, x.do, x.out
     if cutlass.const_expr(plan.slots):
         num_ctas, num_sms, slots = rest[:3]
-        last = 3 + len(Offsets._fields)
+        last = 3 + len(slot_offsets.Offsets._fields)
         work = Work(operands, x.lse, x.delta, lists, x.dq, slots, x.heads, x.sm_scale)
-        on_device, offsets = (num_ctas, num_sms), Offsets(*rest[3:last])
+        on_device, offsets = (num_ctas, num_sms), slot_offsets.Offsets(*rest[3:last])
         sizes = rest[last], rest[last + 1]
         launch_parts(work, offsets, x.dkv, sizes, on_device, choice, plan, stream)
     else:
         spread, num_ctas = rest[:2]
         work = Work(operands, x.lse, x.delta, lists, x.dq, x.dkv, x.heads, x.sm_scale)
-        launch_part(work, spread, choice, None, None, tickets, num_ctas, plan, stream)
+        made = per_item_kernel(work, Launch(spread, choice, tickets=tickets), plan)
+        launch_plan(made, plan, num_ctas, stream)
     if cutlass.const_expr(plan.queries > 1):
         read = x.q, x.kv, x.indices, x.topk_length, x.lse
         queries = Queries(*read, x.heads, x.sm_scale, Int32(plan.queries))
@@ -248,31 +219,9 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 
 
 @cute.jit
-def launch_part(
-    work: Work,
-    spread: Int32,
-    choice: Any,
-    offsets: Any,
-    number: Any,
-    tickets: Any,
-    num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch the backward of all groups, or of a part; arguments as for `per_item_kernel`."""
-    per_item_kernel(*work, spread, choice, offsets, number, tickets, plan).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
-
-
-@cute.jit
 def launch_parts(
     work: Work,
-    offsets: Offsets,
+    offsets: slot_offsets.Offsets,
     dkv: cute.Tensor,
     of_parts: tuple[Int32, Int32],
     on_device: tuple[Int32, Int32],
@@ -285,11 +234,12 @@ def launch_parts(
     (unit_groups, zero), (num_ctas, num_sms) = of_parts, on_device
     blocks = cutlass.max(work.heads // ROWS, Int32(1))
     room = Int32(work.dkv.shape[0]) // blocks
-    launch_split(work.lists, offsets, room, unit_groups, num_sms, choice, stream)
+    slot_offsets.launch_split(work.lists, offsets, room, unit_groups, num_sms, choice, stream)
     launch_turns(work.lists, offsets, blocks, num_ctas, plan.tile.keys, stream)
     for number in cutlass.range(offsets.cursors.shape[0], unroll=1):
-        launch_offsets(work.lists, offsets, number, num_sms, stream)
-        launch_part(work, Int32(0), None, offsets, number, None, num_ctas, plan, stream)
+        slot_offsets.launch_offsets(work.lists, offsets, number, num_sms, stream)
+        made = per_item_kernel(work, Launch(Int32(0), offsets=offsets, number=number), plan)
+        launch_plan(made, plan, num_ctas, stream)
         first = zero * Int32(number == 0)
         launch_sums(Sums(dkv, work.dkv, offsets, number, blocks, first), num_sms, plan, stream)
 
@@ -297,55 +247,30 @@ def launch_parts(
 def compile_per_item(plan: PerItemPlan) -> Any:
     """Compile `launch_backward`."""
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
-    heads, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
-    rows = queries, heads
-    slots = fake_slots(plan, keys) if plan.slots else []
-    more = []
+    heads, keys, queries, topk, lengths = fake.symbols(5)
+    q, do = fake.bf16(queries, heads, d_qk), fake.bf16(queries, heads, d_v)
+    lse = fake.numbers(queries, heads)
+    kv, dkv = fake.bf16(keys, d_qk), fake.fake_tensor(Float32, (keys, d_qk))
+    slots = fake.words(queries, topk), fake.words(lengths)
+    operands = q, kv, kv, do, lse, do, *slots, lse, *fake_lists(plan.queries), q, dkv, Int32(64)
+    # spread and num_ctas; with slots num_ctas and num_sms.
+    rest: list[Any] = [Int32(1), Int32(1), *(fake_slots(plan, keys) if plan.slots else [])]
     if plan.more:
-        more = [*fake_lists(plan.more), fake_tensor(Int32, (1,), 4), Float32(1.0), Int32(1)]
-        more += [fake_tensor(Int32, (size,), 4) for size in (SAMPLED_WORDS, cute.sym_int32())]
-    tickets = [fake_tensor(Int32, (cute.sym_int32(),), 4), Int32(1)] if plan.tickets else []
-    return compile_launch(
-        SM90,
-        launch_backward,
-        plan,
-        fake_tensor(BFloat16, (*rows, d_qk)),
-        fake_tensor(BFloat16, (keys, d_qk)),
-        fake_tensor(BFloat16, (keys, d_qk)),
-        fake_tensor(BFloat16, (*rows, d_v)),
-        fake_tensor(Float32, rows, 4),
-        fake_tensor(BFloat16, (*rows, d_v)),
-        fake_tensor(Int32, (queries, topk), 4),
-        fake_tensor(Int32, (lengths,), 4),
-        fake_tensor(Float32, rows, 4),
-        *fake_lists(plan.queries),
-        fake_tensor(BFloat16, (*rows, d_qk)),
-        fake_tensor(Float32, (keys, d_qk)),
-        Int32(64),
-        Float32(1.0),
-        # spread and num_ctas; with slots num_ctas and num_sms.
-        Int32(1),
-        Int32(1),
-        *slots,
-        *more,
-        *tickets,
-        *([fake_tensor(Int32, (1,), 4)] if plan.given else []),
-    )
+        rest += [*fake_lists(plan.more), fake.words(1), Float32(1.0), Int32(1)]
+        rest += [fake.words(size) for size in (SAMPLED_WORDS, *fake.symbols(1))]
+    if plan.tickets:
+        rest += [fake.words(*fake.symbols(1)), Int32(1)]
+    if plan.given:
+        rest.append(fake.words(1))
+    return compile_launch(SM90, launch_backward, plan, *operands, Float32(1.0), *rest)
 
 
 def fake_slots(plan: PerItemPlan, keys: Any) -> list[Any]:
     """Fake tensors: slots and those of `Offsets`; then unit_groups, and zero."""
-    groups, capacity, slots, parts, begins, room, items = (cute.sym_int32() for _ in range(7))
+    groups, capacity, slots, parts, begins, room, items = fake.symbols(7)
+    pairs, of_keys = (fake.fake_tensor(Int32, (keys, count)) for count in (PAIR, KEY_WORDS))
     return [
-        fake_tensor(Int32, (slots, plan.slot_words)),
-        fake_tensor(Int32, (keys, PAIR)),
-        fake_tensor(Int32, (parts, CURSORS), 4),
-        fake_tensor(Int32, (begins,), 4),
-        fake_tensor(Int32, (items,), 4),
-        fake_tensor(Int32, (keys, KEY_WORDS)),
-        fake_tensor(Int32, (groups,), 4),
-        fake_tensor(Int32, (room, PAIR)),
-        fake_tensor(Int32, (groups, capacity), 4),
-        Int32(1),
-        Int32(1),
+        *(fake.fake_tensor(Int32, (slots, plan.slot_words)), pairs, fake.words(parts, CURSORS)),
+        *(fake.words(begins), fake.words(items), of_keys, fake.words(groups)),
+        *(fake.fake_tensor(Int32, (room, PAIR)), fake.words(groups, capacity), Int32(1), Int32(1)),
     ]

@@ -10,25 +10,10 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Vector, cute
 
-from flashdsa.dsl import cp_async
-from flashdsa.dsl.gmem import load_if
-from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
-from flashdsa.dsl.smem import load_float, store_float
-from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl import cp_async, gmem, row_tiles, smem, swizzle
 from flashdsa.dsl.warp import sums_over_lanes
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_per_item import tickets
-from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
-    Context,
-    item_by_turns,
-    tile_after,
-    tiles_of,
-)
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
-    HALF_BYTES,
-    HALF_ROWS,
-    ROWS_CHUNK_BYTES,
-)
+from flashdsa.kernels.attention.sm90.bwd_per_item import context, plan, tickets
 from flashdsa.kernels.attention.sm90.core.backward import QUERY_ROWS, WORD_DIMS, place_of_word
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
@@ -45,7 +30,7 @@ STAGES = 2
 class Gatherer(NamedTuple):
     """Fills k. Signals k_full."""
 
-    ctx: Context
+    ctx: context.Context
     kv: cute.Tensor  # (S_kv, 576) bf16, columns in the order of `prepare.py`
 
 
@@ -53,24 +38,24 @@ class Gatherer(NamedTuple):
 def copy_tile(role: Gatherer, rows: list[Int32], to: Int32, unit: Int32, number: Int32) -> None:
     """Copy this thread's part of the CTA's tile of that number."""
     ctx, tile = role.ctx, role.ctx.plan.tile
-    sources = row_sources(role.kv, rows, unit)
+    sources = row_tiles.row_sources(role.kv, rows, unit)
     for chunk in ctx.plan.order:
         # k_free: dQ of the tile before has read the chunk, and S before it.
         if cutlass.const_expr(chunk < tile.half_chunks):
             ctx.memory.k_free_low.wait_round(number - 1, chunk)
         else:
             ctx.memory.k_free_high.wait_round(number - 1, chunk - tile.half_chunks)
-        for turn in cutlass.range_constexpr(TURNS):
-            at = chunk * tile.chunk_bytes + turn * ROWS_AT_ONCE * ROW_BYTES
+        for turn in cutlass.range_constexpr(row_tiles.TURNS):
+            at = chunk * tile.chunk_bytes + turn * row_tiles.ROWS_AT_ONCE * ROW_BYTES
             cp_async.copy_units(to, sources[turn], rows[turn], [(at, chunk * ROW_BYTES)])
         cp_async.arrive_when_copied(ctx.memory.k_full.at(chunk))
 
 
 @cute.jit
-def read_rows(ctx: Context, line: cute.Pointer, tile: Int32) -> list[Int32]:
+def read_rows(ctx: context.Context, line: cute.Pointer, tile: Int32) -> list[Int32]:
     """The rows of a tile that this thread copies from."""
     first = line + tile * ctx.plan.tile.keys
-    return [(first + turn * ROWS_AT_ONCE).load() for turn in range(TURNS)]
+    return [(first + turn * row_tiles.ROWS_AT_ONCE).load() for turn in range(row_tiles.TURNS)]
 
 
 @cute.jit
@@ -87,13 +72,13 @@ def gather_item(
     thread waits for the other CTAs."""
     ctx = role.ctx
     own, unit = place
-    tiles = tiles_of(ctx, item)
+    tiles = context.tiles_of(ctx, item)
     line = ctx.line_of(ctx.lists.rows, item) + own
     tile = tiles.first
     rows = read_rows(ctx, line, tile)
     for _ in cutlass.range(tiles.count, unroll=1):
         # The next tile's numbers come while this tile's chunks become free.
-        tile = tile_after(tile, tiles.count)
+        tile = context.tile_after(tile, tiles.count)
         ahead = read_rows(ctx, line, tile)
         if cutlass.const_expr(ctx.plan.tickets):
             if paced:
@@ -108,8 +93,8 @@ def gather_item(
 def gather_all(role: Gatherer) -> None:
     """All four warps: copy every tile of the CTA."""
     ctx = role.ctx
-    unit, own = ctx.thread % UNITS, ctx.thread // UNITS
-    to = ctx.memory.k.address() + swizzled_128(own, unit)
+    unit, own = ctx.thread % row_tiles.UNITS, ctx.thread // row_tiles.UNITS
+    to = ctx.memory.k.address() + swizzle.swizzled_128(own, unit)
     number = Int32(0)
     if cutlass.const_expr(ctx.plan.tickets):
         item, drawn = tickets.item_at(ctx, ctx.cta), Int32(0)
@@ -123,14 +108,14 @@ def gather_all(role: Gatherer) -> None:
             tickets.stop_pace(ctx)
     else:
         for position in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-            item = item_by_turns(ctx, position)
+            item = context.item_by_turns(ctx, position)
             number = gather_item(role, item, (own, unit), to, number, Boolean(False))
 
 
 class Rows(NamedTuple):
     """Fills rows and statistics, writes delta. Signals rows_full, statistics_full."""
 
-    ctx: Context
+    ctx: context.Context
     q: cute.Tensor  # (S * H, 576) bf16
     do: cute.Tensor  # (S * H, 512) bf16
     out: cute.Tensor  # (S * H, 512) bf16
@@ -159,7 +144,7 @@ def copy_rows(role: Rows, item: Int32, items: Int32) -> None:
     present = ctx.lists.present[ctx.group_of(item)]
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     half, own = warp // 2, warp * WARP_ROWS
-    to = ctx.memory.rows.address() + place_of_word(lane) + own % HALF_ROWS * ROW_BYTES
+    to = ctx.memory.rows.address() + place_of_word(lane) + own % plan.HALF_ROWS * ROW_BYTES
     row, word = Int64(item) * ROWS + own, lane * WORD_DIMS
     of_eight = []
     for eight in cutlass.range_constexpr(EIGHTS):
@@ -169,7 +154,7 @@ def copy_rows(role: Rows, item: Int32, items: Int32) -> None:
         role.q.iterator + (row * tile.d_qk + word),
         role.do.iterator + (row * tile.d_v + word),
         role.out.iterator + (row * tile.d_v + word),
-        to + half * 2 * HALF_BYTES,
+        to + half * 2 * plan.HALF_BYTES,
         of_eight,
     )
     own_row = own + lane * WARP_ROWS // WARP_SIZE
@@ -184,9 +169,9 @@ def copy_rows(role: Rows, item: Int32, items: Int32) -> None:
             chunk = turn * STAGES + stage
             # rows_free: dKV of the item before has read the chunk, and S and dP before it.
             ctx.memory.rows_free.wait_round(items - 1, chunk)
-            place, column = x.to + chunk * ROWS_CHUNK_BYTES, chunk * CHUNK
+            place, column = x.to + chunk * plan.ROWS_CHUNK_BYTES, chunk * CHUNK
             copy_chunk(x, x.q + column, place, tile.d_qk)
-            copy_chunk(x, x.do + column, place + HALF_BYTES, tile.d_v)
+            copy_chunk(x, x.do + column, place + plan.HALF_BYTES, tile.d_v)
             cp_async.arrive_when_copied(ctx.memory.rows_full.at(chunk))
             cp_async.commit_copies()
             if chunk >= STAGES - 1:
@@ -197,7 +182,7 @@ def copy_rows(role: Rows, item: Int32, items: Int32) -> None:
     if cutlass.const_expr(tile.has_rope):
         ctx.memory.rows_free.wait_round(items - 1, tile.value_chunks)
         # There is no dO beside these columns.
-        copy_chunk(x, x.q + tile.d_v, x.to + ctx.plan.rope_at - half * HALF_BYTES, tile.d_qk)
+        copy_chunk(x, x.q + tile.d_v, x.to + ctx.plan.rope_at - half * plan.HALF_BYTES, tile.d_qk)
         cp_async.arrive_when_copied(ctx.memory.rows_full.at(tile.value_chunks))
         cp_async.commit_copies()
     for stage in cutlass.range_constexpr(1, STAGES):
@@ -211,21 +196,21 @@ def copy_rows(role: Rows, item: Int32, items: Int32) -> None:
 
 
 @cute.jit
-def load_out(ctx: Context, words: cute.Tensor, x: Lane, chunk: Int32) -> None:
+def load_out(ctx: context.Context, words: cute.Tensor, x: Lane, chunk: Int32) -> None:
     """Load this lane's words of a chunk of O; none after the last chunk."""
     tile = ctx.plan.tile
     is_there = Int32(1) if chunk < tile.value_chunks else Int32(0)
     for row in cutlass.range_constexpr(WARP_ROWS):
         taken = x.present[row // QUERY_ROWS] & is_there
-        words[row] = load_if(taken, x.out + chunk * CHUNK, offset=row * tile.d_v * BF16)
+        words[row] = gmem.load_if(taken, x.out + chunk * CHUNK, offset=row * tile.d_v * BF16)
 
 
 @cute.jit
 def add_products(totals: cute.Tensor, words: cute.Tensor, x: Lane, chunk: Int32) -> None:
     """Add O dO of this lane's words of a chunk to the totals of the rows."""
-    do = x.to + chunk * ROWS_CHUNK_BYTES + HALF_BYTES
+    do = x.to + chunk * plan.ROWS_CHUNK_BYTES + plan.HALF_BYTES
     for row in cutlass.range_constexpr(WARP_ROWS):
-        word = load_float((do ^ (row % QUERY_ROWS << 4)) + row * ROW_BYTES).bitcast(Int32)
+        word = smem.load_float((do ^ (row % QUERY_ROWS << 4)) + row * ROW_BYTES).bitcast(Int32)
         left, right = two_floats(word), two_floats(words[row])
         totals[row] = totals[row] + left[0] * right[0] + left[1] * right[1]
 
@@ -237,8 +222,8 @@ def write_statistics(role: Rows, first: Int32, own: Int32, lse: Float32, delta: 
     first row. `own`: the row in the item."""
     if role.ctx.thread % (WARP_SIZE // WARP_ROWS) == 0:
         to = role.ctx.memory.statistics.address() + (own // 2 * 16 + own % 2 * 4)
-        store_float(to, lse * Float32(LOG2_E))
-        store_float(to + 8, delta * role.sm_scale)
+        smem.store_float(to, lse * Float32(LOG2_E))
+        smem.store_float(to + 8, delta * role.sm_scale)
         if first + own < role.delta.shape[0]:
             role.delta[first + own] = delta
 

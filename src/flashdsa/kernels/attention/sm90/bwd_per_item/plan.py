@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
-from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
-from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, row_tiles
 
 FAR_US = 1.25e-3
 """Microseconds of a row that comes from memory to be added to."""
@@ -88,36 +87,24 @@ class SumPlan(Sm90Plan):
             SmemRegion("chunks", chunks, 16, "their descriptions", stages=self.stages),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def load(self) -> Role:
-        return Role("load", WARP_SIZE, 64, "keys, their dKV and their rows")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def add(self) -> Role:
-        """The warps behind it."""
-        threads = -(-self.packs // WARP_SIZE) * WARP_SIZE
-        return Role("add", threads, 64, "dKV += one row after another")
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.load, self.add
+        return (
+            Role("load", WARP_SIZE, 64, "keys, their dKV and their rows"),
+            # The warps behind it.
+            Role("add", -(-self.packs // WARP_SIZE) * WARP_SIZE, 64,
+                 "dKV += one row after another"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in order; each completes a phase for each chunk. A chunk's bytes vary."""
-        load, add = self.load, self.add
+        load, add = self.roles
         return (
-            Barrier(
-                "rows_full", self.stages, load, Arrives.ONE_THREAD, add, 0,
-                "a chunk has come",
-            ),
-            Barrier(
-                "rows_free", self.stages, add, Arrives.EVERY_THREAD, load, 0,
-                "a chunk has been read",
-            ),
+            Barrier("rows_full", self.stages, load, Arrives.ONE_THREAD, add, 0,
+                    "a chunk has come"),
+            Barrier("rows_free", self.stages, add, Arrives.EVERY_THREAD, load, 0,
+                    "a chunk has been read"),
         )  # fmt: skip
 
 
@@ -126,7 +113,7 @@ QUERIES = (1, 2, 4, 8)
 MORE = (0, 2, 4)
 HALF_ROWS = ROWS // 2
 """Rows of which S and dP are one wgmma: N is HALF_ROWS rows of Q and of dO each."""
-HALF_BYTES = HALF_ROWS * ROW_BYTES
+HALF_BYTES = HALF_ROWS * row_tiles.ROW_BYTES
 """Bytes of half a chunk of Q, or of dO: 64 columns of 32 rows."""
 ROWS_CHUNK_BYTES = 4 * HALF_BYTES
 """Bytes of 64 columns: Q and dO of the first 32 rows, then of the others."""
@@ -264,8 +251,7 @@ class PerItemPlan(Sm90Plan):
         """Offset of words 2 in a row of the slots."""
         return self.packs * (PACK_WORDS - 1)
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def sums(self) -> SumPlan:
         return SumPlan(self.tile.d_qk, self.packs, self.slot_words)
 
@@ -283,82 +269,44 @@ class PerItemPlan(Sm90Plan):
             *([items] if self.tickets else []),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, "the keys of each tile")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def score(self) -> Role:
-        does = f"S, dP, P, dS, and dims 0-{self.tile.half_dims - 1} of dQ"
-        registers = self.consumer_registers + self.score_more // 2
-        return Role("score", WARPGROUP_SIZE, registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def high(self) -> Role:
-        does = f"Q, dO, delta of an item, dims {self.tile.half_dims}-{self.tile.d_qk - 1} of dQ"
-        registers = self.consumer_registers - self.score_more // 2
-        return Role("high", WARPGROUP_SIZE, registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def dkv(self) -> Role:
-        return Role("dkv", WARPGROUP_SIZE, self.dkv_registers, "dKV of a tile, and its addition")
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.gather, self.score, self.high, self.dkv
+        return (
+            Role("gather", WARPGROUP_SIZE, self.gather_registers, "the keys of each tile"),
+            Role("score", WARPGROUP_SIZE, self.consumer_registers + self.score_more // 2,
+                 f"S, dP, P, dS, and dims 0-{self.tile.half_dims - 1} of dQ"),
+            Role("high", WARPGROUP_SIZE, self.consumer_registers - self.score_more // 2,
+                 f"Q, dO, delta of an item, dims {self.tile.half_dims}-{self.tile.d_qk - 1} of dQ"),
+            Role("dkv", WARPGROUP_SIZE, self.dkv_registers, "dKV of a tile, and its addition"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """Barriers of rows complete a phase for each item that has keys, those of items one for
         each that is drawn, the others one for each tile."""
         gather, score, high, dkv = self.roles
         chunks, low_chunks = self.tile.chunks, self.tile.half_chunks
         drawn = (
-            Barrier(
-                "item_full", ITEM_STAGES, gather, Arrives.ONE_THREAD, gather, 0,
-                "an item is drawn", also_awaited_by=(score, high, dkv),
-            ),
-            Barrier(
-                "item_free", ITEM_STAGES, high, Arrives.EVERY_WARP, gather, 0,
-                "all roles have read an item", others=(gather, score, dkv),
-            ),
+            Barrier("item_full", ITEM_STAGES, gather, Arrives.ONE_THREAD, gather, 0,
+                    "an item is drawn", also_awaited_by=(score, high, dkv)),
+            Barrier("item_free", ITEM_STAGES, high, Arrives.EVERY_WARP, gather, 0,
+                    "all roles have read an item", others=(gather, score, dkv)),
         )  # fmt: skip
         return (
-            Barrier(
-                "k_full", chunks, gather, Arrives.EVERY_THREAD, score, 0, "a chunk is there"
-            ),
-            Barrier(
-                "k_free_low", low_chunks, score, Arrives.EVERY_WARP, gather, 0,
-                "a chunk of the low dims has been read",
-            ),
-            Barrier(
-                "k_free_high", chunks - low_chunks, high, Arrives.EVERY_WARP, gather, 0,
-                "a chunk of the high dims has been read",
-            ),
-            Barrier(
-                "scores_full", 1, score, Arrives.EVERY_THREAD, high, 0, "P and dS are there",
-                also_awaited_by=(score, dkv),
-            ),
-            Barrier(
-                "scores_free", 1, high, Arrives.EVERY_WARP, score, 0, "P and dS have been read",
-                also_produced_by=dkv,
-            ),
-            Barrier(
-                "rows_full", chunks, high, Arrives.EVERY_THREAD, score, 0,
-                "a chunk of Q and dO is there",
-            ),
-            Barrier(
-                "statistics_full", 1, high, Arrives.EVERY_THREAD, score, 0,
-                "lse and delta are there",
-            ),
-            Barrier(
-                "rows_free", chunks, dkv, Arrives.EVERY_WARP, high, 0,
-                "a chunk of Q and dO has been read",
-            ),
+            Barrier("k_full", chunks, gather, Arrives.EVERY_THREAD, score, 0, "a chunk is there"),
+            Barrier("k_free_low", low_chunks, score, Arrives.EVERY_WARP, gather, 0,
+                    "a chunk of the low dims has been read"),
+            Barrier("k_free_high", chunks - low_chunks, high, Arrives.EVERY_WARP, gather, 0,
+                    "a chunk of the high dims has been read"),
+            Barrier("scores_full", 1, score, Arrives.EVERY_THREAD, high, 0, "P and dS are there",
+                    also_awaited_by=(score, dkv)),
+            Barrier("scores_free", 1, high, Arrives.EVERY_WARP, score, 0,
+                    "P and dS have been read", also_produced_by=dkv),
+            Barrier("rows_full", chunks, high, Arrives.EVERY_THREAD, score, 0,
+                    "a chunk of Q and dO is there"),
+            Barrier("statistics_full", 1, high, Arrives.EVERY_THREAD, score, 0,
+                    "lse and delta are there"),
+            Barrier("rows_free", chunks, dkv, Arrives.EVERY_WARP, high, 0,
+                    "a chunk of Q and dO has been read"),
             *(drawn if self.tickets else ()),
         )  # fmt: skip

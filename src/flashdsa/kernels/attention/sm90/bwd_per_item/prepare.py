@@ -13,7 +13,8 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl import ptx
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice, launch_sample
 from flashdsa.kernels.attention.delta import write_deltas
 from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, Lists
@@ -36,8 +37,7 @@ def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
     launch before this one lets it begin only when the launches before have ended, which have
     written the choice and kv, and read the copy."""
     cute.arch.griddepcontrol_launch_dependents()
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     piece = Int64(block) * COPY_THREADS + thread
     taken = Boolean(True)
     if cutlass.const_expr(choice is not None):
@@ -70,9 +70,7 @@ def load_four(pointer: Any) -> Any:
 
 def store_four(pointer: Any, words: list[Any]) -> None:
     """Store 16 bytes."""
-    cute.arch.inline_ptx(
-        "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", read_only_args=[pointer, *words]
-    )
+    ptx.run("st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", pointer, *words)
 
 
 @cute.jit
@@ -81,12 +79,8 @@ def launch_permute(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any, 
     written. `choice`: written where it is SECOND, see `choice.py`; None: written. `order`: tickets,
     written, and what else `order_items` takes; None: there are no tickets."""
     pieces = kv.shape[0] * (kv.shape[1] // PIECE_DIMS)
-    permute_kernel(kv, copy, choice, order).launch(
-        grid=[(pieces + COPY_THREADS - 1) // COPY_THREADS, 1, 1],
-        block=[COPY_THREADS, 1, 1],
-        stream=stream,
-        use_pdl=True,
-    )
+    ctas = (pieces + COPY_THREADS - 1) // COPY_THREADS
+    launch_ctas(permute_kernel(kv, copy, choice, order), ctas, COPY_THREADS, stream, use_pdl=True)
 
 
 SM_CTAS = 3
@@ -134,14 +128,8 @@ def launch_queries(
 
     def launch(packed: bool) -> None:
         made = query_kernel(slots, lists, num_keys, of_delta, heads, choice, plan, packed)
-        made.launch(
-            grid=[lists.counts.shape[0], 1, 1],
-            block=[THREADS, 1, 1],
-            stream=stream,
-            min_blocks_per_mp=SM_CTAS,
-            preferred_smem_carveout=CARVEOUT,
-            use_pdl=True,
-        )
+        ctas, room = lists.counts.shape[0], {"sm_ctas": SM_CTAS, "carveout": CARVEOUT}
+        launch_ctas(made, ctas, THREADS, stream, use_pdl=True, **room)
 
     launch_by_rows(num_keys, launch, can_pack(1))
 

@@ -11,34 +11,21 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import ptx, smem, warp_matrix, wgmma
 from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import Barriers, arrive_warp
-from flashdsa.dsl.smem import load_words
 from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.dsl.warp_matrix import pack_bf16, store_matrices
-from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, multiply_bf16
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
-    Context,
-    item_by_turns,
-    tile_after,
-    tiles_of,
-)
-from flashdsa.kernels.attention.sm90.bwd_per_item.load import Rows, copy_rows
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
-    HALF_BYTES,
-    HALF_ROWS,
-    ROWS_CHUNK_BYTES,
-)
-from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import item_at, next_item
+from flashdsa.kernels.attention.sm90.bwd_per_item import context, load, tickets
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan as sizes
 from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, multiply
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 STEPS = CHUNK // MMA_K
-OF_HALF = HALF_ROWS // 2
+OF_HALF = sizes.HALF_ROWS // 2
 """fp32 of S, and of dP, in a thread."""
 STEP_BYTES = MMA_K * ROW_BYTES
 """Bytes from 16 keys of a matrix or a chunk to the next 16."""
@@ -51,7 +38,7 @@ def make_accs(groups: tuple[range, ...]) -> list[cute.Tensor]:
 
 
 @cute.jit
-def add_dq(ctx: Context, accs: Any, groups: cutlass.Constexpr, free: Barriers) -> None:
+def add_dq(ctx: context.Context, accs: Any, groups: cutlass.Constexpr, free: Barriers) -> None:
     """Add dS K to dQ, each group of chunks to its accumulator; free the chunks."""
     ds, keys = ctx.memory.ds.address(), ctx.memory.k.address()
     warpgroup.fence()
@@ -59,8 +46,8 @@ def add_dq(ctx: Context, accs: Any, groups: cutlass.Constexpr, free: Barriers) -
         multiply(
             acc,
             len(chunks) * CHUNK,
-            (along_n(ds), STEP_BYTES),
-            (along_n(keys + chunks[0] * ctx.plan.tile.chunk_bytes), STEP_BYTES),
+            (wgmma.along_n(ds), STEP_BYTES),
+            (wgmma.along_n(keys + chunks[0] * ctx.plan.tile.chunk_bytes), STEP_BYTES),
             transposed=True,
             clear=False,
         )
@@ -73,7 +60,7 @@ def add_dq(ctx: Context, accs: Any, groups: cutlass.Constexpr, free: Barriers) -
 
 @cute.jit
 def store_dq(
-    ctx: Context, dq: cute.Tensor, acc: Any, item: Int32, chunks: cutlass.Constexpr
+    ctx: context.Context, dq: cute.Tensor, acc: Any, item: Int32, chunks: cutlass.Constexpr
 ) -> None:
     """Store chunks of dQ in bf16, 16 bytes a lane. Rows past the last one are not written. A lane
     has four neighbouring dims of each 16, see `core/backward.py`. Two lanes exchange, so that one
@@ -97,16 +84,17 @@ def store_dq(
             words = [got[i] if odd else left[i] for i in range(2)]
             words += [right[i] if odd else got[i] for i in range(2)]
             if present:
-                cute.arch.inline_ptx(
+                ptx.run(
                     "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-                    read_only_args=[at + (chunks[0] * CHUNK + block * BLOCK_DIMS), *words],
+                    at + (chunks[0] * CHUNK + block * BLOCK_DIMS),
+                    *words,
                 )
 
 
 class Scorer(NamedTuple):
     """Reads k, rows and statistics; writes p, ds, dQ. Signals scores_full, k_free_low."""
 
-    ctx: Context
+    ctx: context.Context
     dq: cute.Tensor  # (S * H, 576) bf16
     sm_scale: Float32
 
@@ -118,8 +106,8 @@ def issue_half(
     """Issue S^T and dP^T of 32 rows as one group: acc has 16 fp32 of the one and then of the other.
     `numbers`: of the CTA's tile, and of its item with keys."""
     ctx = role.ctx
-    keys = opaque(along_k(ctx.memory.k.address()))
-    rows = opaque(along_k(ctx.memory.rows.address()))
+    keys = opaque(wgmma.along_k(ctx.memory.k.address()))
+    rows = opaque(wgmma.along_k(ctx.memory.rows.address()))
     plan = ctx.plan
     for chunk in plan.order:
         if cutlass.const_expr(half == 0):
@@ -129,18 +117,18 @@ def issue_half(
             ctx.memory.k_full.wait_round(numbers[0], chunk)
             cute.arch.fence_proxy("async.shared", space="cta")
         has_v = chunk < plan.tile.value_chunks
-        place = chunk * ROWS_CHUNK_BYTES + 2 * half * HALF_BYTES
+        place = chunk * sizes.ROWS_CHUNK_BYTES + 2 * half * sizes.HALF_BYTES
         if cutlass.const_expr(not has_v):
-            place = plan.rope_at + half * HALF_BYTES
+            place = plan.rope_at + half * sizes.HALF_BYTES
         # It follows a wait, and precedes a product of another shape.
         warpgroup.fence()
         for step in cutlass.range_constexpr(STEPS):
             offset = step * MMA_K * BF16
-            multiply_bf16(
+            wgmma.multiply_bf16(
                 acc,
-                2 * HALF_ROWS if has_v else HALF_ROWS,
-                descriptor_behind(keys, chunk * plan.tile.chunk_bytes + offset),
-                descriptor_behind(rows, place + offset),
+                2 * sizes.HALF_ROWS if has_v else sizes.HALF_ROWS,
+                wgmma.descriptor_behind(keys, chunk * plan.tile.chunk_bytes + offset),
+                wgmma.descriptor_behind(rows, place + offset),
                 accumulate=(chunk, step) != (plan.order[0], 0),
                 transposes=(0, 0),
             )
@@ -156,10 +144,10 @@ def make_scores(
     scale_log2 = role.sm_scale * Float32(LOG2_E)
     statistics = ctx.memory.statistics.address() + ctx.thread % 4 * 16
     p_words, ds_words = [], []
-    for block in cutlass.range_constexpr(HALF_ROWS // 8):
-        row = half * HALF_ROWS + 8 * block
+    for block in cutlass.range_constexpr(sizes.HALF_ROWS // 8):
+        row = half * sizes.HALF_ROWS + 8 * block
         query = row * ctx.plan.queries // ROWS
-        of_rows = load_words(statistics + row // 2 * 16, Float32)
+        of_rows = smem.load_words(statistics + row // 2 * 16, Float32)
         for key in cutlass.range_constexpr(2):
             # A selection: values of keys that are not named may be NaN.
             mine = (members[key] >> query) & 1 == 1
@@ -171,8 +159,8 @@ def make_scores(
                 ds_value = p_value * (acc[OF_HALF + place] * role.sm_scale - of_rows[2 + i])
                 p.append(p_value if mine else Float32(0.0))
                 ds.append(ds_value if mine else Float32(0.0))
-            p_words.append(pack_bf16(*p))
-            ds_words.append(pack_bf16(*ds))
+            p_words.append(warp_matrix.pack_bf16(*p))
+            ds_words.append(warp_matrix.pack_bf16(*ds))
     return p_words, ds_words
 
 
@@ -183,7 +171,7 @@ def store_matrix(matrix: Int32, words: list[Any], thread: Int32, half: cutlass.C
     key = thread // WARP_SIZE * MMA_ROWS + lane % 16
     for i in cutlass.range_constexpr(2):
         unit = 4 * half + 2 * i + lane // 16
-        store_matrices(matrix + swizzled_128(key, unit), words[4 * i : 4 * i + 4])
+        warp_matrix.store_matrices(matrix + swizzled_128(key, unit), words[4 * i : 4 * i + 4])
 
 
 @cute.jit
@@ -229,14 +217,14 @@ def score_all(role: Scorer) -> None:
     own = ctx.thread // WARP_SIZE * MMA_ROWS + lane // 4
     number, items = Int32(0), Int32(0)
     if cutlass.const_expr(ctx.plan.tickets):
-        item, drawn = item_at(ctx, ctx.cta), Int32(0)
+        item, drawn = tickets.item_at(ctx, ctx.cta), Int32(0)
         while item >= 0:
             number, items = score_item(role, scores, accs, item, own, (number, items))
-            item = next_item(ctx, drawn)
+            item = tickets.next_item(ctx, drawn)
             drawn += 1
     else:
         for position in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-            item = item_by_turns(ctx, position)
+            item = context.item_by_turns(ctx, position)
             number, items = score_item(role, scores, accs, item, own, (number, items))
 
 
@@ -254,7 +242,7 @@ def score_item(
     """
     ctx = role.ctx
     number, items = numbers
-    tiles = tiles_of(ctx, item)
+    tiles = context.tiles_of(ctx, item)
     line = ctx.line_of(ctx.lists.members, item) + Int64(own)
     tile = tiles.first
     for acc in accs:
@@ -265,7 +253,7 @@ def score_item(
         members = read_members(role, line, tile)
         score_tile(role, scores, members, (number, items - 1))
         add_dq(ctx, accs, ctx.plan.low_chunks, ctx.memory.k_free_low)
-        tile = tile_after(tile, tiles.count)
+        tile = context.tile_after(tile, tiles.count)
         number += 1
     for dq, chunks in zip(accs, ctx.plan.low_chunks, strict=True):
         store_dq(ctx, role.dq, dq, item, chunks)
@@ -275,7 +263,7 @@ def score_item(
 class High(NamedTuple):
     """Reads k and ds; writes what `Rows` does, and dQ. Signals k_free_high, scores_free, too."""
 
-    rows: Rows
+    rows: load.Rows
     dq: cute.Tensor  # (S * H, 576) bf16
 
 
@@ -286,14 +274,14 @@ def high_all(role: High) -> None:
     accs = make_accs(ctx.plan.high_chunks)
     number, items = Int32(0), Int32(0)
     if cutlass.const_expr(ctx.plan.tickets):
-        item, drawn = item_at(ctx, ctx.cta), Int32(0)
+        item, drawn = tickets.item_at(ctx, ctx.cta), Int32(0)
         while item >= 0:
             number, items = high_item(role, accs, item, (number, items))
-            item = next_item(ctx, drawn)
+            item = tickets.next_item(ctx, drawn)
             drawn += 1
     else:
         for position in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-            item = item_by_turns(ctx, position)
+            item = context.item_by_turns(ctx, position)
             number, items = high_item(role, accs, item, (number, items))
 
 
@@ -304,9 +292,9 @@ def high_item(
     """Take every tile of an item, and store its dims of dQ; numbers: as for `score_item`."""
     ctx = role.rows.ctx
     number, items = numbers
-    tiles = tiles_of(ctx, item)
+    tiles = context.tiles_of(ctx, item)
     if tiles.count > 0:
-        copy_rows(role.rows, item, items)
+        load.copy_rows(role.rows, item, items)
         items += 1
     for acc in accs:
         acc.fill(0.0)

@@ -14,17 +14,12 @@ import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
 from flashdsa.kernels.attention.lists import MOST_UNORDERED, UNORDERED_SHIFT, Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
-    CURSORS,
-    KEY_WORDS,
-    MOST_PART_GROUPS,
-    PAIR,
-)
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan
 
 THREADS = 512
 WARPS = THREADS // WARP_SIZE
@@ -34,7 +29,7 @@ SM_CTAS = 4
 all that it has room for, so that CTAs that come early are spread evenly."""
 KEYS_AHEAD, OWNERS_AHEAD = 8, 4
 """Keys of a list that a thread has in flight; rows of a key."""
-HANDED_OUT, OUT_OF_ORDER, LISTED, TAKEN, FEW = range(CURSORS)
+HANDED_OUT, OUT_OF_ORDER, LISTED, TAKEN, FEW = range(plan.CURSORS)
 """Cursors of a part: rows that have an owner; rows of keys out of order; keys that have many rows
 in order; those of them that a CTA has taken to sum; and keys that have few."""
 MOST_FEW = 4
@@ -42,7 +37,7 @@ MOST_FEW = 4
 MOST_OF_WARP = 512
 """Rows of a key from which on a CTA hands them over."""
 WORD_BITS = 32
-GROUP_WORDS = MOST_PART_GROUPS // WORD_BITS
+GROUP_WORDS = plan.MOST_PART_GROUPS // WORD_BITS
 """Words with a bit for each group of a part."""
 
 
@@ -106,9 +101,7 @@ def split_kernel(lists: Lists, offsets: Offsets, room: Int32, unit_groups: Int32
 @cute.jit
 def clear_counts(offsets: Offsets) -> None:
     """Write 0 to the keys' counts; all CTAs but the first one call."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     keys, step = Int32(offsets.named.shape[0]), (num_ctas - 1) * SPLIT_THREADS
     for key in cutlass.range((cta - 1) * SPLIT_THREADS + thread, keys, step, unroll=4):
         offsets.named[key, 0] = Int32(0)
@@ -123,7 +116,7 @@ def split_groups(
     thread, _, _ = cute.arch.thread_idx()
     groups = Int32(lists.counts.shape[0]) if taken else Int32(0)
     units = (groups + unit_groups - 1) // unit_groups
-    least = (room + MOST_PART_GROUPS - 1) // MOST_PART_GROUPS
+    least = (room + plan.MOST_PART_GROUPS - 1) // plan.MOST_PART_GROUPS
     for unit in cutlass.range(thread // WARP_SIZE, units, SPLIT_THREADS // WARP_SIZE, unroll=1):
         size = Int32(0)
         end = cutlass.min((unit + 1) * unit_groups, groups)
@@ -172,16 +165,14 @@ def sums_up_to(
 def count_kernel(lists: Lists, offsets: Offsets, number: Int32):
     """Count the groups that name each key, a group at a time in each CTA."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     part = part_of(offsets, number)
     for group in cutlass.range(part.begin + cta, part.end, num_ctas, unroll=1):
         count = lists.counts[group]
         ordered = count - unordered_of(lists, group, count)
         line = lists.rows.iterator + Int64(group) * lists.rows.shape[1]
         for place in cutlass.range(thread, ordered, THREADS, unroll=KEYS_AHEAD):
-            counter = offsets.named.iterator + Int64((line + place).load()) * PAIR
+            counter = offsets.named.iterator + Int64((line + place).load()) * plan.PAIR
             cute.arch.atomic_add(counter, Int32(1), sem="relaxed", scope="gpu")
 
 
@@ -189,9 +180,7 @@ def count_kernel(lists: Lists, offsets: Offsets, number: Int32):
 def start_kernel(offsets: Offsets, number: Int32):
     """Find the first row of each key that is named; a thread for each key."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     shared = cutlass.memory.SmemAllocator().allocate_array(Int32, WARPS + 1)
     part = part_of(offsets, number)
     keys = Int32(offsets.named.shape[0])
@@ -215,7 +204,7 @@ def first_row(offsets: Offsets, number: Int32, count: Int32, shared: Any, thread
     pointer to a word of shared memory for each warp, and one."""
     upto, _ = sums_up_to(count, shared, thread, THREADS)
     if thread == THREADS - 1:
-        cursor = offsets.cursors.iterator + (CURSORS * number + HANDED_OUT)
+        cursor = offsets.cursors.iterator + (plan.CURSORS * number + HANDED_OUT)
         got = cute.arch.atomic_add(cursor, upto, sem="relaxed", scope="gpu")
         (shared + WARPS).store(got)
     cute.arch.sync_threads()
@@ -244,7 +233,7 @@ def place_in_list(
     lanes = cute.arch.vote_ballot_sync(wanted)
     at = Int32(0)
     if cute.arch.lane_idx() == 0 and lanes != 0:
-        pointer = offsets.cursors.iterator + (CURSORS * number + cursor)
+        pointer = offsets.cursors.iterator + (plan.CURSORS * number + cursor)
         at = cute.arch.atomic_add(pointer, Int32(cute.arch.popc(lanes)), sem="relaxed", scope="gpu")
     at = cute.arch.shuffle_sync(at, 0)
     return at + Int32(cute.arch.popc(lanes & Int32(cute.arch.lanemask_lt())))
@@ -254,9 +243,7 @@ def place_in_list(
 def take_kernel(lists: Lists, offsets: Offsets, number: Int32):
     """Take a row for each key of the groups' lists, a group at a time in each CTA."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     part = part_of(offsets, number)
     for group in cutlass.range(part.begin + cta, part.end, num_ctas, unroll=1):
         count = lists.counts[group]
@@ -287,7 +274,7 @@ def take_rows(
     for key in keys:
         row = Int32(0)
         if key >= 0:
-            cursor = offsets.named.iterator + (Int64(key) * PAIR + 1)
+            cursor = offsets.named.iterator + (Int64(key) * plan.PAIR + 1)
             row = cute.arch.atomic_add(cursor, Int32(1), sem="relaxed", scope="gpu")
         rows.append(row)
     for place, key, row in zip(places, keys, rows, strict=True):
@@ -305,8 +292,8 @@ class Owner(NamedTuple):
 
 def owner_of(offsets: Offsets, row: Int32) -> Owner:
     """The group that has taken a row."""
-    at = offsets.owners.iterator + Int64(row) * PAIR
-    return Owner(*prims.load_ext(at.to_llvm_ptr(), dtype=Int32, count=PAIR))
+    at = offsets.owners.iterator + Int64(row) * plan.PAIR
+    return Owner(*prims.load_ext(at.to_llvm_ptr(), dtype=Int32, count=plan.PAIR))
 
 
 @cute.jit
@@ -321,14 +308,12 @@ def order_kernel(offsets: Offsets, number: Int32):
     """Hand the rows of each key to its groups in order: a thread for a key of few rows, a warp for
     one of many, and a CTA for one of most."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     allocator = cutlass.memory.SmemAllocator()
-    words = allocator.allocate_array(Int32, (WARPS + 1) * PAIR * GROUP_WORDS)
+    words = allocator.allocate_array(Int32, (WARPS + 1) * plan.PAIR * GROUP_WORDS)
     part = part_of(offsets, number)
     warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
-    own_words = words + (warp + 1) * (PAIR * GROUP_WORDS)
+    own_words = words + (warp + 1) * (plan.PAIR * GROUP_WORDS)
     listed = offsets.cursors[number, LISTED]
     # The keys of neighbouring rows of kv, which may all have many rows, are those of other CTAs.
     for first in cutlass.range(cta, listed, num_ctas * WARPS, unroll=1):
@@ -359,9 +344,9 @@ class ListedKey(NamedTuple):
 
 def listed_key(offsets: Offsets, place: Int32) -> ListedKey:
     """The key at that place of the keys."""
-    line = offsets.keys.iterator + Int64(place) * KEY_WORDS
-    found = prims.load_ext(line.to_llvm_ptr(), dtype=Int32, count=KEY_WORDS)
-    return ListedKey(*(found[i] for i in range(KEY_WORDS - 1)))
+    line = offsets.keys.iterator + Int64(place) * plan.KEY_WORDS
+    found = prims.load_ext(line.to_llvm_ptr(), dtype=Int32, count=plan.KEY_WORDS)
+    return ListedKey(*(found[i] for i in range(plan.KEY_WORDS - 1)))
 
 
 @cute.jit
@@ -460,9 +445,8 @@ def launch_split(
         num_sms: streaming multiprocessors.
         choice: all parts are empty if it says FIRST, see `choice.py`; None: they are not.
     """
-    split_kernel(lists, offsets, room, unit_groups, choice).launch(
-        grid=[num_sms + 1, 1, 1], block=[SPLIT_THREADS, 1, 1], stream=stream, use_pdl=True
-    )
+    made = split_kernel(lists, offsets, room, unit_groups, choice)
+    launch_ctas(made, num_sms + 1, SPLIT_THREADS, stream, use_pdl=True)
 
 
 @cute.jit
@@ -476,4 +460,4 @@ def launch_offsets(lists: Lists, offsets: Offsets, number: Int32, num_sms: Int32
         take_kernel(*of_lists),
         order_kernel(offsets, number),
     ):
-        made.launch(grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True)
+        launch_ctas(made, num_ctas, THREADS, stream, use_pdl=True)

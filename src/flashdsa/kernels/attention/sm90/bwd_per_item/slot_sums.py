@@ -24,24 +24,12 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import follow_grid
-from flashdsa.dsl.memory import Memory, Region, initialise_barriers
-from flashdsa.dsl.pipeline import Barriers, RingConsumer, RingProducer
-from flashdsa.dsl.smem import load_words, store_words
-from flashdsa.dsl.tma import load_bytes
+from flashdsa.dsl import pipeline, ptx, smem, tma
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.warp import lowest_bit
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan as sizes
 from flashdsa.kernels.attention.sm90.bwd_per_item import slot_offsets
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
-    CARVEOUT,
-    CHUNK_WORDS,
-    CURSORS,
-    FIRST,
-    FROM_ZERO,
-    LAST,
-    LINE_DIMS,
-    LINE_PACKS,
-    WORD_BYTES,
-)
 
 NUMBERS = 8
 WORDS = 3
@@ -114,10 +102,10 @@ def pack_eight(values: list[Any]) -> list[Any]:
         "{ .reg .pred bad; .reg .f32 m, s, t; "
         ".reg .b32 e, f, u0, u1, u2, u3, u4, u5, u6, u7, w0, w1, w2; "
     )
-    return cute.arch.inline_ptx(
+    return ptx.words(
         registers + largest + exponent + numbers + first + "".join(words) + last + "}",
-        write_only_types=[Int32] * WORDS,
-        read_only_args=values,
+        WORDS,
+        *values,
     )
 
 
@@ -139,13 +127,14 @@ def add_packed(total: list[Any], words: list[Any]) -> list[Any]:
             f"and.b32 u, {source}, {_MASK << place}; or.b32 u, u, {127 + power << 23}; "
             f"mov.b32 t, u; sub.f32 t, t, {biased_zero}; fma.rn.f32 {{$w{i}}}, t, s, {{$r{i}}}; "
         )
-    return cute.arch.inline_ptx(
+    return ptx.numbers(
         "{ .reg .f32 s, t; .reg .b32 u, last; "
         f"shr.u32 last, {names[-1]}, 1; and.b32 u, last, {0xFF << 23}; mov.b32 s, u; "
         + "".join(parts)
         + "}",
-        write_only_types=[Float32] * NUMBERS,
-        read_only_args=[*total, *words],
+        NUMBERS,
+        *total,
+        *words,
     )
 
 
@@ -165,8 +154,8 @@ class SumMemory(Memory):
 
     rows: Region
     chunks: Region
-    rows_full: Barriers
-    rows_free: Barriers
+    rows_full: pipeline.Barriers
+    rows_free: pipeline.Barriers
 
 
 class Sums(NamedTuple):
@@ -183,13 +172,15 @@ class Sums(NamedTuple):
 def dim_of(thread: Any) -> Any:
     """The first dim of the thread's pack, in the order of `plan.slot_words`."""
     pack, line = thread // PAIR_LINES, thread % PAIR_LINES
-    return (pack // LINE_PACKS * PAIR_LINES + line) * LINE_DIMS + pack % LINE_PACKS * QUAD
+    return (
+        pack // sizes.LINE_PACKS * PAIR_LINES + line
+    ) * sizes.LINE_DIMS + pack % sizes.LINE_PACKS * QUAD
 
 
 def halves_of(row: Any, pack: Any) -> list[Any]:
     """Pointers to the pack's dims of a row of dKV: four, and four behind them."""
     left = row + dim_of(pack)
-    return [(left + half * (LINE_DIMS // HALVES)).to_llvm_ptr() for half in range(HALVES)]
+    return [(left + half * (sizes.LINE_DIMS // HALVES)).to_llvm_ptr() for half in range(HALVES)]
 
 
 @cute.jit
@@ -249,27 +240,24 @@ def load_row(
 def sum_kernel(x: Sums, plan: cutlass.Constexpr):
     """Sum the keys of many rows as CTAs draw them, then those of few by turns."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = SumMemory.allocate(plan.sums)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
+    memory = SumMemory.begin(plan.sums)
     follow_grid()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
         if thread == 0:
             load_all(x, memory, plan)
     else:
-        add_all(x, memory, thread - plan.sums.load.threads, plan)
+        add_all(x, memory, thread - plan.sums.role("load").threads, plan)
 
 
 @cute.jit
 def load_all(x: Sums, memory: SumMemory, plan: cutlass.Constexpr) -> None:
     """Role load, of which one thread works."""
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    _, cta, num_ctas = place_in_grid()
     offsets, chunk = x.offsets, Int32(0)
     listed, ticket = offsets.cursors[x.number, slot_offsets.LISTED], Int32(cta)
     while ticket < listed:
-        cursor = offsets.cursors.iterator + (CURSORS * x.number + slot_offsets.TAKEN)
+        cursor = offsets.cursors.iterator + (sizes.CURSORS * x.number + slot_offsets.TAKEN)
         taken = cute.arch.atomic_add(cursor, Int32(1), sem="relaxed", scope="gpu")
         chunk = load_key(x, memory, slot_offsets.listed_key(offsets, ticket), chunk, plan)
         ticket = num_ctas + taken
@@ -280,7 +268,7 @@ def load_all(x: Sums, memory: SumMemory, plan: cutlass.Constexpr) -> None:
         following = few_key(offsets, last, place + num_ctas, few)
         chunk = load_key(x, memory, rows, chunk, plan)
         rows = following
-    ring = RingProducer(memory.rows_full, memory.rows_free)
+    ring = pipeline.RingProducer(memory.rows_full, memory.rows_free)
     at = ring.state(chunk)
     ring.acquire(at)
     describe(memory, at.stage, Int32(0), Int32(0), Int32(0))
@@ -300,12 +288,12 @@ def few_key(
 @cute.jit
 def describe(memory: SumMemory, stage: Int32, key: Int32, rows: Int32, ends: Int32) -> None:
     """Store a chunk's description."""
-    store_words(description_at(memory, stage), [key, rows, ends, Int32(0)])
+    smem.store_words(description_at(memory, stage), [key, rows, ends, Int32(0)])
 
 
 def description_at(memory: SumMemory, stage: Int32) -> Int32:
     """The shared memory address of a stage's description."""
-    return memory.chunks.address() + stage * (CHUNK_WORDS * WORD_BYTES)
+    return memory.chunks.address() + stage * (sizes.CHUNK_WORDS * sizes.WORD_BYTES)
 
 
 @cute.jit
@@ -313,9 +301,9 @@ def load_key(
     x: Sums, memory: SumMemory, rows: slot_offsets.ListedKey, chunk: Int32, plan: cutlass.Constexpr
 ) -> Int32:
     """Load a key's dKV and rows, from that chunk on; return the number of the chunk behind them."""
-    sums, ring = plan.sums, RingProducer(memory.rows_full, memory.rows_free)
+    sums, ring = plan.sums, pipeline.RingProducer(memory.rows_full, memory.rows_free)
     count = rows.count * x.blocks
-    before = Int32(FIRST) if x.zero == 0 else Int32(FIRST | FROM_ZERO)
+    before = Int32(sizes.FIRST) if x.zero == 0 else Int32(sizes.FIRST | sizes.FROM_ZERO)
     source = x.slots.iterator + Int64(rows.first * x.blocks) * plan.slot_words
     for base in cutlass.range(0, count, sums.chunk_rows, unroll=1):
         own = cutlass.min(count - base, Int32(sums.chunk_rows))
@@ -323,7 +311,7 @@ def load_key(
         # rows_free[stage]: role add has read the chunk before.
         ring.acquire(at)
         ends = (before if base == 0 else Int32(0)) | (
-            Int32(LAST) if base + own == count else Int32(0)
+            Int32(sizes.LAST) if base + own == count else Int32(0)
         )
         describe(memory, at.stage, rows.key, own, ends)
         size = own * sums.slot_bytes
@@ -334,8 +322,8 @@ def load_key(
         to = memory.rows.bytes() + at.stage * sums.stage_bytes
         if has_dkv:
             dkv = x.dkv.iterator + Int64(rows.key) * plan.tile.d_qk
-            load_bytes(to, dkv, head, barrier)
-        load_bytes(to + sums.dkv_bytes, source + Int64(base) * plan.slot_words, size, barrier)
+            tma.load_bytes(to, dkv, head, barrier)
+        tma.load_bytes(to + sums.dkv_bytes, source + Int64(base) * plan.slot_words, size, barrier)
         chunk += 1
     return chunk
 
@@ -343,7 +331,7 @@ def load_key(
 @cute.jit
 def add_all(x: Sums, memory: SumMemory, thread: Int32, plan: cutlass.Constexpr) -> None:
     """Role add: a pack a thread."""
-    sums, ring = plan.sums, RingConsumer(memory.rows_full, memory.rows_free)
+    sums, ring = plan.sums, pipeline.RingConsumer(memory.rows_full, memory.rows_free)
     # The last warp's other threads do what its last pack's thread does, and store nothing.
     pack = cutlass.min(thread, Int32(plan.packs - 1))
     acc = cute.make_rmem_tensor(NUMBERS, Float32)
@@ -352,12 +340,12 @@ def add_all(x: Sums, memory: SumMemory, thread: Int32, plan: cutlass.Constexpr) 
     while rows > 0:
         at = ring.state(chunk)
         ring.wait(at)
-        description = load_words(description_at(memory, at.stage), Int32)
-        key, rows, ends = (Int32(description[i]) for i in range(CHUNK_WORDS - 1))
+        description = smem.load_words(description_at(memory, at.stage), Int32)
+        key, rows, ends = (Int32(description[i]) for i in range(sizes.CHUNK_WORDS - 1))
         stage = memory.rows.bytes() + at.stage * sums.stage_bytes
-        if ends & FROM_ZERO != 0:
+        if ends & sizes.FROM_ZERO != 0:
             acc.fill(0.0)
-        elif ends & FIRST != 0:
+        elif ends & sizes.FIRST != 0:
             load_dims(acc, cute.recast_ptr(stage, dtype=Float32), pack)
         if rows > 0:
             first = cute.recast_ptr(stage + sums.dkv_bytes, dtype=Int32)
@@ -367,7 +355,7 @@ def add_all(x: Sums, memory: SumMemory, thread: Int32, plan: cutlass.Constexpr) 
         # rows_free[stage]: this thread has read the chunk. Each arrives for itself: racecheck does
         # not see what others did before one arrives for all.
         ring.release(at.stage)
-        if ends & LAST != 0 and thread < plan.packs:
+        if ends & sizes.LAST != 0 and thread < plan.packs:
             store_dims(acc, x.dkv.iterator + Int64(key) * plan.tile.d_qk, pack)
         chunk += 1
 
@@ -376,9 +364,7 @@ def add_all(x: Sums, memory: SumMemory, thread: Int32, plan: cutlass.Constexpr) 
 def sum_unordered_kernel(x: Sums, plan: cutlass.Constexpr):
     """Sum the rows of keys out of order, in their order: each CTA those of its keys."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     lane = cute.arch.lane_idx() % LANES
     count = x.offsets.cursors[x.number, slot_offsets.OUT_OF_ORDER]
     acc = cute.make_rmem_tensor(NUMBERS, Float32)
@@ -406,14 +392,7 @@ def launch_sums(x: Sums, num_sms: Int32, plan: cutlass.Constexpr, stream: Any):
     """Launch on `stream`. `x`: dkv (S_kv, 576) fp32, added to. slots (rows, plan.slot_words) int32.
     offsets of the part `number`. blocks: row blocks of a group, each of which has a row for each
     key: row * blocks, row * blocks + 1, ... zero: 1 if all of dkv is 0, which is not read then."""
-    sum_kernel(x, plan).launch(
-        grid=[num_sms * plan.sums.sm_ctas, 1, 1],
-        block=[plan.sums.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=plan.sums.sm_ctas,
-        preferred_smem_carveout=CARVEOUT,
-        use_pdl=True,
-    )
-    sum_unordered_kernel(x, plan).launch(
-        grid=[num_sms * SM_CTAS, 1, 1], block=[plan.packs, 1, 1], stream=stream, use_pdl=True
-    )
+    threads, sm_ctas = plan.sums.threads, plan.sums.sm_ctas
+    room: Any = {"sm_ctas": sm_ctas, "carveout": sizes.CARVEOUT}
+    launch_ctas(sum_kernel(x, plan), num_sms * sm_ctas, threads, stream, use_pdl=True, **room)
+    launch_ctas(sum_unordered_kernel(x, plan), num_sms * SM_CTAS, plan.packs, stream, use_pdl=True)

@@ -14,17 +14,10 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.choice import (
-    COUNT_BITS,
-    FIRST,
-    SECOND,
-    WORD_BITS,
-    add_counts,
-    is_taken,
-)
+from flashdsa.kernels.attention import choice as choices
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import ORDER, SAMPLED, WAY, saved_us
 from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import sums_up_to
@@ -78,7 +71,7 @@ def range_of(x: Asked, first: Int32, number: Int32) -> tuple[Int32, Int32]:
         high = x.num_keys
         if place + RANGE_KEYS < count:
             high = key_at(x, group, place + RANGE_KEYS)
-        high = cutlass.min(high, low + WORDS * WORD_BITS)
+        high = cutlass.min(high, low + WORDS * choices.WORD_BITS)
     return low, high
 
 
@@ -111,8 +104,8 @@ def count_range(
             key = key_at(x, group, place)
             if key >= low and key < high:
                 named += 1
-                bit = Int32(1) << ((key - low) % WORD_BITS)
-                word = bits + (key - low) // WORD_BITS
+                bit = Int32(1) << ((key - low) % choices.WORD_BITS)
+                word = bits + (key - low) // choices.WORD_BITS
                 if (cute.arch.atomic_or(word, bit, sem="relaxed", scope="cta") & bit) == 0:
                     rows += 1
     return rows, named
@@ -121,9 +114,7 @@ def count_range(
 @cute.kernel
 def slots_choice_kernel(asked: Asked, choice: Any):
     """One sample; arguments as in `launch_slots_choice`."""
-    thread, _, _ = cute.arch.thread_idx()
-    number, _, _ = cute.arch.block_idx()
-    samples, _, _ = cute.arch.grid_dim()
+    thread, number, samples = place_in_grid()
     allocator = SmemAllocator()
     bits = allocator.allocate_array(Int32, WORDS)
     places = allocator.allocate_array(Int32, THREADS)
@@ -137,7 +128,7 @@ def slots_choice_kernel(asked: Asked, choice: Any):
     follow_grid()
     taken = Boolean(True)
     if cutlass.const_expr(choice is not None):
-        taken = is_taken(choice, Int32(SECOND))
+        taken = choices.is_taken(choice, Int32(choices.SECOND))
     if taken:
         groups = Int32(asked.lists.counts.shape[0])
         x = asked._replace(wave=cutlass.min(asked.wave, groups))
@@ -153,10 +144,12 @@ def slots_choice_kernel(asked: Asked, choice: Any):
         _, rows = sums_up_to(own_rows, sums, thread, THREADS)
         _, named = sums_up_to(own_named, sums, thread, THREADS)
         if thread == 0:
-            both = add_counts(x.tickets.iterator + SAMPLED, rows, named)
-            (places + 0).store(Int32(both & ((1 << COUNT_BITS) - 1)))
-            (places + 1).store(Int32((both >> COUNT_BITS) & ((1 << COUNT_BITS) - 1)))
-            last.store(Int32(both >> (2 * COUNT_BITS) == samples))
+            both = choices.add_counts(x.tickets.iterator + SAMPLED, rows, named)
+            (places + 0).store(Int32(both & ((1 << choices.COUNT_BITS) - 1)))
+            (places + 1).store(
+                Int32((both >> choices.COUNT_BITS) & ((1 << choices.COUNT_BITS) - 1))
+            )
+            last.store(Int32(both >> (2 * choices.COUNT_BITS) == samples))
         cute.arch.sync_threads()
         if last.load() != 0:
             keys = Int32(0)
@@ -176,7 +169,7 @@ def choose(x: Asked, found: tuple[Float32, Float32], keys: Float32) -> None:
     rows = share * keys
     of_sums = cutlass.min(rows, Float32(x.num_keys))
     saved = saved_us(keys * Float32(x.blocks), rows, of_sums)
-    x.tickets[WAY] = Int32(SECOND) if saved > 0 else Int32(FIRST)
+    x.tickets[WAY] = Int32(choices.SECOND) if saved > 0 else Int32(choices.FIRST)
 
 
 @cute.jit
@@ -194,6 +187,4 @@ def launch_slots_choice(
     time. `blocks`: row blocks of a group. `choice`: nothing is done if it does not say SECOND, see
     `choice.py`; None: it does."""
     asked = Asked(lists, tickets, num_keys, cutlass.min(wave, Int32(THREADS // 2)), blocks)
-    slots_choice_kernel(asked, choice).launch(
-        grid=[SAMPLES, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
-    )
+    launch_ctas(slots_choice_kernel(asked, choice), SAMPLES, THREADS, stream, use_pdl=True)

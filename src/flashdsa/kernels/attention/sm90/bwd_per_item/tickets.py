@@ -24,12 +24,11 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
 from flashdsa.dsl.gmem import add_relaxed, load_relaxed
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.lists import Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item import slot_offsets
-from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context
+from flashdsa.kernels.attention.sm90.bwd_per_item import context, slot_offsets
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, DRAWN, MET, ORDER, SAMPLED
 
 DRAWER = WARP_SIZE
@@ -201,7 +200,7 @@ def order_tail(tickets: cute.Tensor, counts: cute.Tensor, threads: cutlass.Const
 
 
 @cute.jit
-def item_at(ctx: Context, position: Int32) -> Int32:
+def item_at(ctx: context.Context, position: Int32) -> Int32:
     """The item at a position of the order; -1 after the last one."""
     item = Int32(-1)
     if position < ctx.num_items:
@@ -211,7 +210,7 @@ def item_at(ctx: Context, position: Int32) -> Int32:
 
 
 @cute.jit
-def draw_item(ctx: Context, number: Int32) -> None:
+def draw_item(ctx: context.Context, number: Int32) -> None:
     """Draw the CTA's item of that number after its first, for all roles; role gather calls."""
     if ctx.thread == DRAWER:
         full, free = ctx.memory.item_full, ctx.memory.item_free
@@ -227,7 +226,7 @@ def draw_item(ctx: Context, number: Int32) -> None:
 
 
 @cute.jit
-def next_item(ctx: Context, number: Int32) -> Int32:
+def next_item(ctx: context.Context, number: Int32) -> Int32:
     """All warps of all roles: the CTA's item of that number after its first; -1: there is none."""
     ring = RingConsumer(ctx.memory.item_full, ctx.memory.item_free)
     slot = ring.state(number)
@@ -242,13 +241,13 @@ def next_item(ctx: Context, number: Int32) -> Int32:
 
 
 @cute.jit
-def is_paced(ctx: Context) -> Boolean:
+def is_paced(ctx: context.Context) -> Boolean:
     """Whether the launch's CTAs keep pace."""
     return Boolean(load_relaxed(ctx.tickets.iterator + MET) < FREE)
 
 
 @cute.jit
-def keep_pace(ctx: Context, number: Int32) -> None:
+def keep_pace(ctx: context.Context, number: Int32) -> None:
     """Wait, now and then, until all CTAs have come as far; one thread of role gather calls before
     each tile, which is not complete without its rows. It tells the others at every PACE_TILES-th
     tile, and waits for them a tile later. Nothing is ordered by that, and no result depends on it:
@@ -266,7 +265,7 @@ def keep_pace(ctx: Context, number: Int32) -> None:
 
 
 @cute.jit
-def stop_pace(ctx: Context) -> None:
+def stop_pace(ctx: context.Context) -> None:
     """Let nobody wait any more; one thread calls."""
     cute.arch.atomic_max(ctx.tickets.iterator + MET, Int32(FREE), sem="relaxed", scope="gpu")
 
@@ -290,8 +289,7 @@ def turns_kernel(
 ):
     """A part; arguments as in `launch_turns`."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    number, _, _ = cute.arch.block_idx()
+    thread, number, _ = place_in_grid()
     allocator = cutlass.memory.SmemAllocator()
     sums = allocator.allocate_array(Int32, THREADS // WARP_SIZE)
     places, loads = (
@@ -396,6 +394,5 @@ def launch_turns(
 ):
     """Launch on `stream`: order, unordered and cursors of all parts. `blocks`: row blocks of a
     group. `num_ctas`: that take its items."""
-    turns_kernel(lists, offsets, blocks, num_ctas, tile_keys).launch(
-        grid=[offsets.cursors.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
-    )
+    made = turns_kernel(lists, offsets, blocks, num_ctas, tile_keys)
+    launch_ctas(made, offsets.cursors.shape[0], THREADS, stream, use_pdl=True)

@@ -19,17 +19,8 @@ from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, low_word_behind, mma_async
 from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core import softmax
 from flashdsa.kernels.attention.sm90.core.context import StepContext
-from flashdsa.kernels.attention.sm90.core.softmax import (
-    Rows,
-    Scale,
-    exponentiate,
-    mask_scores,
-    new_rows,
-    rescale_to_others,
-    rescale_to_own,
-    store_p,
-)
 from flashdsa.kernels.attention.sm90.core.tile import (
     BF16,
     CHUNK,
@@ -108,7 +99,7 @@ class Registers(NamedTuple):
     s: cute.Tensor  # S of the consumer's tile, keys / 2 fp32
     p: cute.Tensor  # P of it, words of two 16-bit numbers
     out: cute.Tensor  # the consumer's half of O's dims, half_dims / 2 fp32
-    rows: Rows
+    rows: softmax.Rows
 
 
 def new_registers(tile: Tile, with_largest: bool = False) -> Registers:
@@ -116,7 +107,7 @@ def new_registers(tile: Tile, with_largest: bool = False) -> Registers:
     s = cute.make_rmem_tensor(tile.keys // 2, Float32)
     p = cute.make_rmem_tensor(tile.keys // 4, Int32)
     out = cute.make_rmem_tensor(tile.half_dims // 2, Float32)
-    return Registers(s, p, out, new_rows(with_largest))
+    return Registers(s, p, out, softmax.new_rows(with_largest))
 
 
 def values_of(ctx: StepContext, tile: int, consumer: int) -> Any:
@@ -226,35 +217,37 @@ def compute_scores_in_loop(
 
 
 @cute.jit
-def add_tile0(ctx: StepContext, r: Registers, scale: Scale, v: Int32, adds: Any = True) -> None:
+def add_tile0(
+    ctx: StepContext, r: Registers, scale: softmax.Scale, v: Int32, adds: Any = True
+) -> None:
     """Consumer 0, after S: compute P, publish it, add its product, and free the tile's low half.
     `v`: descriptor of the tile's values. `adds`: 0 if O has no product yet; it is not read then."""
-    mask_scores(ctx, r.s, scale, 0)
-    exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
+    softmax.mask_scores(ctx, r.s, scale, 0)
+    softmax.exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
     if cutlass.const_expr(ctx.plan.tile.has_rope):
         # P overwrites columns of the tile's keys: all four warps have their scores.
         cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
     # Consumer 1 had read P of the step before when it freed the high half, whose keys came since.
-    store_p(ctx, r.p, r.rows, p_address(ctx, 0), 0)
+    softmax.store_p(ctx, r.p, r.rows, p_address(ctx, 0), 0)
     ctx.memory.p0_full.arrive()
-    rescale_to_own(r.out, r.rows, scale)
+    softmax.rescale_to_own(r.out, r.rows, scale)
     multiply_own(ctx.plan.tile, r.out, r.p, v, ctx.kind, adds)
     warpgroup.wait_group(0)
     arrive_warp(ctx.memory.low_free, 0, ctx.thread)
 
 
 @cute.jit
-def add_tile1(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
+def add_tile1(ctx: StepContext, r: Registers, scale: softmax.Scale, v: Int32) -> None:
     """Consumer 1, while the product with P of tile 0 runs: compute P, publish it, add its product,
     and free both tiles' high halves. `v`: descriptor of the tile's values."""
-    mask_scores(ctx, r.s, scale, 1)
-    exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
+    softmax.mask_scores(ctx, r.s, scale, 1)
+    softmax.exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
     # P of the step before: the other consumer was done with it before p0_full of this one.
-    store_p(ctx, r.p, r.rows, p_address(ctx, 1), 1)
+    softmax.store_p(ctx, r.p, r.rows, p_address(ctx, 1), 1)
     ctx.memory.p1_full.arrive()
     warpgroup.wait_group(0)
     arrive_warp(ctx.memory.high_free, 0, ctx.thread)
-    rescale_to_own(r.out, r.rows, scale)
+    softmax.rescale_to_own(r.out, r.rows, scale)
     multiply_own(ctx.plan.tile, r.out, r.p, v, ctx.kind)
     warpgroup.wait_group(0)
     arrive_warp(ctx.memory.high_free, 1, ctx.thread)
@@ -264,7 +257,7 @@ def add_tile1(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
 def issue_others(
     ctx: StepContext,
     r: Registers,
-    scale: Scale,
+    scale: softmax.Scale,
     tile: cutlass.Constexpr,
     p: Int32,
     v: Int32,
@@ -273,13 +266,17 @@ def issue_others(
     """Issue the product with the other consumer's P, which has come, against its maxima. `tile`:
     the other consumer's. `p`, `v`: descriptors of its P and values. `adds`: 0 if O has no product
     yet; it is not read then."""
-    rescale_to_others(ctx, r.out, r.rows, scale, tile)
+    softmax.rescale_to_others(ctx, r.out, r.rows, scale, tile)
     multiply_others(ctx.plan.tile, r.out, p, v, ctx.kind, adds)
 
 
 @cute.jit
 def merge_sums(
-    ctx: StepContext, rows: Rows, scale: Scale, items: Int32, consumer: cutlass.Constexpr
+    ctx: StepContext,
+    rows: softmax.Rows,
+    scale: softmax.Scale,
+    items: Int32,
+    consumer: cutlass.Constexpr,
 ) -> list[Float32]:
     """The rows' sums over both tiles, against O's maxima. `items`: that the CTA ended before."""
     full = (ctx.memory.sums0_full, ctx.memory.sums1_full)

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
-from flashdsa.dsl import fragments
-from flashdsa.dsl.warp_matrix import store_matrices
+from flashdsa.dsl import fragments, warp_matrix
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.context import StepContext
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILES
@@ -144,7 +143,7 @@ def store_p(ctx: StepContext, p: Any, rows: Rows, address: Any, tile: cutlass.Co
     for block in cutlass.range_constexpr(ctx.plan.tile.keys // fragments.MMA_ROWS):
         unit = (2 * block + lane // fragments.MMA_ROWS) ^ (lane % 8)
         words = [p[4 * block + i] for i in range(4)]
-        store_matrices(address + row * ROW_BYTES + unit * 16, words)
+        warp_matrix.store_matrices(address + row * ROW_BYTES + unit * 16, words)
     if lane % 4 == 0:
         maxima = ctx.memory.row_max.array(Float32, TILES * ROWS)
         for h in cutlass.range_constexpr(fragments.THREAD_ROWS):

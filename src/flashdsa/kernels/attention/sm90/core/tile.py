@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashdsa import problem
-from flashdsa.plan import SmemRegion
-from flashdsa.plan.row_tiles import CHUNK_COLUMNS, ROW_BYTES
+from flashdsa.plan import SmemRegion, row_tiles
 
 BF16, FP32 = 2, 4
 """Bytes of a number."""
-CHUNK = CHUNK_COLUMNS
+CHUNK = row_tiles.CHUNK_COLUMNS
 """bf16 in a span of the 128-byte swizzle: columns of a chunk."""
 ROWS = 64
 """(query, head) pairs of a work item: the M of a wgmma."""
-Q_CHUNK_BYTES = ROWS * ROW_BYTES
+Q_CHUNK_BYTES = ROWS * row_tiles.ROW_BYTES
 """Bytes of a chunk of Q."""
 TILES = 2
 """Key tiles of a step: one for each consumer's scores."""
@@ -69,7 +68,7 @@ class Tile:
 
     @property
     def chunk_bytes(self) -> int:
-        return self.keys * ROW_BYTES
+        return self.keys * row_tiles.ROW_BYTES
 
     @property
     def bytes(self) -> int:

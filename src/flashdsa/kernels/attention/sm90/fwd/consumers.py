@@ -8,23 +8,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import row_of_thread
 from flashdsa.dsl.pipeline import arrive_warp
-from flashdsa.kernels.attention.sm90.core import results
-from flashdsa.kernels.attention.sm90.core.consumers import (
-    Registers,
-    add_tile0,
-    add_tile1,
-    compute_next_scores,
-    compute_scores,
-    finish_scores,
-    issue_others,
-    issue_scores,
-    merge_sums,
-    new_registers,
-    p_of,
-    values_of,
-    wait_for_scores,
-)
-from flashdsa.kernels.attention.sm90.core.softmax import Scale, restart
+from flashdsa.kernels.attention.sm90.core import consumers, results, softmax
 from flashdsa.kernels.attention.sm90.core.tile import (
     FLAG_BITS,
     HALF_STEP,
@@ -44,7 +28,7 @@ class Consumer(NamedTuple):
     lse: cute.Tensor  # (S, H) fp32
     max_logits: cute.Tensor  # (S * H,) fp32; of a plan without them (0,)
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
-    scale: Scale
+    scale: softmax.Scale
 
 
 @cute.jit
@@ -52,19 +36,22 @@ def consume0(role: Consumer) -> None:
     """Take every step of the CTA; S of the next step is issued after this one's last product."""
     ctx = role.ctx
     tile = ctx.plan.tile
-    v0, others = values_of(ctx, 0, 0), (values_of(ctx, 1, 0), p_of(ctx, 1))
-    r = new_registers(tile, ctx.plan.max_logits)
+    v0, others = (
+        consumers.values_of(ctx, 0, 0),
+        (consumers.values_of(ctx, 1, 0), consumers.p_of(ctx, 1)),
+    )
+    r = consumers.new_registers(tile, ctx.plan.max_logits)
     step, items = Int32(0), Int32(0)
 
     ctx.memory.q_full.wait_for(items)
-    issue_scores(ctx, r.s, step, True, tile.low_slices + tile.high_slices)
+    consumers.issue_scores(ctx, r.s, step, True, tile.low_slices + tile.high_slices)
     warpgroup.wait_group(0)
     announce_scores(ctx, step)
     more, adds = Boolean(True), Int32(0)
     while more:
         flags = ctx.flags(0)
         more = flags & LAST_STEP_OF_CTA == 0
-        add_tile0(ctx, r, role.scale, v0, adds)
+        consumers.add_tile0(ctx, r, role.scale, v0, adds)
         adds = Int32(1)
         ctx.memory.p1_full.wait(ctx.phase(step))
         if cutlass.const_expr(not ctx.plan.joined) or flags & HALF_STEP == 0:
@@ -73,30 +60,35 @@ def consume0(role: Consumer) -> None:
             step += 1
             arrive_warp(ctx.memory.low_free, 1, ctx.thread)
             wait_for_next_query(ctx, items, flags)
-            issue_scores(ctx, r.s, step, more, tile.low_slices + tile.high_slices)
+            consumers.issue_scores(ctx, r.s, step, more, tile.low_slices + tile.high_slices)
             warpgroup.wait_group(0)
         if more:
             announce_scores(ctx, step)
         if flags != 0:
             write_item(role, r, items, flags, 0)
-            restart(r.rows)
+            softmax.restart(r.rows)
             adds = Int32(0)
             items += 1
 
 
 @cute.jit
 def add_others(
-    role: Consumer, r: Registers, step: Int32, items: Int32, flags: Int32, others: tuple[Any, Any]
+    role: Consumer,
+    r: consumers.Registers,
+    step: Int32,
+    items: Int32,
+    flags: Int32,
+    others: tuple[Any, Any],
 ) -> Int32:
     """Consumer 0: add the product with P of tile 1, which has come; compute S of the next step
     meanwhile, and return its number. `others`: descriptors of tile 1's values and P."""
     ctx = role.ctx
     v1, p1 = others
     more = flags & LAST_STEP_OF_CTA == 0
-    issue_others(ctx, r, role.scale, 1, p1, v1)
+    consumers.issue_others(ctx, r, role.scale, 1, p1, v1)
     step += 1
     wait_for_next_query(ctx, items, flags)
-    compute_next_scores(ctx, r.s, step, more)
+    consumers.compute_next_scores(ctx, r.s, step, more)
     return step
 
 
@@ -110,7 +102,7 @@ def wait_for_next_query(ctx: Context, items: Int32, flags: Int32) -> None:
 @cute.jit
 def announce_scores(ctx: Context, step: Int32) -> None:
     """All S of the step is computed: tile 1's may follow, and after the last step the next Q."""
-    finish_scores(ctx, step, 0)
+    consumers.finish_scores(ctx, step, 0)
     if ctx.flags(0) != 0:
         arrive_warp(ctx.memory.q_free, 0, ctx.thread)
 
@@ -119,14 +111,18 @@ def announce_scores(ctx: Context, step: Int32) -> None:
 def consume1(role: Consumer) -> None:
     """Take every step of the CTA; its softmax runs during the product with P of tile 0."""
     ctx = role.ctx
-    operands = values_of(ctx, 0, 1), values_of(ctx, 1, 1), p_of(ctx, 0)
-    r = new_registers(ctx.plan.tile, ctx.plan.max_logits)
+    operands = (
+        consumers.values_of(ctx, 0, 1),
+        consumers.values_of(ctx, 1, 1),
+        consumers.p_of(ctx, 0),
+    )
+    r = consumers.new_registers(ctx.plan.tile, ctx.plan.max_logits)
     step, items = Int32(0), Int32(0)
 
     ctx.memory.q_full.wait_for(items)
     more, adds = Boolean(True), Int32(0)
     while more:
-        wait_for_scores()
+        consumers.wait_for_scores()
         if cutlass.const_expr(ctx.plan.joined):
             flags, more = take_either_step(role, r, step, adds, operands)
         else:
@@ -135,7 +131,7 @@ def consume1(role: Consumer) -> None:
         adds = Int32(1)
         if flags != 0:
             write_item(role, r, items, flags, 1)
-            restart(r.rows)
+            softmax.restart(r.rows)
             adds = Int32(0)
             items += 1
             if more:
@@ -144,27 +140,27 @@ def consume1(role: Consumer) -> None:
 
 @cute.jit
 def take_step(
-    role: Consumer, r: Registers, step: Int32, adds: Int32, operands: tuple[Any, Any, Any]
+    role: Consumer, r: consumers.Registers, step: Int32, adds: Int32, operands: tuple[Any, Any, Any]
 ) -> tuple[Int32, Boolean]:
     """Consumer 1, after consumer 0's scores: take a step; return its flags, and whether the CTA has
     one more. `adds`: 0 at an item's first step: O is not read. `operands`: descriptors of both
     tiles' values, and of P of tile 0."""
     ctx, (v0, v1, p0) = role.ctx, operands
-    compute_scores(ctx, r.s, step)
-    finish_scores(ctx, step, 1)
+    consumers.compute_scores(ctx, r.s, step)
+    consumers.finish_scores(ctx, step, 1)
     flags = ctx.flags(1)
     more = flags & LAST_STEP_OF_CTA == 0
     if flags != 0:
         arrive_warp(ctx.memory.q_free, 0, ctx.thread)
     ctx.memory.p0_full.wait(ctx.phase(step))
-    issue_others(ctx, r, role.scale, 0, p0, v0, adds)
-    add_tile1(ctx, r, role.scale, v1)
+    consumers.issue_others(ctx, r, role.scale, 0, p0, v0, adds)
+    consumers.add_tile1(ctx, r, role.scale, v1)
     return flags, more
 
 
 @cute.jit
 def take_either_step(
-    role: Consumer, r: Registers, step: Int32, adds: Int32, operands: tuple[Any, Any, Any]
+    role: Consumer, r: consumers.Registers, step: Int32, adds: Int32, operands: tuple[Any, Any, Any]
 ) -> tuple[Int32, Boolean]:
     """Likewise; the step may be an item's last one, of tile 0 only."""
     ctx, (v0, _, p0) = role.ctx, operands
@@ -180,7 +176,7 @@ def take_either_step(
         ctx.memory.p1_full.arrive()
         arrive_warp(ctx.memory.q_free, 0, ctx.thread)
         ctx.memory.p0_full.wait(ctx.phase(step))
-        issue_others(ctx, r, role.scale, 0, p0, v0, adds)
+        consumers.issue_others(ctx, r, role.scale, 0, p0, v0, adds)
         warpgroup.wait_group(0)
         for tile in cutlass.range_constexpr(TILES):
             arrive_warp(ctx.memory.high_free, tile, ctx.thread)
@@ -216,14 +212,14 @@ def rows_of_item(role: Consumer, number: Int32) -> results.ItemRows:
 
 @cute.jit
 def write_item(
-    role: Consumer, r: Registers, items: Int32, flags: Int32, consumer: cutlass.Constexpr
+    role: Consumer, r: consumers.Registers, items: Int32, flags: Int32, consumer: cutlass.Constexpr
 ) -> None:
     """Write a consumer's half of O, divided by the rows' sums; consumer 0 writes lse and maxima.
     `items`: number that the CTA has ended before. `flags`: of the item's last step."""
     ctx = role.ctx
     item = rows_of_item(role, number_of_item(ctx, items, flags))
     asked = results.ask_sinks(role, item)
-    sums = merge_sums(ctx, r.rows, role.scale, items, consumer)
+    sums = consumers.merge_sums(ctx, r.rows, role.scale, items, consumer)
     factors = results.factors_of_rows(role, r.rows, sums, item, asked, consumer)
     staged = results.staged_after_p(ctx, items, consumer)
     results.store_rows(ctx, role.out, r.out, factors, item, consumer, staged, 0)

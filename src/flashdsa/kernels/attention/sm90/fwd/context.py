@@ -6,6 +6,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl.fragments import BF16_KIND
+from flashdsa.dsl.grids import place_in_grid
 from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARPGROUP_SIZE
@@ -66,9 +67,7 @@ class Context(NamedTuple):
 @cute.jit
 def locate(lse: cute.Tensor, memory: FwdMemory) -> Context:
     """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     queries = Int32(lse.shape[0])
     group = memory.plan.group
     if cutlass.const_expr(group > 1):

@@ -12,29 +12,8 @@ from cutlass import Boolean, Int32, Int64, cute
 
 from flashdsa.dsl.gmem import load_if
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.gather import (
-    acquire,
-    copies_of_thread,
-    copy_half,
-    halves_of_step,
-    load_query,
-    row_of_turn,
-    turns_of,
-)
-from flashdsa.kernels.attention.sm90.core.sources import (
-    JoinedSlots,
-    TileList,
-    ask_listed,
-    end_of,
-    join_lists,
-    join_slots,
-    limited,
-    lists_of_slots,
-    row_of_listed,
-    rows_of_tile,
-    source_of_row,
-    split_after,
-)
+from flashdsa.kernels.attention.sm90.core import gather
+from flashdsa.kernels.attention.sm90.core import sources as sourcing
 from flashdsa.kernels.attention.sm90.core.tile import (
     HALF_STEP,
     LAST_STEP_OF_CTA,
@@ -42,25 +21,8 @@ from flashdsa.kernels.attention.sm90.core.tile import (
     ROWS,
     TILES,
 )
+from flashdsa.kernels.attention.sm90.fwd import draws as drawing
 from flashdsa.kernels.attention.sm90.fwd.context import Context
-from flashdsa.kernels.attention.sm90.fwd.draws import (
-    ID_BYTES,
-    Drawn,
-    List,
-    Order,
-    class_of,
-    draw_place,
-    has_gaps,
-    list_at,
-    load_ids,
-    order_of,
-    order_words,
-    pack,
-    publish,
-    read_drawn,
-    rows_of_out,
-    sort_lists,
-)
 from flashdsa.kernels.attention.sm90.fwd.plan import THREAD_LISTS
 
 
@@ -124,16 +86,16 @@ def count_slots(role: Gatherer, item: Int32) -> Any:
 
 
 @cute.jit
-def join_slots_of(role: Gatherer, item: Int32) -> JoinedSlots:
+def join_slots_of(role: Gatherer, item: Int32) -> sourcing.JoinedSlots:
     """Likewise of a joined plan."""
-    slots = JoinedSlots(Int32(0), Int32(0), Int32(0))
+    slots = sourcing.JoinedSlots(Int32(0), Int32(0), Int32(0))
     if item < role.ctx.num_items:
-        slots = join_slots(role.sources, item // role.ctx.blocks, role.ctx.plan.tile.keys)
+        slots = sourcing.join_slots(role.sources, item // role.ctx.blocks, role.ctx.plan.tile.keys)
     return slots
 
 
 @cute.jit
-def count_of_lists(role: Gatherer, order: Order) -> list[Int32]:
+def count_of_lists(role: Gatherer, order: drawing.Order) -> list[Int32]:
     """Slots of the thread's lists among those that are put in order; any number after the last."""
     ctx = role.ctx
     lists = [
@@ -141,46 +103,46 @@ def count_of_lists(role: Gatherer, order: Order) -> list[Int32]:
         for turn in range(THREAD_LISTS)
     ]
     if cutlass.const_expr(role.reads_sources):
-        return [one.end for one in join_lists(role.sources, lists, ctx.plan.tile.keys)]
+        return [one.end for one in sourcing.join_lists(role.sources, lists, ctx.plan.tile.keys)]
     counts = [Int32(role.slots.shape[1]) for _ in lists]
     if role.num_slots.shape[0] > 0:
-        counts = limited(counts, role.num_slots, lists)
+        counts = sourcing.limited(counts, role.num_slots, lists)
     return counts
 
 
 @cute.jit
-def put_in_order(ctx: Context, order: Order, counts: list[Int32]) -> None:
+def put_in_order(ctx: Context, order: drawing.Order, counts: list[Int32]) -> None:
     """Find the order of the last lists, of `count_of_lists`; all four warps call."""
     classes = []
     for turn in cutlass.range_constexpr(THREAD_LISTS):
-        of_list = class_of(counts[turn], ctx.plan.tile.step_keys)
+        of_list = drawing.class_of(counts[turn], ctx.plan.tile.step_keys)
         # What is no list comes last.
         exists = turn * WARPGROUP_SIZE + ctx.thread < order.count
         classes.append(of_list if exists else Int32(0))
-    sort_lists(order_words(ctx), classes, ctx.thread)
+    drawing.sort_lists(drawing.order_words(ctx), classes, ctx.thread)
 
 
 @cute.jit
-def item_at(role: Gatherer, order: Order, place: Int32) -> Drawn:
+def item_at(role: Gatherer, order: drawing.Order, place: Int32) -> drawing.Drawn:
     """The item at a place: of a list's items one has its place after the other."""
     ctx = role.ctx
     item, slots, main = ctx.num_items, Int32(0), Int32(0)
     if place < ctx.num_items:
         number = place // ctx.blocks
-        item = list_at(ctx, order, number) * ctx.blocks + (place - number * ctx.blocks)
+        item = drawing.list_at(ctx, order, number) * ctx.blocks + (place - number * ctx.blocks)
         counted = count_slots(role, item)
-        slots = end_of(counted)
+        slots = sourcing.end_of(counted)
         if cutlass.const_expr(role.reads_sources):
             main = counted.main
-    return Drawn(item, slots, main)
+    return drawing.Drawn(item, slots, main)
 
 
-def slots_of_drawn(role: Gatherer, drawn: Drawn) -> Any:
+def slots_of_drawn(role: Gatherer, drawn: drawing.Drawn) -> Any:
     """Slots of an item that was drawn."""
     if not role.reads_sources:
         return drawn.slots
-    split = split_after(drawn.main, role.ctx.plan.tile.keys)
-    return JoinedSlots(drawn.main, split, drawn.slots)
+    split = sourcing.split_after(drawn.main, role.ctx.plan.tile.keys)
+    return sourcing.JoinedSlots(drawn.main, split, drawn.slots)
 
 
 def line_of(role: Gatherer, number: Int32) -> Any:
@@ -248,7 +210,7 @@ def next_cursor(role: Gatherer, cursor: Cursor, lane: Int32) -> Cursor:
     item, row, step = cursor.item, cursor.list, cursor.step + 1
     num_slots, next_slots, number = cursor.num_slots, cursor.next_slots, cursor.number
     next_list, next_end, line = cursor.next_list, cursor.next_end, cursor.line
-    if step * role.ctx.plan.tile.step_keys >= end_of(num_slots):
+    if step * role.ctx.plan.tile.step_keys >= sourcing.end_of(num_slots):
         if cutlass.const_expr(role.draws is None):
             item += role.ctx.num_ctas
             row = next_list
@@ -259,7 +221,7 @@ def next_cursor(role: Gatherer, cursor: Cursor, lane: Int32) -> Cursor:
             next_end = ask_end(role, next_list, lane)
         else:
             number += 1
-            drawn = read_drawn(role.ctx, number)
+            drawn = drawing.read_drawn(role.ctx, number)
             item, num_slots = drawn.item, slots_of_drawn(role, drawn)
             row = item // role.ctx.blocks
             step = Int32(0)
@@ -275,24 +237,24 @@ def pack_list(
     of the step. `order`: of items that are drawn `Order`; else None."""
     line, num_slots, rows = cursor.line, cursor.num_slots, slots.rows
     if (cursor.step == 0) & (num_slots > role.ctx.plan.tile.step_keys):
-        if has_gaps(rows):
-            to, room = rows_of_out(role.ctx, role.out, cursor.item)
-            of = List(line, num_slots, Int32(role.kv.shape[0]))
-            packed = pack(role.ctx, of, to, room)
+        if drawing.has_gaps(rows):
+            to, room = drawing.rows_of_out(role.ctx, role.out, cursor.item)
+            of = drawing.List(line, num_slots, Int32(role.kv.shape[0]))
+            packed = drawing.pack(role.ctx, of, to, room)
             line, num_slots = packed.line, packed.num_slots
-            rows = load_ids(packed, lane, num_slots)
+            rows = drawing.load_ids(packed, lane, num_slots)
             if cutlass.const_expr(role.draws is not None):
                 if num_slots <= role.ctx.plan.tile.step_keys:
                     # The step is the item's last one now: the next item was not drawn before it.
-                    place = draw_place(role.ctx, role.draws, Boolean(True))
-                    publish(role.ctx, cursor.number + 1, item_at(role, order, place))
+                    place = drawing.draw_place(role.ctx, role.draws, Boolean(True))
+                    drawing.publish(role.ctx, cursor.number + 1, item_at(role, order, place))
     return cursor._replace(num_slots=num_slots, line=line), rows
 
 
 @cute.jit
 def ends_item(role: Gatherer, cursor: Cursor) -> Boolean:
     """Whether the step is an item's last one."""
-    last = (cursor.step + 1) * role.ctx.plan.tile.step_keys >= end_of(cursor.num_slots)
+    last = (cursor.step + 1) * role.ctx.plan.tile.step_keys >= sourcing.end_of(cursor.num_slots)
     return last & (cursor.item < role.ctx.num_items)
 
 
@@ -308,7 +270,7 @@ def ask_slots(role: Gatherer, cursor: Cursor, lane: Int32) -> Slots:
     if cutlass.const_expr(role.reads_sources):
         slots = lane_slots(role, cursor, lane)
         lists = lists_of_cursor(role, cursor, slots)
-        return Slots([ask_listed(*one) for one in zip(lists, slots, strict=True)], [])
+        return Slots([sourcing.ask_listed(*one) for one in zip(lists, slots, strict=True)], [])
     exists = cursor.item < role.ctx.num_items
     query = cursor.list if exists else Int32(0)
     named, members = [], []
@@ -317,7 +279,7 @@ def ask_slots(role: Gatherer, cursor: Cursor, lane: Int32) -> Slots:
         is_there = Int32(exists & (slot < cursor.num_slots))
         at: Any = role.slots.iterator + offset
         if cutlass.const_expr(cursor.line is not None):
-            at = cursor.line + slot * ID_BYTES
+            at = cursor.line + slot * drawing.ID_BYTES
         named.append(load_if(is_there, at))
         if cutlass.const_expr(role.members is not None):
             members.append(load_if(is_there, role.members.iterator + offset, "u8"))
@@ -325,12 +287,12 @@ def ask_slots(role: Gatherer, cursor: Cursor, lane: Int32) -> Slots:
 
 
 @cute.jit
-def lists_of_cursor(role: Gatherer, cursor: Cursor, slots: list[Int32]) -> list[TileList]:
+def lists_of_cursor(role: Gatherer, cursor: Cursor, slots: list[Int32]) -> list[sourcing.TileList]:
     """The list of each of the lane's slots of the step, without a slot past the last item."""
-    query, end = cursor.list, end_of(cursor.num_slots)
+    query, end = cursor.list, sourcing.end_of(cursor.num_slots)
     if cursor.item >= role.ctx.num_items:
         query, end = Int32(0), Int32(0)
-    return lists_of_slots(role.sources, query, cursor.num_slots, slots, end)
+    return sourcing.lists_of_slots(role.sources, query, cursor.num_slots, slots, end)
 
 
 @cute.jit
@@ -339,7 +301,7 @@ def rows_of(role: Gatherer, cursor: Cursor, asked: Slots, lane: Int32) -> Slots:
     if cutlass.const_expr(role.reads_sources):
         slots = lane_slots(role, cursor, lane)
         found = zip(lists_of_cursor(role, cursor, slots), slots, asked.rows, strict=True)
-        return Slots([row_of_listed(*one) for one in found], asked.members)
+        return Slots([sourcing.row_of_listed(*one) for one in found], asked.members)
     rows = []
     for slot, named in zip(lane_slots(role, cursor, lane), asked.rows, strict=True):
         row = Int32(-1)
@@ -383,10 +345,10 @@ def first_row_of(role: Gatherer, cursor: Cursor, tile: cutlass.Constexpr) -> Any
     if cutlass.const_expr(role.sources is None):
         return role.kv.iterator
     if cutlass.const_expr(not role.reads_sources):
-        return partial(source_of_row, role.sources)
+        return partial(sourcing.source_of_row, role.sources)
     geometry = role.ctx.plan.tile
     slot = cursor.step * geometry.step_keys + tile * geometry.keys
-    return rows_of_tile(role.sources, cursor.num_slots, slot)
+    return sourcing.rows_of_tile(role.sources, cursor.num_slots, slot)
 
 
 @cute.jit
@@ -395,10 +357,10 @@ def load_rows_of_query(role: Gatherer, cursor: Cursor) -> None:
     ctx = role.ctx
     ctx.memory.q_full.arrive_and_expect_tx()
     if cutlass.const_expr(ctx.plan.group > 1):
-        load_query(ctx, role.q_map, [cursor.item * ROWS])
+        gather.load_query(ctx, role.q_map, [cursor.item * ROWS])
     else:
         row = (cursor.item - cursor.list * ctx.blocks) * ROWS
-        load_query(ctx, role.q_map, [row, cursor.list])
+        gather.load_query(ctx, role.q_map, [row, cursor.list])
 
 
 @cute.jit
@@ -408,10 +370,10 @@ def gather_all(role: Gatherer) -> None:
     tile = ctx.plan.tile
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
-    copies = copies_of_thread(ctx)
+    copies = gather.copies_of_thread(ctx)
     order: Any = None
     if cutlass.const_expr(role.draws is not None):
-        order = order_of(ctx)
+        order = drawing.order_of(ctx)
         counts = count_of_lists(role, order)
     cursor = first_cursor(role, lane)
     asked = ask_slots(role, cursor, lane)
@@ -421,10 +383,10 @@ def gather_all(role: Gatherer) -> None:
     cute.arch.sync_warp()
     if cutlass.const_expr(role.draws is not None):
         is_due = ends_item(role, cursor)
-        place = draw_place(ctx, role.draws, is_due)
+        place = drawing.draw_place(ctx, role.draws, is_due)
         put_in_order(ctx, order, counts)
         if is_due:
-            publish(ctx, cursor.number + 1, item_at(role, order, place))
+            drawing.publish(ctx, cursor.number + 1, item_at(role, order, place))
     slots = rows_of(role, cursor, asked, lane)
     step, items = Int32(0), Int32(1)
     more = Boolean(cursor.item < ctx.num_items)
@@ -441,13 +403,16 @@ def gather_all(role: Gatherer) -> None:
             if cutlass.const_expr(role.draws is not None):
                 flags = flags | (cursor.item << ctx.plan.flag_bits)
             if cutlass.const_expr(role.sources is not None):
-                if end_of(cursor.num_slots) - cursor.step * tile.step_keys <= tile.keys:
+                if sourcing.end_of(cursor.num_slots) - cursor.step * tile.step_keys <= tile.keys:
                     flags = flags | HALF_STEP
         if cutlass.const_expr(role.draws is not None):
             is_due = ends_item(role, following)
-            place = draw_place(ctx, role.draws, is_due)
+            place = drawing.draw_place(ctx, role.draws, is_due)
         asked = ask_slots(role, following, lane)
-        rows = [row_of_turn(slots.rows, turn, copies.row) for turn in range(TILES * turns_of(tile))]
+        rows = [
+            gather.row_of_turn(slots.rows, turn, copies.row)
+            for turn in range(TILES * gather.turns_of(tile))
+        ]
         if (cursor.step == 0) & (step > 0):
             if warp == 0:
                 if lane == 0:
@@ -457,10 +422,10 @@ def gather_all(role: Gatherer) -> None:
                 cute.arch.sync_warp()
             items += 1
         phase = ctx.phase(step)
-        for number in cutlass.range_constexpr(len(halves_of_step(tile))):
-            half = halves_of_step(tile)[number]
-            acquire(ctx, half, phase)
-            copy_half(ctx, first_row_of(role, cursor, half.tile), rows, copies, number)
+        for number in cutlass.range_constexpr(len(gather.halves_of_step(tile))):
+            half = gather.halves_of_step(tile)[number]
+            gather.acquire(ctx, half, phase)
+            gather.copy_half(ctx, first_row_of(role, cursor, half.tile), rows, copies, number)
             # This follows the copies, which the consumers wait for longer.
             if cutlass.const_expr(number == 0 or number == 2):
                 if warp == half.tile:
@@ -470,7 +435,7 @@ def gather_all(role: Gatherer) -> None:
                 drawn = item_at(role, order, place)
         if cutlass.const_expr(role.draws is not None):
             if is_due:
-                publish(ctx, following.number + 1, drawn)
+                drawing.publish(ctx, following.number + 1, drawn)
         slots = rows_of(role, following, asked, lane)
         cursor = following
         step += 1

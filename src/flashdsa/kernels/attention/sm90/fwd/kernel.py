@@ -18,21 +18,17 @@ import cutlass
 from cutlass import Float32, GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.grids import follow_grid
-from flashdsa.dsl.memory import initialise_barriers
-from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.dsl.grids import follow_grid, launch_plan
+from flashdsa.dsl.registers import take_registers
+from flashdsa.dsl.warp import warpgroup_idx
+from flashdsa.hw import SM90
+from flashdsa.kernels.attention import fake_operands
 from flashdsa.kernels.attention.choice import FIRST, SECOND, Times, is_taken, launch_sample
-from flashdsa.kernels.attention.fake_operands import (
-    fake_lists,
-    fake_max_logits,
-    fake_more,
-    fake_operands,
-)
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
-from flashdsa.kernels.attention.operands import Operands, split, split_more
+from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.sm90.core.gather import map_query
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of
@@ -52,51 +48,14 @@ RATIOS = {2: 1.7, 4: 3.3, 8: 6.0}
 the union took no time."""
 
 
-@cute.kernel
-def forward_kernel(
-    q_map: GridConstant[tensor_map.TensorMap],
-    kv: cute.Tensor,
-    slots: cute.Tensor,
-    num_slots: cute.Tensor,
-    members: Any,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    max_logits: cute.Tensor,
-    sm_scale: Float32,
-    draws: Any,
-    more: Any,
-    plan: cutlass.Constexpr,
-):
-    """One CTA; arguments as in `launch_forward`. `slots`, `num_slots`: indices and topk_length, or
-    rows and counts of the groups' lists. `members`: of the lists; None: no group. `draws`: of items
-    that are drawn `Draws`; else None. `more`: of a joined plan `MoreOperands`; else None."""
-    thread, _, _ = cute.arch.thread_idx()
-    memory = FwdMemory.allocate(plan)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
-    if cutlass.const_expr(plan.drawn or plan.group > 1):
-        follow_grid()
-    sources: Any = None
-    if cutlass.const_expr(plan.joined):
-        sources = sources_of((kv, slots, num_slots), more)
-    inputs = Inputs(kv, slots, num_slots, members, sources)
-    results = Results(out, lse, max_logits)
-    if cutlass.const_expr(plan.drawn):
-        if is_taken(draws.choice, Int32(grouping_of(plan))):
-            run_roles(memory, q_map.get_ptr(), inputs, results, (attn_sink, sm_scale), draws)
-    else:
-        run_roles(memory, q_map.get_ptr(), inputs, results, (attn_sink, sm_scale), None)
-
-
 class Inputs(NamedTuple):
-    """Rows of keys, and which of them each item names; see `forward_kernel`."""
+    """Rows of keys, and which of them each item names."""
 
     kv: cute.Tensor
-    slots: cute.Tensor
-    num_slots: cute.Tensor
-    members: Any
-    sources: Any
+    slots: cute.Tensor  # indices; of groups rows of their lists
+    num_slots: cute.Tensor  # topk_length, or counts of the lists
+    members: Any  # of the lists; None: no group
+    sources: Any = None  # of a joined plan `Sources`
 
 
 class Results(NamedTuple):
@@ -105,6 +64,26 @@ class Results(NamedTuple):
     out: cute.Tensor
     lse: cute.Tensor
     max_logits: cute.Tensor
+
+
+@cute.kernel
+def forward_kernel(
+    q_map: GridConstant[tensor_map.TensorMap], inputs: Inputs, attn_sink: cute.Tensor,
+    results: Results, sm_scale: Float32, draws: Any, more: Any, plan: cutlass.Constexpr,
+):  # fmt: skip
+    """One CTA; arguments as in `launch_forward`. `draws`: of items that are drawn `Draws`; else
+    None. `more`: of a joined plan `MoreOperands`; else None."""
+    memory = FwdMemory.begin(plan)
+    if cutlass.const_expr(plan.drawn or plan.group > 1):
+        follow_grid()
+    if cutlass.const_expr(plan.joined):
+        inputs = inputs._replace(sources=sources_of(inputs[:3], more))
+    rest = results, (attn_sink, sm_scale), draws
+    if cutlass.const_expr(plan.drawn):
+        if is_taken(draws.choice, Int32(grouping_of(plan))):
+            run_roles(memory, q_map.get_ptr(), inputs, *rest)
+    else:
+        run_roles(memory, q_map.get_ptr(), inputs, *rest)
 
 
 def grouping_of(plan: FwdPlan) -> int:
@@ -140,19 +119,19 @@ def run_roles(
 ) -> None:
     """Each warpgroup takes its role. `rest`: attn_sink, sm_scale."""
     plan, (attn_sink, sm_scale) = memory.plan, rest
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         ctx = locate(results.lse, memory)
         gather_all(Gatherer(ctx, q_map, *inputs, draws, results.out))
     elif group == CONSUMER0:
-        cute.arch.setmaxregister_increase(plan.consumer0.registers)
+        take_registers(plan, "consumer0")
         ctx = locate(results.lse, memory)
         scale = make_scale(sm_scale * LOG2_E)
         consume0(Consumer(ctx, *results, attn_sink, scale))
     else:
-        cute.arch.setmaxregister_increase(plan.consumer1.registers)
+        take_registers(plan, "consumer1")
         ctx = locate(results.lse, memory)
         scale = make_scale(sm_scale * LOG2_E)
         consume1(Consumer(ctx, *results, attn_sink, scale))
@@ -211,54 +190,32 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         launch_union(
             *named, lists, num_keys, plan.group, stream, 0, choice, grouping, least_saved=least
         )
-        slots = lists.rows, lists.counts, lists.members
+        inputs = Inputs(x.kv, lists.rows, lists.counts, lists.members)
         rows, d_qk = x.q.shape[0] * plan.group_heads, plan.tile.d_qk
         flat = cute.make_tensor(x.q.iterator, cute.make_layout((rows, d_qk), stride=(d_qk, 1)))
         q_map = map_query(flat)
     else:
-        slots = x.indices, x.topk_length, None
+        inputs = Inputs(x.kv, x.indices, x.topk_length, None)
         q_map = map_query(x.q)
-    results = x.out, x.lse, max_logits
-    forward_kernel(
-        q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, draws, more, plan
-    ).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=plan.drawn or plan.group > 1,
-    )
+    results = Results(x.out, x.lse, max_logits)
+    made = forward_kernel(q_map, inputs, x.attn_sink, results, x.sm_scale, draws, more, plan)
+    launch_plan(made, plan, num_ctas, stream, use_pdl=plan.drawn or plan.group > 1)
     if cutlass.const_expr(plan.group > 1):
         launch_mend_out(of_queries, plan.group, choice, stream, extra_kv)
 
 
-def fake_draws() -> list[Any]:
-    """Counters and choice of items that are drawn."""
-    return [fake_tensor(Int32, (cute.sym_int32(),), 4) for _ in range(2)]
-
-
-def fake_joined(operands: Operands) -> list[Any]:
-    """Joint lists of the operands' queries."""
-    queries = operands.indices.shape[0]
-    ids = fake_tensor(Int32, (queries, cute.sym_int32()), 4)
-    return [ids, fake_tensor(Int32, (queries,), 4), Int32(0)]
-
-
 def compile_forward(plan: FwdPlan) -> Any:
     """Compile `launch_forward`."""
-    grouped = plan.group > 1
-    heads = plan.group_heads if grouped else None
-    operands = fake_operands(heads, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v)
-    return compile_launch(
-        SM90,
-        launch_forward,
-        plan,
-        *operands,
-        fake_max_logits(),
-        Int32(1),
-        *([Int32(1)] if plan.samples else []),
-        *(fake_more(operands) if plan.joined else ()),
-        *(fake_lists(plan.group)[:3] if grouped else ()),
-        *(fake_joined(operands) if grouped and plan.joined else ()),
-        *(fake_draws() if plan.drawn else ()),
-    )
+    heads = plan.group_heads if plan.group > 1 else None
+    operands = fake_operands.fake_operands(heads, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v)
+    queries, width, counters, choice = operands.indices.shape[0], *fake.symbols(3)
+    further = [fake_operands.fake_max_logits(), Int32(1), *([Int32(1)] if plan.samples else [])]
+    if plan.joined:
+        further += fake_operands.fake_more(operands)
+    if plan.group > 1:
+        further += fake_operands.fake_lists(plan.group)[:3]
+        if plan.joined:
+            further += JoinedIds(fake.words(queries, width), fake.words(queries), Int32(0))
+    if plan.drawn:
+        further += Draws(fake.words(counters), fake.words(choice))
+    return compile_launch(SM90, launch_forward, plan, *operands, *further)

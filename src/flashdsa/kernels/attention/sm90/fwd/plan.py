@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FLAG_BITS, FP32, ROWS, TILES, Tile
@@ -103,30 +103,18 @@ class FwdPlan(Sm90Plan):
             *(packed if self.packs else []),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        does = "row numbers and masks, the rows, Q"
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def consumer0(self) -> Role:
-        does = "S and P of tile 0, O's low dims, lse"
-        return Role("consumer0", WARPGROUP_SIZE, self.consumer_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def consumer1(self) -> Role:
-        does = "S and P of tile 1, O's high dims"
-        return Role("consumer1", WARPGROUP_SIZE, self.consumer_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.gather, self.consumer0, self.consumer1
+        return (
+            Role("gather", WARPGROUP_SIZE, self.gather_registers,
+                 "row numbers and masks, the rows, Q"),
+            Role("consumer0", WARPGROUP_SIZE, self.consumer_registers,
+                 "S and P of tile 0, O's low dims, lse"),
+            Role("consumer1", WARPGROUP_SIZE, self.consumer_registers,
+                 "S and P of tile 1, O's high dims"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """Those of Q and of the sums complete a phase an item, all others a phase a step. Every
         thread arrives at those of P and of the sums for what it has read and written itself:

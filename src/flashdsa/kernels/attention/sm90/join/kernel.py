@@ -7,11 +7,11 @@ one.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Int32, Int64, cute
+from cutlass import Int32, Int64, cute
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.operands import MoreOperands
 from flashdsa.kernels.attention.sm90.core.sources import Sources, count_slots, read_row, sources_of
@@ -34,8 +34,7 @@ class JoinedIds(NamedTuple):
 def join_kernel(sources: Sources, joined: JoinedIds):
     """A query."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    query, _, _ = cute.arch.block_idx()
+    thread, query, _ = place_in_grid()
     query = Int32(query)
     main = count_slots(sources.main, query, sources.block_log2)
     extra = count_slots(sources.extra, query, Int32(0))
@@ -61,9 +60,7 @@ def join_kernel(sources: Sources, joined: JoinedIds):
 @cute.jit
 def launch_join(sources: Sources, joined: JoinedIds, stream: Any):
     """Launch on `stream`."""
-    join_kernel(sources, joined).launch(
-        grid=[joined.ids.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
-    )
+    launch_ctas(join_kernel(sources, joined), joined.ids.shape[0], THREADS, stream, use_pdl=True)
 
 
 @cute.jit
@@ -79,21 +76,14 @@ def launch_compact(stream: Any, *arguments: Any):
 def compile_join(plan: JoinPlan) -> Any:
     """Compile `launch_compact`."""
     del plan
-    queries, d_qk = cute.sym_int32(), cute.sym_int32()
+    queries, d_qk, capacity = fake.symbols(3)
 
     def of_source() -> list[Any]:
         """Rows, the list, its lengths and its ends."""
-        per_query = [fake_tensor(Int32, (cute.sym_int32(),), 4) for _ in range(2)]
-        slots = fake_tensor(Int32, (queries, cute.sym_int32()), 4)
-        return [fake_tensor(BFloat16, (cute.sym_int32(), d_qk)), slots, *per_query]
+        rows, topk, lengths, ends = fake.symbols(4)
+        slots = fake.words(queries, topk), fake.words(lengths), fake.words(ends)
+        return [fake.bf16(rows, d_qk), *slots]
 
-    return compile_launch(
-        SM90,
-        launch_compact,
-        None,
-        *of_source(),
-        *of_source(),
-        Int32(0),
-        fake_tensor(Int32, (queries, cute.sym_int32()), 4),
-        fake_tensor(Int32, (queries,), 4),
-    )
+    written = fake.words(queries, capacity), fake.words(queries)
+    sources = *of_source(), *of_source(), Int32(0)
+    return compile_launch(SM90, launch_compact, None, *sources, *written)

@@ -12,7 +12,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, cute
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.gmem import load4, store4
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.smem import VECTOR
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.sm90.padded_heads.plan import WARPS, PaddedHeadsPlan
@@ -56,8 +56,7 @@ def moves_of(rows: Rows) -> list[Move]:
 def padded_heads_kernel(given: Rows, padded: Rows, first: Int32, count: Int32):
     """A warp a head of a query; arguments as in `launch_padded_heads`."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     queries, heads = padded.lse.shape
     row = block * WARPS + thread // WARP_SIZE
     if row < queries * heads:
@@ -103,12 +102,9 @@ def launch_padded_heads(stream: Any, *arguments: Any):
     count = len(Rows._fields)
     given, padded = Rows(*arguments[:count]), Rows(*arguments[count : 2 * count])
     queries, heads = padded.lse.shape
-    padded_heads_kernel(given, padded, *arguments[2 * count :]).launch(
-        grid=[(queries * heads + WARPS - 1) // WARPS, 1, 1],
-        block=[WARPS * WARP_SIZE, 1, 1],
-        stream=stream,
-        use_pdl=True,
-    )
+    made = padded_heads_kernel(given, padded, *arguments[2 * count :])
+    ctas = (queries * heads + WARPS - 1) // WARPS
+    launch_ctas(made, ctas, WARPS * WARP_SIZE, stream, use_pdl=True)
 
 
 def compile_padded_heads(plan: PaddedHeadsPlan) -> Any:

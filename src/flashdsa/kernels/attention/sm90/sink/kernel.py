@@ -12,7 +12,7 @@ from cutlass import Boolean, Float32, Int64, cute
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.fragments import exp2
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
 from flashdsa.kernels.attention.sm90.sink.plan import HEADS, THREADS, SinkPlan
@@ -42,8 +42,7 @@ def term(lse: Float32, sink: Float32, delta: Float32) -> Float32:
 def sink_kernel(lse: cute.Tensor, sink: cute.Tensor, delta: cute.Tensor, d_sink: cute.Tensor):
     """Eight heads; arguments as in `launch_sink`."""
     follow_grid()
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
     sums = cutlass.memory.SmemAllocator().allocate_array(Float32, WARPS * HEADS)
     queries, heads = lse.shape
@@ -81,12 +80,8 @@ def launch_sink(
 ):
     """Launch on `stream`. `lse`: (S, H) fp32, natural, without sinks. `sink`: (H,) fp32. `delta`:
     (S, H) fp32. `d_sink`: (H,) fp32, written."""
-    sink_kernel(lse, sink, delta, d_sink).launch(
-        grid=[(lse.shape[1] + HEADS - 1) // HEADS, 1, 1],
-        block=[THREADS, 1, 1],
-        stream=stream,
-        use_pdl=True,
-    )
+    made = sink_kernel(lse, sink, delta, d_sink)
+    launch_ctas(made, (lse.shape[1] + HEADS - 1) // HEADS, THREADS, stream, use_pdl=True)
 
 
 def compile_sink(plan: SinkPlan) -> Any:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.sm90.used_slots.plan import FIRST_TURNS, TURNS, WARPS, UsedSlotsPlan
 from flashdsa.kernels.attention.union_slots import length_of
@@ -69,43 +69,24 @@ def used_slots_kernel(main: Lists, extra: Lists):
 
 
 @cute.jit
-def launch_used_slots(
-    stream: Any,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    num_ids: Int32,
-    used: cute.Tensor,
-    extra_indices: cute.Tensor,
-    extra_topk_length: cute.Tensor,
-    num_extra_ids: Int32,
-    extra_used: cute.Tensor,
-):
-    """Launch on `stream`; fields as in `Lists`. Without an extra source `extra_used` has no
-    element, and its lists are not looked at."""
-    main = Lists(indices, topk_length, num_ids, used)
-    extra = Lists(extra_indices, extra_topk_length, num_extra_ids, extra_used)
-    sources = Int32(1) if extra_used.shape[0] == 0 else Int32(2)
-    used_slots_kernel(main, extra).launch(
-        grid=[(used.shape[0] + WARPS - 1) // WARPS, sources, 1],
-        block=[WARPS * WARP_SIZE, 1, 1],
-        stream=stream,
-        use_pdl=True,
-    )
+def launch_used_slots(stream: Any, *arguments: Any):
+    """Launch on `stream`. `arguments`: those of `Lists`, and of an extra source those of its lists,
+    of which `used` has no element without one, and they are not looked at."""
+    count = len(Lists._fields)
+    main, extra = Lists(*arguments[:count]), Lists(*arguments[count:])
+    sources = Int32(1) if extra.used.shape[0] == 0 else Int32(2)
+    ctas = (main.used.shape[0] + WARPS - 1) // WARPS, sources
+    launch_ctas(used_slots_kernel(main, extra), ctas, WARPS * WARP_SIZE, stream, use_pdl=True)
 
 
 def compile_used_slots(plan: UsedSlotsPlan) -> Any:
     """Compile `launch_used_slots`."""
     del plan
-    queries, extra_used = cute.sym_int32(), cute.sym_int32()
+    queries, extra_used = fake.symbols(2)
 
-    def of_source(used: Any) -> list[Any]:
-        return [
-            fake_tensor(Int32, (queries, cute.sym_int32()), 4),
-            fake_tensor(Int32, (cute.sym_int32(),), 4),
-            Int32(1),
-            fake_tensor(Int32, (used,), 4),
-        ]
+    def of_source(used: Any) -> Lists:
+        topk, lengths = fake.symbols(2)
+        return Lists(fake.words(queries, topk), fake.words(lengths), Int32(1), fake.words(used))
 
-    return compile_launch(
-        SM90, launch_used_slots, None, *of_source(queries), *of_source(extra_used)
-    )
+    lists = *of_source(queries), *of_source(extra_used)
+    return compile_launch(SM90, launch_used_slots, None, *lists)

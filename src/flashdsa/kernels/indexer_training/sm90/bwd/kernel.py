@@ -21,31 +21,19 @@ import cutlass
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.gmem import store2
-from flashdsa.dsl.grids import follow_grid
-from flashdsa.dsl.memory import initialise_barriers
-from flashdsa.dsl.warp import neighbours_sum
+from flashdsa.dsl.grids import follow_grid, launch_ctas, launch_plan, place_in_grid
+from flashdsa.dsl.registers import take_registers
+from flashdsa.dsl.warp import neighbours_sum, warpgroup_idx
 from flashdsa.hw import BULK_ALIGNMENT, SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
+from flashdsa.kernels.indexer_training.sm90.bwd import load, multiply
+from flashdsa.kernels.indexer_training.sm90.bwd import plan as sizes
 from flashdsa.kernels.indexer_training.sm90.bwd.lists import launch_counts, launch_lists
-from flashdsa.kernels.indexer_training.sm90.bwd.load import (
-    BwdMemory,
-    Context,
-    Lists,
-    Loader,
-    load_all,
-)
-from flashdsa.kernels.indexer_training.sm90.bwd.multiply import Multiplier, multiply_all
 from flashdsa.kernels.indexer_training.sm90.bwd.parts import Parts, choose_parts, launch_sum
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
-    CHOICE_WORDS,
-    MOST_SAMPLES,
-    BwdPlan,
-    SumPlan,
-)
 from flashdsa.problem import INDEX_HEAD_DIM
 
 THREADS = 128
@@ -89,8 +77,7 @@ def was_reached(dw: cute.Tensor, query: Int32, lane: Int32) -> Boolean:
 @cute.kernel
 def mend_kernel(x: Backward):
     """WARPS queries."""
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     follow_grid()
     lane = thread % WARP_SIZE
     query = block * WARPS + thread // WARP_SIZE
@@ -134,54 +121,49 @@ def write_head(x: Backward, query: Int32, head: Int32, lane: Int32) -> None:
 @cute.jit
 def launch_mend(x: Backward, stream: Any):
     """Launch on `stream`, after the backward."""
-    mend_kernel(x).launch(
-        grid=[(x.dw.shape[0] + WARPS - 1) // WARPS, 1, 1],
-        block=[THREADS, 1, 1],
-        stream=stream,
-        use_pdl=True,
-    )
+    launch_ctas(mend_kernel(x), (x.dw.shape[0] + WARPS - 1) // WARPS, THREADS, stream, use_pdl=True)
 
 
 @cute.kernel
 def indexer_bwd_kernel(
-    q: cute.Tensor, k: cute.Tensor, weights: cute.Tensor, lists: Lists, dq: cute.Tensor,
+    q: cute.Tensor, k: cute.Tensor, weights: cute.Tensor, lists: load.Lists, dq: cute.Tensor,
     dk: cute.Tensor, dw: cute.Tensor, choice: cute.Tensor, number: Int32, spread: Int32,
     parts: Parts, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA; arguments as in `launch_backward`."""
-    thread, _, _ = cute.arch.thread_idx()
-    memory = BwdMemory.allocate(plan)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
+    memory = load.BwdMemory.begin(plan)
     follow_grid()
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
-        cute.arch.setmaxregister_decrease(plan.load.registers)
-        load_all(Loader(locate(memory, lists, choice, number, spread, parts), q, k))
+        take_registers(plan, "load")
+        load.load_all(load.Loader(locate(memory, lists, choice, number, spread, parts), q, k))
     else:
-        cute.arch.setmaxregister_increase(plan.multiply.registers)
+        take_registers(plan, "multiply")
         ctx = locate(memory, lists, choice, number, spread, parts)
-        multiply_all(Multiplier(ctx, group - 1, weights, dq, dk, dw, parts))
+        multiply.multiply_all(multiply.Multiplier(ctx, group - 1, weights, dq, dk, dw, parts))
 
 
 @cute.jit
 def locate(
-    memory: BwdMemory, lists: Lists, choice: cute.Tensor, number: Int32, spread: Int32, parts: Parts
-) -> Context:
+    memory: load.BwdMemory,
+    lists: load.Lists,
+    choice: cute.Tensor,
+    number: Int32,
+    spread: Int32,
+    parts: Parts,
+) -> load.Context:
     """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     num_items = count_items(lists, parts)
     if not is_taken(choice, number):
         num_items = Int32(0)
     whole, count, *_ = parts
     thread = thread % WARPGROUP_SIZE
-    return Context(memory, lists, cta, num_ctas, num_items, whole, count, spread, thread)
+    return load.Context(memory, lists, cta, num_ctas, num_items, whole, count, spread, thread)
 
 
-def count_items(lists: Lists, parts: Parts) -> Any:
+def count_items(lists: load.Lists, parts: Parts) -> Any:
     """Count work items: groups that are not in parts, and the parts of the others."""
     return parts.whole + (Int32(lists.counts.shape[0]) - parts.whole) * parts.count
 
@@ -196,15 +178,15 @@ def matrix(scratch: cute.Tensor, first: Int32, dtype: cutlass.Constexpr, shape: 
 @cute.jit
 def lists_in(
     scratch: cute.Tensor, num_queries: Int32, topk: Int32, plan: cutlass.Constexpr
-) -> Lists:
+) -> load.Lists:
     """Return the lists of the plan's groups, which follow the choice and its samples."""
     groups = (num_queries + (plan.queries - 1)) // plan.queries
     capacity, lines = plan.capacity(topk), groups * plan.queries
-    rows = Int32(CHOICE_WORDS + 2 * MOST_SAMPLES)
+    rows = Int32(sizes.CHOICE_WORDS + 2 * sizes.MOST_SAMPLES)
     gradients = rows + groups * capacity
     counts = gradients + lines * capacity
     of_group = cute.make_layout((groups,))
-    return Lists(
+    return load.Lists(
         matrix(scratch, rows, Int32, (groups, capacity)),
         matrix(scratch, gradients, Float32, (lines, capacity)),
         cute.make_tensor(scratch.iterator + counts, of_group),
@@ -296,11 +278,13 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 def choose_groups(x: Operands, ratio: Float32, plan: cutlass.Constexpr, stream: Any) -> cute.Tensor:
     """Launch the choice between both groupings; return it."""
     groups = (Int32(x.indices.shape[0]) + (plan.queries - 1)) // plan.queries
-    step = (groups + (MOST_SAMPLES - 1)) // MOST_SAMPLES
+    step = (groups + (sizes.MOST_SAMPLES - 1)) // sizes.MOST_SAMPLES
     samples = cute.make_layout(((groups + step - 1) // step,))
     choice = cute.make_tensor(x.scratch.iterator, cute.make_layout((1,)))
     counts, named = (
-        cute.make_tensor(x.scratch.iterator + (CHOICE_WORDS + i * MOST_SAMPLES), samples)
+        cute.make_tensor(
+            x.scratch.iterator + (sizes.CHOICE_WORDS + i * sizes.MOST_SAMPLES), samples
+        )
         for i in range(2)
     )
     launch_counts(*x.slots, Int32(x.k.shape[0]), counts, named, step, plan, stream)
@@ -321,48 +305,31 @@ def launch_groups(
     launch_lists(*x.slots, Int32(x.k.shape[0]), *of_lists, plan, stream)
     num_ctas = cutlass.min(x.most_ctas, count_items(lists, parts))
     taken = choice, number
-    indexer_bwd_kernel(q, x.k, weights, lists, dq, x.dk, dw, *taken, x.spread, parts, plan).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    made = indexer_bwd_kernel(q, x.k, weights, lists, dq, x.dk, dw, *taken, x.spread, parts, plan)
+    launch_plan(made, plan, num_ctas, stream)
     if cutlass.const_expr(not plan.ordered):
         groups = Int32(lists.counts.shape[0])
         launch_sum(parts, groups, dq, dw, *taken, plan, stream)
 
 
-def compile_backward(plan: BwdPlan) -> Any:
+def compile_backward(plan: sizes.BwdPlan) -> Any:
     """Compile `launch_backward`."""
-    keys, queries, topk, lengths, places, words = (cute.sym_int32() for _ in range(6))
-    of_query = (queries, plan.num_heads, INDEX_HEAD_DIM)
-    return compile_launch(
-        SM90,
-        launch_backward,
-        plan,
-        fake_tensor(BFloat16, of_query),
-        fake_tensor(BFloat16, (keys, INDEX_HEAD_DIM)),
-        fake_tensor(Float32, (queries, plan.num_heads), 4),
-        fake_tensor(Int32, (queries, topk), 4),
-        fake_tensor(Float32, (queries, topk), 4),
-        fake_tensor(Int32, (lengths,), 4),
-        fake_tensor(Int32, (words,)),
-        fake_tensor(BFloat16, of_query),
-        fake_tensor(Float32, (places if plan.ordered else keys, INDEX_HEAD_DIM)),
-        fake_tensor(Float32, (queries, plan.num_heads), 4),
-        Int32(0),
-        Int32(1),
-        Int32(1),
-        *([Float32(1.0)] if plan.chosen else []),
-    )
+    keys, queries, topk, lengths, places, words = fake.symbols(6)
+    q, k = fake.bf16(queries, plan.num_heads, INDEX_HEAD_DIM), fake.bf16(keys, INDEX_HEAD_DIM)
+    of_heads = fake.numbers(queries, plan.num_heads)
+    slots = fake.words(queries, topk), fake.numbers(queries, topk), fake.words(lengths)
+    scratch = fake.fake_tensor(Int32, (words,))
+    dk = fake.fake_tensor(Float32, (places if plan.ordered else keys, INDEX_HEAD_DIM))
+    x = Operands(q, k, of_heads, *slots, scratch, q, dk, of_heads, Int32(0), Int32(1), Int32(1))
+    ratio = [Float32(1.0)] if plan.chosen else []
+    return compile_launch(SM90, launch_backward, plan, *x, *ratio)
 
 
-def compile_sum(plan: SumPlan) -> Any:
+def compile_sum(plan: sizes.SumPlan) -> Any:
     """Compile `launch_ordered_sum`: a function (slots, order, starts, dk)."""
     del plan
-    places, starts, keys = (cute.sym_int32() for _ in range(3))
-    slots = fake_tensor(Float32, (places, INDEX_HEAD_DIM))
-    order, firsts = (fake_tensor(Int32, (size,), 4) for size in (places, starts))
-    dk = fake_tensor(Float32, (keys, INDEX_HEAD_DIM))
-    return compile_launch(SM90, launch_ordered_sum, None, slots, order, firsts, dk)
+    places, starts, keys = fake.symbols(3)
+    slots = fake.fake_tensor(Float32, (places, INDEX_HEAD_DIM))
+    dk = fake.fake_tensor(Float32, (keys, INDEX_HEAD_DIM))
+    order = fake.words(places), fake.words(starts)
+    return compile_launch(SM90, launch_ordered_sum, None, slots, *order, dk)

@@ -13,7 +13,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
@@ -47,10 +47,7 @@ SLOTS_AT_ONCE = 8
 @cute.jit
 def add_slots(table: cute.Pointer, place: Int32, gradient: Float32, lane: Int32) -> None:
     """Add the lanes' gradients to their entries of a query's table, in the order of the lanes.
-
-    Args:
-        place: the entry's index; -1: the lane has none. All lanes call.
-    """
+    `place`: the entry's index; -1: the lane has none. All lanes call."""
     alike = Int32(cute.arch.match_sync(0xFFFFFFFF, place))
     left = Int32(0)
     sum_so_far = Float32(0.0)
@@ -107,10 +104,7 @@ def mark_slots(
     x: Slots, shared: Shared, keys: Range, slots: Any, start: Int32, lengths: list[Int32]
 ) -> Int32:
     """Set the bits of the slots' keys; return the queries that give a gradient to any, a bit each.
-
-    Args:
-        slots: of `start`, see `read_slots`. lengths: of the queries.
-    """
+    `slots`: of `start`, see `read_slots`. `lengths`: of the queries."""
     present = Int32(0)
     for turn in cutlass.range_constexpr(len(slots)):
         slot = start + turn * x.plan.list_threads + x.thread
@@ -129,12 +123,8 @@ def mark_slots(
 def mark_keys(
     x: Slots, shared: Shared, keys: Range, first_slots: Any, lengths: list[Int32]
 ) -> None:
-    """Set the bits of the keys, and note the queries that give a gradient to any. All threads call,
-    and sync.
-
-    Args:
-        first_slots: those of start 0. lengths: of the queries.
-    """
+    """Set the bits of the keys, and note the queries that give a gradient to any. All threads
+    call, and sync. `first_slots`: those of start 0. `lengths`: of the queries."""
     topk, threads = Int32(x.indices.shape[1]), x.plan.list_threads
     clear(x, shared.bits, Int32(0), keys.words)
     cute.arch.sync_threads()
@@ -236,11 +226,8 @@ def fill_table(
 
 @cute.jit
 def write_places(x: Slots, shared: Shared, lists: Any, group: Int32, first: Int32, end: Int32):
-    """Copy keys and gradients of the table's entries up to `end` to the list from index `first` on;
-    note how many gradients are not 0. All threads call.
-
-    Args:
-        lists: None: they are only counted.
+    """Copy keys and gradients of the table's entries up to `end` to the list from index `first`
+    on; note how many gradients are not 0. All threads call. `lists`: None: they are only counted.
     """
     named = Int32(0)
     threads = x.plan.list_threads
@@ -324,8 +311,7 @@ def list_group(x: Slots, shared: Shared, lists: Any, group: Int32) -> Int32:
 @cute.jit
 def clear_rows(dk: cute.Tensor, x: Slots) -> None:
     """Write 0 to dK, a row a warp; all threads of the grid call."""
-    group, _, _ = cute.arch.block_idx()
-    groups, _, _ = cute.arch.grid_dim()
+    _, group, groups = place_in_grid()
     lane, warps = x.thread % WARP_SIZE, x.plan.list_threads // WARP_SIZE
     first = group * warps + x.thread // WARP_SIZE
     nothing = cutlass.Vector.from_elements([Float32(0.0)] * LANE_DIMS, Float32)
@@ -341,8 +327,7 @@ def lists_kernel(
     plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One group; arguments as in `launch_lists`."""
-    thread, _, _ = cute.arch.thread_idx()
-    group, _, _ = cute.arch.block_idx()
+    thread, group, _ = place_in_grid()
     follow_grid()
     shared = allocate_shared(plan)
     first = group * plan.queries
@@ -364,8 +349,7 @@ def count_kernel(
     counts: cute.Tensor, named: cute.Tensor, step: Int32, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One group of every `step`; arguments as in `launch_counts`."""
-    thread, _, _ = cute.arch.thread_idx()
-    sample, _, _ = cute.arch.block_idx()
+    thread, sample, _ = place_in_grid()
     follow_grid()
     shared = allocate_shared(plan)
     group = sample * step
@@ -392,16 +376,11 @@ def launch_lists(
             plan is not ordered.
         choice: lists are made if it says `number`, or is (0,).
     """
-    lists_kernel(
-        indices, gradients, topk_length, num_keys, dk, clears, lists, choice, number, plan
-    ).launch(
-        grid=[lists.counts.shape[0], 1, 1],
-        block=[plan.list_threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=LIST_THREAD_LIMIT // plan.list_threads,
-        preferred_smem_carveout=CARVEOUT,
-        use_pdl=True,
-    )
+    slots = indices, gradients, topk_length, num_keys
+    made = lists_kernel(*slots, dk, clears, lists, choice, number, plan)
+    groups, threads = lists.counts.shape[0], plan.list_threads
+    room: Any = {"sm_ctas": LIST_THREAD_LIMIT // threads, "carveout": CARVEOUT}
+    launch_ctas(made, groups, threads, stream, use_pdl=True, **room)
 
 
 @cute.jit
@@ -415,6 +394,5 @@ def launch_counts(
         counts, named: (samples,) int32, written: keys of groups 0, step, ..., and gradients of all
             their queries, one by one.
     """
-    count_kernel(indices, gradients, topk_length, num_keys, counts, named, step, plan).launch(
-        grid=[counts.shape[0], 1, 1], block=[plan.list_threads, 1, 1], stream=stream, use_pdl=True
-    )
+    made = count_kernel(indices, gradients, topk_length, num_keys, counts, named, step, plan)
+    launch_ctas(made, counts.shape[0], plan.list_threads, stream, use_pdl=True)

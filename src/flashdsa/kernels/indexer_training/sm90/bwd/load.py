@@ -11,15 +11,7 @@ from flashdsa.dsl.pipeline import Barriers, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
-    BF16,
-    BLOCK_BYTES,
-    CHUNKS,
-    FP32,
-    ROWS,
-    TILE_KEYS,
-    BwdPlan,
-)
+from flashdsa.kernels.indexer_training.sm90.bwd import plan as sizes
 from flashdsa.plan.row_tiles import CHUNK_BYTES, ROW_BYTES
 from flashdsa.problem import INDEX_HEAD_DIM
 
@@ -70,7 +62,7 @@ class Context(NamedTuple):
     thread: Int32  # in its warpgroup
 
     @property
-    def plan(self) -> BwdPlan:
+    def plan(self) -> sizes.BwdPlan:
         return self.memory.plan
 
     def rows_of(self, group: Int32) -> Any:
@@ -103,7 +95,7 @@ def locate_item(ctx: Context, number: Int32) -> Item:
             group, parts = ctx.whole + part // ctx.parts, Int32(ctx.parts)
             begin = part % ctx.parts
             share = begin + 1
-    tiles = (ctx.lists.counts[group] + (TILE_KEYS - 1)) // TILE_KEYS
+    tiles = (ctx.lists.counts[group] + (sizes.TILE_KEYS - 1)) // sizes.TILE_KEYS
     begin, end = begin * tiles // parts, share * tiles // parts
     first = begin + ctx.cta * ctx.spread % cutlass.max(end - begin, Int32(1))
     return Item(group, part, begin, end, first)
@@ -118,7 +110,7 @@ def tile_after(item: Item, tile: Int32) -> Int32:
     return tile
 
 
-ROW_UNITS = TILE_KEYS * FP32 // COPY_BYTES
+ROW_UNITS = sizes.TILE_KEYS * sizes.FP32 // COPY_BYTES
 """Copies of a tile's numbers, or of the gradients of a query."""
 
 
@@ -138,15 +130,16 @@ def copy_q(role: Loader, group: Int32, to: Int32, unit: Int32, own: Int32) -> No
     plan = ctx.plan
     present = ctx.lists.present[group]
     first = Int64(group) * plan.rows + own
-    source = role.q.iterator + (first * INDEX_HEAD_DIM + unit * (COPY_BYTES // BF16))
+    source = role.q.iterator + (first * INDEX_HEAD_DIM + unit * (COPY_BYTES // sizes.BF16))
     for block in cutlass.range_constexpr(plan.blocks):
         for turn in cutlass.range_constexpr(TURNS):
-            row = block * ROWS + turn * ROWS_AT_ONCE
+            row = block * sizes.ROWS + turn * ROWS_AT_ONCE
             none = ((present >> (row // plan.num_heads)) & 1) - 1
-            at = block * BLOCK_BYTES + turn * ROWS_AT_ONCE * ROW_BYTES
-            of_row = row * INDEX_HEAD_DIM * BF16
+            at = block * sizes.BLOCK_BYTES + turn * ROWS_AT_ONCE * ROW_BYTES
+            of_row = row * INDEX_HEAD_DIM * sizes.BF16
             places = [
-                (at + chunk * CHUNK_BYTES, of_row + chunk * ROW_BYTES) for chunk in range(CHUNKS)
+                (at + chunk * CHUNK_BYTES, of_row + chunk * ROW_BYTES)
+                for chunk in range(sizes.CHUNKS)
             ]
             copy_units(to, source, none, places)
     arrive_when_copied(ctx.memory.q_full.at())
@@ -156,20 +149,24 @@ def copy_q(role: Loader, group: Int32, to: Int32, unit: Int32, own: Int32) -> No
 def copy_places(ctx: Context, group: Int32, tile: Int32, stage: Int32) -> None:
     """Copy this thread's part of a tile's numbers and gradients."""
     plan = ctx.plan
-    first = tile * TILE_KEYS
+    first = tile * sizes.TILE_KEYS
     units = plan.queries * ROW_UNITS
     to = ctx.memory.gradients.address() + stage * plan.gradient_bytes
     for turn in cutlass.range_constexpr(-(-units // WARPGROUP_SIZE)):
         unit = turn * WARPGROUP_SIZE + ctx.thread
         if unit < units:
             line = Int64(group) * plan.queries + unit // ROW_UNITS
-            place = first + unit % ROW_UNITS * (COPY_BYTES // FP32)
+            place = first + unit % ROW_UNITS * (COPY_BYTES // sizes.FP32)
             gradients = ctx.lists.gradients
             at = gradients.iterator + (line * gradients.shape[1] + place)
             copy_units(to + unit * COPY_BYTES, at, Int32(0), [(0, 0)])
     if ctx.thread < ROW_UNITS:
-        rows = ctx.memory.rows.address() + stage * (TILE_KEYS * FP32) + ctx.thread * COPY_BYTES
-        of_tile = ctx.rows_of(group) + (first + ctx.thread * (COPY_BYTES // FP32))
+        rows = (
+            ctx.memory.rows.address()
+            + stage * (sizes.TILE_KEYS * sizes.FP32)
+            + ctx.thread * COPY_BYTES
+        )
+        of_tile = ctx.rows_of(group) + (first + ctx.thread * (COPY_BYTES // sizes.FP32))
         copy_units(rows, of_tile, Int32(0), [(0, 0)])
 
 
@@ -183,24 +180,21 @@ def copy_tile(
     to: Int32,
     unit: Int32,
 ) -> None:
-    """Copy this thread's part of the CTA's tile of that number.
-
-    Args:
-        to: address of the thread's 16 bytes of its first row in stage 0.
-    """
+    """Copy this thread's part of the CTA's tile of that number. `to`: address of the thread's 16
+    bytes of its first row in stage 0."""
     ctx = role.ctx
     ring = RingProducer(ctx.memory.k_full, ctx.memory.k_free)
     state = ring.state(number)
     # k_free[stage]: all products of the tile before in this stage are done, its numbers have been
     # read.
     ring.acquire(state)
-    keys = to + state.stage * BLOCK_BYTES
+    keys = to + state.stage * sizes.BLOCK_BYTES
     for turn in cutlass.range_constexpr(TURNS):
         source = role.k.iterator + (
-            Int64(rows[turn]) * INDEX_HEAD_DIM + unit * (COPY_BYTES // BF16)
+            Int64(rows[turn]) * INDEX_HEAD_DIM + unit * (COPY_BYTES // sizes.BF16)
         )
         at = turn * ROWS_AT_ONCE * ROW_BYTES
-        places = [(at + chunk * CHUNK_BYTES, chunk * ROW_BYTES) for chunk in range(CHUNKS)]
+        places = [(at + chunk * CHUNK_BYTES, chunk * ROW_BYTES) for chunk in range(sizes.CHUNKS)]
         copy_units(keys, source, rows[turn], places)
     copy_places(ctx, group, tile, state.stage)
     arrive_when_copied(ring.full.at(state.stage))
@@ -209,7 +203,7 @@ def copy_tile(
 @cute.jit
 def read_rows(line: cute.Pointer, tile: Int32) -> list[Int32]:
     """The rows of a tile that this thread copies from."""
-    first = line + tile * TILE_KEYS
+    first = line + tile * sizes.TILE_KEYS
     return [(first + turn * ROWS_AT_ONCE).load() for turn in range(TURNS)]
 
 

@@ -28,19 +28,9 @@ from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.warp_matrix import pack_bf16, store_matrices
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, multiply_bf16
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer_training.sm90.bwd import plan as sizes
 from flashdsa.kernels.indexer_training.sm90.bwd.load import Context, Item, locate_item, tile_after
 from flashdsa.kernels.indexer_training.sm90.bwd.parts import Parts
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
-    BF16,
-    BLOCK_BYTES,
-    CHUNKS,
-    FP32,
-    MATRIX_BUFFERS,
-    MATRIX_BYTES,
-    MULTIPLIERS,
-    ROWS,
-    TILE_KEYS,
-)
 from flashdsa.plan.row_tiles import CHUNK_BYTES, ROW_BYTES
 from flashdsa.plan.row_tiles import CHUNK_COLUMNS as CHUNK
 from flashdsa.problem import INDEX_HEAD_DIM
@@ -60,20 +50,19 @@ def gate(
     thread: Int32,
     block: cutlass.Constexpr,
 ) -> None:
-    """Write A of a block to its matrix, and add sum g relu(q k) to this thread's sums.
-
-    Args:
-        acc: q k of the block's rows and the tile's keys.
-        weights, sums: of this thread's rows of each own block. matrix: address.
-        gradients: address of those of this warp's query. block: which of the own ones it is.
-    """
+    """Write A of a block to its matrix, and add sum g relu(q k) to this thread's sums. `acc`: q k
+    of the block's rows and the tile's keys. `weights`, `sums`: of this thread's rows of each own
+    block. `matrix`: address. `gradients`: address of those of this warp's query. `block`: which of
+    the own ones it is."""
     lane = thread % WARP_SIZE
     row = thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS
-    mine = gradients + lane % 4 * (PAIR * FP32)
-    for piece in cutlass.range_constexpr(TILE_KEYS // PIECE_KEYS):
+    mine = gradients + lane % 4 * (PAIR * sizes.FP32)
+    for piece in cutlass.range_constexpr(sizes.TILE_KEYS // PIECE_KEYS):
         words = []
         for eight in cutlass.range_constexpr(2 * piece, 2 * piece + 2):
-            g = prims.load_ext(shared_pointer(mine + eight * 8 * FP32), dtype=Float32, count=PAIR)
+            g = prims.load_ext(
+                shared_pointer(mine + eight * 8 * sizes.FP32), dtype=Float32, count=PAIR
+            )
             for h in cutlass.range_constexpr(THREAD_ROWS):
                 of_row = THREAD_ROWS * block + h
                 values = []
@@ -96,8 +85,8 @@ def clear(acc: Any, count: int) -> None:
 
 STEP_LINES = MMA_K * ROW_BYTES
 """Bytes from 16 lines to the next ones, where K of a product is along the lines."""
-STEP_COLUMNS = MMA_K * BF16
-OF_SCORES = TILE_KEYS // 2
+STEP_COLUMNS = MMA_K * sizes.BF16
+OF_SCORES = sizes.TILE_KEYS // 2
 """fp32 of q k, or of 64 dims of dK, in a thread."""
 OF_DQ = INDEX_HEAD_DIM // 2
 
@@ -106,12 +95,12 @@ def issue_scores(acc: Any, q: Any, k: Any) -> None:
     """Issue acc = Q K^T of 64 rows and 64 keys, as one group; q, k: addresses."""
     warpgroup.fence()
     a, b = opaque(along_k(q)), opaque(along_k(k))
-    for chunk in range(CHUNKS):
+    for chunk in range(sizes.CHUNKS):
         for step in range(CHUNK // MMA_K):
             offset = chunk * CHUNK_BYTES + step * STEP_COLUMNS
             first, second = descriptor_behind(a, offset), descriptor_behind(b, offset)
             more = (chunk, step) != (0, 0)
-            multiply_bf16(acc, TILE_KEYS, first, second, accumulate=more, transposes=(0, 0))
+            multiply_bf16(acc, sizes.TILE_KEYS, first, second, accumulate=more, transposes=(0, 0))
     warpgroup.commit_group()
 
 
@@ -119,7 +108,7 @@ def issue_dq(acc: Any, matrix: Any, k: Any) -> None:
     """Issue acc += A K of 64 rows, as one group; matrix, k: addresses."""
     warpgroup.fence()
     a, b = opaque(along_k(matrix)), opaque(along_n(k))
-    for step in range(TILE_KEYS // MMA_K):
+    for step in range(sizes.TILE_KEYS // MMA_K):
         first = descriptor_behind(a, step * STEP_COLUMNS)
         second = descriptor_behind(b, step * STEP_LINES)
         multiply_bf16(acc, INDEX_HEAD_DIM, first, second, accumulate=True, transposes=(0, 1))
@@ -127,17 +116,14 @@ def issue_dq(acc: Any, matrix: Any, k: Any) -> None:
 
 
 def issue_dk(acc: Any, matrices: Any, q: Any, blocks: int) -> None:
-    """Issue acc = A^T Q of 64 keys and 64 dims, as one group.
-
-    Args:
-        matrices: address of the group's matrices. q: of the chunk of those dims in the first block.
-    """
+    """Issue acc = A^T Q of 64 keys and 64 dims, as one group. `matrices`: address of the group's
+    matrices. `q`: of the chunk of those dims in the first block."""
     warpgroup.fence()
     a, b = opaque(along_n(matrices)), opaque(along_n(q))
     for block in range(blocks):
-        for step in range(ROWS // MMA_K):
-            first = descriptor_behind(a, block * MATRIX_BYTES + step * STEP_LINES)
-            second = descriptor_behind(b, block * BLOCK_BYTES + step * STEP_LINES)
+        for step in range(sizes.ROWS // MMA_K):
+            first = descriptor_behind(a, block * sizes.MATRIX_BYTES + step * STEP_LINES)
+            second = descriptor_behind(b, block * sizes.BLOCK_BYTES + step * STEP_LINES)
             more = (block, step) != (0, 0)
             multiply_bf16(acc, CHUNK, first, second, accumulate=more, transposes=(1, 1))
     warpgroup.commit_group()
@@ -168,13 +154,9 @@ def four_neighbours(acc: cute.Tensor, pair: cutlass.Constexpr, h: cutlass.Conste
 def add_dims(
     to: cute.Pointer, acc: cute.Tensor, keys: Int32, thread: Int32, ordered: cutlass.Constexpr
 ) -> None:
-    """Add the accumulators to rows of dK; a negative key has no row.
-
-    Args:
-        to: first of the 64 dims in row 0 of dK; ordered: in the row of the tile's first key.
-        keys: address of the tile's numbers.
-        ordered: the list's own rows are written, and nothing is added.
-    """
+    """Add the accumulators to rows of dK; a negative key has no row. `to`: first of the 64 dims in
+    row 0 of dK; ordered: in the row of the tile's first key. `keys`: address of the tile's
+    numbers. `ordered`: the list's own rows are written, and nothing is added."""
     lane = thread % WARP_SIZE
     is_next = lane // NEXT_ROW % 2 == 1
     dim = lane // NEXT_ROW % 2 * (LINE_DIMS // 2) + lane % 2 * 8 + lane % 4 // 2 * 4
@@ -182,7 +164,7 @@ def add_dims(
     even = thread // WARP_SIZE * MMA_ROWS + lane // (2 * NEXT_ROW) * 2
     for h in cutlass.range_constexpr(THREAD_ROWS):
         place = even + 8 * h
-        of_pair = prims.load_ext(shared_pointer(keys + place * FP32), dtype=Int32, count=2)
+        of_pair = prims.load_ext(shared_pointer(keys + place * sizes.FP32), dtype=Int32, count=2)
         for line in cutlass.range_constexpr(CHUNK // LINE_DIMS):
             left = four_neighbours(acc, 2 * line, h)
             right = four_neighbours(acc, 2 * line + 1, h)
@@ -244,10 +226,10 @@ def place_of(ctx: Context, stage: Int32, number: Int32) -> Place:
     """Addresses of the CTA's tile of that number."""
     memory, plan = ctx.memory, ctx.plan
     return Place(
-        memory.k.address() + stage * BLOCK_BYTES,
+        memory.k.address() + stage * sizes.BLOCK_BYTES,
         memory.gradients.address() + stage * plan.gradient_bytes,
-        memory.rows.address() + stage * (TILE_KEYS * FP32),
-        memory.a.address() + number % MATRIX_BUFFERS * (plan.blocks * MATRIX_BYTES),
+        memory.rows.address() + stage * (sizes.TILE_KEYS * sizes.FP32),
+        memory.a.address() + number % sizes.MATRIX_BUFFERS * (plan.blocks * sizes.MATRIX_BYTES),
     )
 
 
@@ -267,7 +249,7 @@ def first_row(role: Multiplier, block: cutlass.Constexpr) -> Int32:
     """This thread's first row in an own block, counted from the group's first row."""
     ctx = role.ctx
     own = ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
-    return (role.first_block + block) * ROWS + own
+    return (role.first_block + block) * sizes.ROWS + own
 
 
 @cute.jit
@@ -294,9 +276,9 @@ def gate_block(
 ) -> None:
     """Compute A of an own block, and its part of dW."""
     ctx = role.ctx
-    row = (role.first_block + block) * ROWS + ctx.thread // WARP_SIZE * MMA_ROWS
-    gradients = place.gradients + row // ctx.plan.num_heads * (TILE_KEYS * FP32)
-    matrix = place.matrices + (role.first_block + block) * MATRIX_BYTES
+    row = (role.first_block + block) * sizes.ROWS + ctx.thread // WARP_SIZE * MMA_ROWS
+    gradients = place.gradients + row // ctx.plan.num_heads * (sizes.TILE_KEYS * sizes.FP32)
+    matrix = place.matrices + (role.first_block + block) * sizes.MATRIX_BYTES
     gate(acc, own.weights, own.sums, matrix, gradients, ctx.thread, block)
 
 
@@ -304,7 +286,9 @@ def gate_block(
 def publish(ctx: Context) -> None:
     """Publish both warpgroups' matrices: written by threads, shown to wgmma by the fence."""
     cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.barrier(barrier_id=MATRICES_READY, number_of_threads=MULTIPLIERS * WARPGROUP_SIZE)
+    cute.arch.barrier(
+        barrier_id=MATRICES_READY, number_of_threads=sizes.MULTIPLIERS * WARPGROUP_SIZE
+    )
 
 
 @cute.jit
@@ -312,9 +296,9 @@ def start_item(role: Multiplier, own: Own, accs: Any, number: Int32) -> None:
     """Compute A of the item's first tile."""
     ctx = role.ctx
     place = place_of(ctx, wait_for_tile(ctx, number), number)
-    q = ctx.memory.q.address() + role.first_block * BLOCK_BYTES
+    q = ctx.memory.q.address() + role.first_block * sizes.BLOCK_BYTES
     for block in cutlass.range_constexpr(ctx.plan.own_blocks):
-        issue_scores(accs[block], q + block * BLOCK_BYTES, place.k)
+        issue_scores(accs[block], q + block * sizes.BLOCK_BYTES, place.k)
     for block in cutlass.range_constexpr(ctx.plan.own_blocks):
         warpgroup.wait_group(ctx.plan.own_blocks - 1 - block)
         gate_block(role, own, accs[block], place, block)
@@ -340,8 +324,8 @@ def multiply_tile(
     state = ring.state(number)
     place = place_of(ctx, state.stage, number)
     q = ctx.memory.q.address()
-    own_q = q + role.first_block * BLOCK_BYTES
-    matrix = place.matrices + role.first_block * MATRIX_BYTES
+    own_q = q + role.first_block * sizes.BLOCK_BYTES
+    matrix = place.matrices + role.first_block * sizes.MATRIX_BYTES
     scores, dk = accs
     issue_dk(dk, place.matrices, q + role.half * CHUNK_BYTES, plan.blocks)
     ahead = place
@@ -353,8 +337,8 @@ def multiply_tile(
     add_dims(to, dk, place.rows, ctx.thread, plan.ordered)
     if cutlass.const_expr(plan.own_blocks > 1):
         if cutlass.const_expr(not last):
-            issue_scores(dk, own_q + BLOCK_BYTES, ahead.k)
-        issue_dq(own.dq[1], matrix + MATRIX_BYTES, place.k)
+            issue_scores(dk, own_q + sizes.BLOCK_BYTES, ahead.k)
+        issue_dq(own.dq[1], matrix + sizes.MATRIX_BYTES, place.k)
     if cutlass.const_expr(not last):
         # Scores and dQ of each own block are in flight.
         warpgroup.wait_group(2 * plan.own_blocks - 1)
@@ -403,7 +387,7 @@ def place_of_dk(role: Multiplier, group: Int32, tile: Int32) -> cute.Pointer:
     to = role.dk.iterator + role.half * CHUNK
     if cutlass.const_expr(role.ctx.plan.ordered):
         line = Int64(group) * role.ctx.lists.rows.shape[1]
-        to = to + (line + tile * TILE_KEYS) * INDEX_HEAD_DIM
+        to = to + (line + tile * sizes.TILE_KEYS) * INDEX_HEAD_DIM
     return to
 
 

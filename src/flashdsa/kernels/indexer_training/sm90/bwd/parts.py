@@ -12,15 +12,10 @@ from cutlass import BFloat16, Float32, Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.gmem import store2
-from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import is_taken
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
-    MOST_PARTS,
-    MOST_PARTS_OF_GROUP,
-    PART_TILES,
-    TILE_KEYS,
-)
+from flashdsa.kernels.indexer_training.sm90.bwd import plan as sizes
 from flashdsa.problem import INDEX_HEAD_DIM
 
 THREADS = 256
@@ -40,19 +35,16 @@ class Parts(NamedTuple):
 
 @cute.jit
 def choose_parts(groups: Int32, num_ctas: Int32, capacity: Int32) -> tuple[Int32, Int32]:
-    """(groups that are not in parts, parts of each of the others): those with which the last rounds
-    end first, if lists are full.
-
-    Args:
-        num_ctas: that run at once. capacity: entries of a list.
-    """
+    """(groups that are not in parts, parts of each of the others): those with which the last
+    rounds end first, if lists are full. `num_ctas`: that run at once. `capacity`: entries of a
+    list."""
     rest = groups % num_ctas
-    tiles = capacity // TILE_KEYS
-    whole, best, count = groups, tiles + PART_TILES, Int32(1)
-    for parts in cutlass.range_constexpr(2, MOST_PARTS_OF_GROUP + 1):
+    tiles = capacity // sizes.TILE_KEYS
+    whole, best, count = groups, tiles + sizes.PART_TILES, Int32(1)
+    for parts in cutlass.range_constexpr(2, sizes.MOST_PARTS_OF_GROUP + 1):
         rounds = (rest * parts + (num_ctas - 1)) // num_ctas
-        time = rounds * ((tiles + (parts - 1)) // parts + PART_TILES)
-        if rest > 0 and rest * parts <= MOST_PARTS and time < best:
+        time = rounds * ((tiles + (parts - 1)) // parts + sizes.PART_TILES)
+        if rest > 0 and rest * parts <= sizes.MOST_PARTS and time < best:
             whole, best, count = groups - rest, time, Int32(parts)
     return whole, count
 
@@ -67,8 +59,7 @@ def sum_kernel(
     plan: cutlass.Constexpr,
 ):
     """A row of dQ a warp; arguments as in `launch_sum`."""
-    thread, _, _ = cute.arch.thread_idx()
-    block, _, _ = cute.arch.block_idx()
+    thread, block, _ = place_in_grid()
     follow_grid()
     lane = thread % WARP_SIZE
     row = block * (THREADS // WARP_SIZE) + thread // WARP_SIZE
@@ -105,9 +96,5 @@ def launch_sum(
     """
     rows = (groups - parts.whole) * plan.rows
     if rows > 0:
-        sum_kernel(parts, dq, dw, choice, number, plan).launch(
-            grid=[rows * WARP_SIZE // THREADS, 1, 1],
-            block=[THREADS, 1, 1],
-            stream=stream,
-            use_pdl=True,
-        )
+        made = sum_kernel(parts, dq, dw, choice, number, plan)
+        launch_ctas(made, rows * WARP_SIZE // THREADS, THREADS, stream, use_pdl=True)

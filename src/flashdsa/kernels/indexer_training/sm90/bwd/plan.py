@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 from typing import Any
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
-from flashdsa.plan.row_tiles import CHUNK_BYTES, CHUNK_COLUMNS, TILE_ROWS
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, row_tiles
 from flashdsa.problem import INDEX_HEAD_DIM
 
-ROWS = TILE_KEYS = TILE_ROWS
+ROWS = TILE_KEYS = row_tiles.TILE_ROWS
 """(query, head) rows of a block, the M of a wgmma, and keys of a tile."""
 BF16, FP32 = 2, 4
-CHUNKS = INDEX_HEAD_DIM // CHUNK_COLUMNS
-BLOCK_BYTES = CHUNKS * CHUNK_BYTES
+CHUNKS = INDEX_HEAD_DIM // row_tiles.CHUNK_COLUMNS
+BLOCK_BYTES = CHUNKS * row_tiles.CHUNK_BYTES
 """Bytes of 64 rows of Q, or of a tile of keys: one chunk after the other."""
 MATRIX_BYTES = ROWS * TILE_KEYS * BF16
 MATRIX_BUFFERS = 2
@@ -67,11 +66,7 @@ class BwdPlan(Sm90Plan):
     multiply_registers: int = 232
 
     def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         if self.num_heads not in NUM_HEADS:
             raise ValueError(f"num_heads: expected one of {NUM_HEADS}; got {self.num_heads}")
         if self.blocks not in BLOCKS:
@@ -171,29 +166,20 @@ class BwdPlan(Sm90Plan):
             SmemRegion("q", self.blocks * BLOCK_BYTES, 1024, "Q of a group, 64 x 64 SW128"),
             SmemRegion("k", self.stages * BLOCK_BYTES, 1024, "keys of tiles, 64 x 64 SW128"),
             SmemRegion("a", matrices, 1024, "gradients of q k, row by key, SW128, of two tiles"),
-            SmemRegion(
-                "gradients", self.stages * self.gradient_bytes, 16, "of the scores, query by key"
-            ),
+            SmemRegion("gradients", self.stages * self.gradient_bytes, 16,
+                       "of the scores, query by key"),
             SmemRegion("rows", self.stages * TILE_KEYS * FP32, 16, "numbers of the keys"),
-        ]
+        ]  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def load(self) -> Role:
-        return Role("load", WARPGROUP_SIZE, self.load_registers, "Q, keys, their gradients")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def multiply(self) -> Role:
-        does = "q k and dQ of half the blocks, dK of half the dims and its addition, dW"
-        return Role("multiply", MULTIPLIERS * WARPGROUP_SIZE, self.multiply_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.load, self.multiply
+        return (
+            Role("load", WARPGROUP_SIZE, self.load_registers, "Q, keys, their gradients"),
+            Role("multiply", MULTIPLIERS * WARPGROUP_SIZE, self.multiply_registers,
+                 "q k and dQ of half the blocks, dK of half the dims and its addition, dW"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in order.
 

@@ -101,11 +101,8 @@ def read_slots(x: Slots, start: Int32, turns: cutlass.Constexpr) -> list[list[tu
 
 @cute.jit
 def is_listed(x: Slots, keys: Range, row: Int32, gradient: Int32, counts: Boolean) -> Boolean:
-    """Whether a slot gives a gradient to a key of the range.
-
-    Args:
-        counts: whether it is one of the query's valid ones.
-    """
+    """Whether a slot gives a gradient to a key of the range. `counts`: whether it is one of the
+    query's valid ones."""
     return counts and row >= keys.base and row < keys.end and gradient << 1 != 0
 
 

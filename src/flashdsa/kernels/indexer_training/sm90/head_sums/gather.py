@@ -17,12 +17,7 @@ from flashdsa.dsl.smem import load4
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer_training.sm90.head_sums.plan import (
-    ITEM_WORDS,
-    STEP_SLOTS,
-    STEP_TILES,
-    TargetPlan,
-)
+from flashdsa.kernels.indexer_training.sm90.head_sums import plan as sizes
 from flashdsa.kernels.indexer_training.sm90.list_end import WARPS, SlotList, find_end, look
 from flashdsa.plan.row_tiles import CHUNK_COLUMNS, TILE_ROWS
 
@@ -53,7 +48,7 @@ class Context(NamedTuple):
     thread: Int32  # in its warpgroup
 
     @property
-    def plan(self) -> TargetPlan:
+    def plan(self) -> sizes.TargetPlan:
         return self.memory.plan
 
     @property
@@ -127,11 +122,8 @@ def look_ahead(ctx: Context, turn: Int32) -> Int32:
 
 @cute.jit
 def item_at(ctx: Context, turn: Int32, first_look: Int32) -> Item:
-    """The CTA's item in a turn. All threads of the gather call, and meet.
-
-    Args:
-        first_look: `look_ahead` of the turn.
-    """
+    """The CTA's item in a turn. All threads of the gather call, and meet. `first_look`:
+    `look_ahead` of the turn."""
     query, part, parts = share_of(ctx, turn)
     end = find_end(list_of(ctx, query), first_look)
     ends = ctx.memory.ends.array(Int32, WARPS, turn & 1)
@@ -169,11 +161,8 @@ def tiles_on(at: PipelineState, tiles: cutlass.Constexpr, plan: cutlass.Constexp
 
 @cute.jit
 def read_row(ctx: Context, query: Int32, slot: Int32, num_slots: Int32) -> Int32:
-    """The row that a slot names; -1 where it is not valid.
-
-    Args:
-        query: any number. num_slots: of the query.
-    """
+    """The row that a slot names; -1 where it is not valid. `query`: any number. `num_slots`: of
+    the query."""
     row = Int32(-1)
     if slot < num_slots and query < ctx.num_queries:
         row = (ctx.indices.iterator + (Int64(query) * ctx.topk + slot)).load()
@@ -221,7 +210,7 @@ def first_step(ctx: Context) -> Cursor:
 @cute.jit
 def following(ctx: Context, at: Cursor) -> Cursor:
     """The step after `at`: an item has one, even without a slot."""
-    item, slot, turn, first_look = at.item, at.slot + STEP_SLOTS, at.turn, at.first_look
+    item, slot, turn, first_look = at.item, at.slot + sizes.STEP_SLOTS, at.turn, at.first_look
     if slot >= item.end:
         item = item_at(ctx, turn, first_look)
         slot = item.begin
@@ -236,7 +225,7 @@ def read_rows(ctx: Context, at: Cursor) -> list[Int32]:
     slot = at.slot + ctx.thread % WARP_SIZE
     return [
         read_row(ctx, at.item.query, slot + WARP_SIZE * i, at.item.end)
-        for i in range(STEP_SLOTS // WARP_SIZE)
+        for i in range(sizes.STEP_SLOTS // WARP_SIZE)
     ]
 
 
@@ -267,7 +256,7 @@ def log2_of_sum(a: Float32, b: Float32) -> Float32:
 
 def words_of_item(ctx: Context, at: PipelineState) -> Any:
     """The words of the item whose Q begins at a state of its ring."""
-    return ctx.memory.items.array(Int32, ITEM_WORDS, at.stage // ctx.plan.query_pieces)
+    return ctx.memory.items.array(Int32, sizes.ITEM_WORDS, at.stage // ctx.plan.query_pieces)
 
 
 @cute.jit
@@ -275,7 +264,7 @@ def store_item(ctx: Context, at: PipelineState, item: Item) -> None:
     """Thread 0 stores the item whose Q begins at `at`."""
     if ctx.thread == 0:
         words = words_of_item(ctx, at)
-        for i in cutlass.range_constexpr(ITEM_WORDS):
+        for i in cutlass.range_constexpr(sizes.ITEM_WORDS):
             words[i] = item[i]
 
 
@@ -293,12 +282,8 @@ def end_items(ctx: Context, at: PipelineState, item: Item) -> None:
 def load_query_piece(
     role: Gatherer, item: Item, at: PipelineState, number: Float32, piece: cutlass.Constexpr
 ) -> PipelineState:
-    """Copy a piece of the query's Q, and with the first one the item and its heads' numbers; return
-    the next state.
-
-    Args:
-        number: of head `thread`.
-    """
+    """Copy a piece of the query's Q, and with the first one the item and its heads' numbers;
+    return the next state. `number`: of head `thread`."""
     ctx, plan = role.ctx, role.ctx.plan
     ring = RingProducer(ctx.memory.q_full, ctx.memory.q_free)
     # q_free: every consumer has the products of what the slot held, and had read its heads and its
@@ -327,11 +312,8 @@ def copy_tile(
     is_first: Any, tile: cutlass.Constexpr,
 ) -> Rings:  # fmt: skip
     """Copy a tile of the step, and meanwhile the query's Q if the tile `is_first`; return the next
-    states.
-
-    Args:
-        own: this lane's rows of the step. to: of this thread's 16 bytes in the ring's first row.
-    """
+    states. `own`: this lane's rows of the step. `to`: of this thread's 16 bytes in the ring's
+    first row."""
     ctx, plan = role.ctx, role.ctx.plan
     ring = RingProducer(ctx.memory.k_full, ctx.memory.k_free)
     k, q = rings
@@ -370,7 +352,7 @@ def gather_all(role: Gatherer) -> None:
         if ahead.slot == ahead.item.begin:
             number_ahead = head_number(role, ahead.item.query)
         is_first = at.slot == at.item.begin
-        for tile in cutlass.range_constexpr(STEP_TILES):
+        for tile in cutlass.range_constexpr(sizes.STEP_TILES):
             if tile == 0 or at.slot + tile * TILE_ROWS < at.item.end:
                 rings = copy_tile(role, own, to, rings, at.item, number, is_first, tile)
         at, own, number = ahead, own_ahead, number_ahead

@@ -15,16 +15,17 @@ other's products.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Float32, GridConstant, Int32, Int64, cute
+from cutlass import Float32, GridConstant, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.grids import launch_plan, place_in_grid
 from flashdsa.dsl.pipeline import PipelineState, Ring, RingConsumer
+from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.smem import load4
-from flashdsa.dsl.warp import neighbours_sum
+from flashdsa.dsl.warp import neighbours_sum, warpgroup_idx
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, multiply_bf16
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.head_sums import gather
@@ -36,11 +37,8 @@ MMA_BYTES = 32
 
 
 def multiply_chunk(acc: Any, k: Any, q: Any, num_heads: int, clear: bool) -> None:
-    """Issue acc += K Q^T over the 64 columns of a chunk; with `clear` acc = K Q^T.
-
-    Args:
-        acc: num_heads / 2 fp32 in a thread. k, q: low words of the chunks' descriptors.
-    """
+    """Issue acc += K Q^T over the 64 columns of a chunk; with `clear` acc = K Q^T. `acc`:
+    num_heads / 2 fp32 in a thread. `k`, `q`: low words of the chunks' descriptors."""
     for step in range(ROW_BYTES // MMA_BYTES):
         offset, more = step * MMA_BYTES, not clear or step > 0
         both = descriptor_behind(k, offset), descriptor_behind(q, offset)
@@ -237,17 +235,14 @@ def head_sums_kernel(
     sm_scale: Float32, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA; arguments as in `launch_head_sums`."""
-    thread, _, _ = cute.arch.thread_idx()
-    memory = gather.TargetMemory.allocate(plan)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    memory = gather.TargetMemory.begin(plan)
+    group = warpgroup_idx()
     if group == 0:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         ctx = locate(memory, indices, topk_length, keys)
         gather.gather_all(gather.Gatherer(ctx, q_map.get_ptr(), keys, lse, attn_sink))
     else:
-        cute.arch.setmaxregister_increase(plan.add.registers)
+        take_registers(plan, "add")
         ctx = locate(memory, indices, topk_length, keys)
         add_all(Adder(ctx, out, sm_scale * gather.LOG2_E, group - 1))
 
@@ -257,9 +252,7 @@ def locate(
     memory: gather.TargetMemory, indices: cute.Tensor, topk_length: cute.Tensor, keys: cute.Tensor
 ) -> gather.Context:
     """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
+    thread, cta, num_ctas = place_in_grid()
     num_keys = Int32(keys.shape[0])
     return gather.Context(
         memory, indices, topk_length, num_keys, cta, num_ctas, thread % WARPGROUP_SIZE
@@ -288,25 +281,15 @@ def launch_head_sums(
         stride_order=(2, 1, 0),
         swizzle=tensor_map.TensorMapSwizzle.s128b,
     )
-    head_sums_kernel(q_map, keys, indices, topk_length, lse, attn_sink, out, sm_scale, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
-    )
+    made = head_sums_kernel(q_map, keys, indices, topk_length, lse, attn_sink, out, sm_scale, plan)
+    launch_plan(made, plan, num_ctas, stream, use_pdl=False)
 
 
 def compile_head_sums(plan: TargetPlan) -> Any:
     """Compile `launch_head_sums`."""
-    queries, heads, keys, topk, lengths, sinks = (cute.sym_int32() for _ in range(6))
-    return compile_launch(
-        SM90,
-        launch_head_sums,
-        plan,
-        fake_tensor(BFloat16, (queries, heads, plan.width)),
-        fake_tensor(BFloat16, (keys, plan.width)),
-        fake_tensor(Int32, (queries, topk), 4),
-        fake_tensor(Int32, (lengths,), 4),
-        fake_tensor(Float32, (queries, heads), 4),
-        fake_tensor(Float32, (sinks,), 4),
-        fake_tensor(Float32, (queries, topk), 4),
-        Float32(1.0),
-        Int32(1),
-    )
+    queries, heads, keys, topk, lengths, sinks = fake.symbols(6)
+    rows = fake.bf16(queries, heads, plan.width), fake.bf16(keys, plan.width)
+    slots = fake.words(queries, topk), fake.words(lengths)
+    numbers = fake.numbers(queries, heads), fake.numbers(sinks), fake.numbers(queries, topk)
+    x = *rows, *slots, *numbers, Float32(1.0), Int32(1)
+    return compile_launch(SM90, launch_head_sums, plan, *x)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
-from flashdsa.plan.row_tiles import CHUNK_BYTES, CHUNK_COLUMNS, ROW_BYTES, TILE_ROWS
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, row_tiles
 
 STEP_TILES = 4
 """Tiles whose row numbers the gather reads together, a step before their copies."""
-STEP_SLOTS = STEP_TILES * TILE_ROWS
+STEP_SLOTS = STEP_TILES * row_tiles.TILE_ROWS
 FP32 = 4
 ITEM_WORDS = 4
 """Words that tell an item."""
@@ -48,11 +47,7 @@ class TargetPlan(Sm90Plan):
     consumer_registers: int = 216
 
     def __post_init__(self) -> None:
-        """Check the choices against each other and the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         if self.chunks % self.query_piece or self.query_piece % self.key_piece:
             raise ValueError(
                 f"pieces: {self.chunks} chunks, {self.query_piece} of Q and {self.key_piece} of "
@@ -77,7 +72,7 @@ class TargetPlan(Sm90Plan):
     @property
     def width(self) -> int:
         """Elements of a row of Q and of the keys."""
-        return self.chunks * CHUNK_COLUMNS
+        return self.chunks * row_tiles.CHUNK_COLUMNS
 
     @property
     def key_pieces(self) -> int:
@@ -90,12 +85,12 @@ class TargetPlan(Sm90Plan):
     @property
     def key_piece_bytes(self) -> int:
         """A slot of the ring of keys."""
-        return self.key_piece * CHUNK_BYTES
+        return self.key_piece * row_tiles.CHUNK_BYTES
 
     @property
     def query_chunk_bytes(self) -> int:
         """64 columns of every head."""
-        return self.num_heads * ROW_BYTES
+        return self.num_heads * row_tiles.ROW_BYTES
 
     @property
     def query_piece_bytes(self) -> int:
@@ -110,45 +105,34 @@ class TargetPlan(Sm90Plan):
     def buffers(self) -> list[SmemRegion]:
         q, k = self.query_slots * self.query_piece_bytes, self.key_slots * self.key_piece_bytes
         heads = self.queries * self.num_heads * FP32
+        ends = 2 * self.role("gather").warps * FP32
         return [
             SmemRegion("q", q, 1024, "Q: a ring of [heads, 64] SW128"),
             SmemRegion("k", k, 1024, "keys: a ring of [64, 64] SW128"),
             SmemRegion("heads", heads, 16, "of each head its lse, in log2"),
             SmemRegion("items", self.queries * ITEM_WORDS * FP32, 16, "which slots a query has"),
-            SmemRegion("ends", 2 * self.gather.warps * FP32, 16, "warps' ends of two lists"),
+            SmemRegion("ends", ends, 16, "warps' ends of two lists"),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, "Q and rows of the keys")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def add(self) -> Role:
-        does = "products of a tile each, their sums over heads"
-        return Role("add", self.consumers * WARPGROUP_SIZE, self.consumer_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.gather, self.add
+        return (
+            Role("gather", WARPGROUP_SIZE, self.gather_registers, "Q and rows of the keys"),
+            Role("add", self.consumers * WARPGROUP_SIZE, self.consumer_registers,
+                 "products of a tile each, their sums over heads"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         gather, add = self.roles
         every, warps, group = (
             Arrives.EVERY_THREAD, Arrives.EVERY_WARP, Arrives.WARPS_OF_ONE_GROUP
         )  # fmt: skip
         return (
-            Barrier(
-                "q_full", self.query_slots, gather, every, add, self.query_piece_bytes,
-                "a piece of Q is there, and with the first one the item and heads",
-            ),
-            Barrier(
-                "q_free", self.query_slots, add, warps, gather, 0,
-                "the piece's products with every tile are computed",
-            ),
+            Barrier("q_full", self.query_slots, gather, every, add, self.query_piece_bytes,
+                    "a piece of Q is there, and with the first one the item and heads"),
+            Barrier("q_free", self.query_slots, add, warps, gather, 0,
+                    "the piece's products with every tile are computed"),
             Barrier("k_full", self.key_slots, gather, every, add, 0, "a piece is there"),
             Barrier("k_free", self.key_slots, add, group, gather, 0, "it has been read"),
         )  # fmt: skip
@@ -164,7 +148,7 @@ _PIECES = {
 leave room for longer pieces of the keys."""
 
 
-def target_plan(num_heads: int, width: int = LONGEST * CHUNK_COLUMNS) -> TargetPlan:
+def target_plan(num_heads: int, width: int = LONGEST * row_tiles.CHUNK_COLUMNS) -> TargetPlan:
     """The target's plan for `num_heads` columns of a product and rows of `width` elements."""
-    chunks = width // CHUNK_COLUMNS
+    chunks = width // row_tiles.CHUNK_COLUMNS
     return TargetPlan(num_heads, chunks, *_PIECES[chunks, num_heads == max(TARGET_HEADS)])

@@ -12,6 +12,7 @@ from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import launch_ctas, place_in_grid
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
@@ -129,8 +130,7 @@ def kl_kernel(
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_kl`."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
+    thread, cta, _ = place_in_grid()
     number = cta * (THREADS // WARP_SIZE) + thread // WARP_SIZE
     if number < scores.shape[0]:
         topk = Int32(scores.shape[1])
@@ -160,9 +160,7 @@ def launch_kl(
     """
     ctas = (scores.shape[0] * WARP_SIZE + THREADS - 1) // THREADS
     grad_kl = rest[0] if plan.gradient else None
-    kl_kernel(scores, target, grad_kl, rest[-1], plan).launch(
-        grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
-    )
+    launch_ctas(kl_kernel(scores, target, grad_kl, rest[-1], plan), ctas, THREADS, stream)
 
 
 def compile_kl(plan: KlPlan) -> Any:

@@ -9,22 +9,11 @@ from flashdsa.plan import Role
 
 @dataclass(frozen=True)
 class KlPlan:
-    """One compiled kernel.
-
-    Attributes:
-        gradient: the gradient of the scores is written, not the divergence.
-    """
+    """One compiled kernel. `gradient`: that of the scores is written, not the divergence."""
 
     gradient: bool = False
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        return ()
-
-    @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA: none."""
-        return 0
+    roles: tuple[Role, ...] = ()
+    smem_bytes: int = 0
 
     @property
     def name(self) -> str:

@@ -13,18 +13,15 @@ columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9, and wgmma 2 i + 1 the same of its own
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental import primitives as prims
 from cutlass.memory import SmemAllocator
 
-from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.memory import ALIGNMENT
+from flashdsa.dsl import compile_options, grids, memory, ptx, swizzle, wgmma
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.smem import load_words, shared_pointer, store_float
-from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp import neighbours_sum
-from flashdsa.dsl.wgmma import along_k, descriptor_behind, multiply_bf16
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.list_end import WARPS, SlotList, find_end, look
 from flashdsa.kernels.indexer_training.sm90.scores.plan import BF16, FP32, TILE_KEYS, ScoresPlan
@@ -43,35 +40,28 @@ def load_unit(pointer: Any) -> Any:
 
     NOTE: not `.nc`, which ptxas moves over barriers.
     """
-    return cute.arch.inline_ptx(
-        "ld.global.L2::128B.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[Int32] * 4,
-        read_only_args=[pointer],
-    )
+    return ptx.words("ld.global.L2::128B.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", 4, pointer)
 
 
 @cute.jit
 def store_query(
     q: cute.Tensor, query: Int32, to: Int32, thread: Int32, num_heads: cutlass.Constexpr
 ) -> None:
-    """All threads: copy this one's part of Q; heads past the last become zeros.
-
-    Args:
-        q: (S, H, 128) bf16, H at most num_heads. to: shared memory address.
-    """
+    """All threads: copy this one's part of Q; heads past the last become zeros. `q`: (S, H, 128)
+    bf16, H at most num_heads. `to`: shared memory address."""
     heads = Int32(q.shape[1])
     first = q.iterator + Int64(query) * heads * INDEX_HEAD_DIM
     for number in cutlass.range_constexpr(num_heads * UNITS // WARPGROUP_SIZE):
         unit = thread + number * WARPGROUP_SIZE
         head, in_row = unit // UNITS, unit % UNITS
-        words = (Int32(0), Int32(0), Int32(0), Int32(0))
+        words = [Int32(0)] * 4
         if head < heads:
             words = load_unit(first + unit * (UNIT_BYTES // BF16))
         eight, lane = in_row // QUAD, in_row % QUAD
         chunk = to + eight // 2 * (num_heads * ROW_BYTES) + lane * 4
         for pair in cutlass.range_constexpr(4):
             place = eight % 2 * 4 + pair
-            prims.store_ext(words[pair], shared_pointer(chunk + swizzled_128(head, place)))
+            prims.store_ext(words[pair], shared_pointer(chunk + swizzle.swizzled_128(head, place)))
 
 
 WARP_KEYS = 16
@@ -150,23 +140,20 @@ def load_keys(ctx: Stretch, rows: list[Int32], words: cute.Tensor) -> None:
 
 
 def multiply(acc: Any, words: Any, q: Any, num_heads: int) -> None:
-    """Compute acc = K Q^T of the tile, as one group of wgmmas; wait for it.
-
-    Args:
-        acc: num_heads / 2 fp32. words: of `load_keys`. q: shared memory address of `store_query`'s.
-    """
+    """Compute acc = K Q^T of the tile, as one group of wgmmas; wait for it. `acc`: num_heads / 2
+    fp32. `words`: of `load_keys`. `q`: shared memory address of `store_query`'s."""
     warpgroup.fence()
     for number in range(LOADS):
-        low = along_k(q + number // 2 * (num_heads * ROW_BYTES))
+        low = wgmma.along_k(q + number // 2 * (num_heads * ROW_BYTES))
         for step in range(2):
             first, second = (
                 [words[(half * LOADS + number) * 4 + 2 * step + i] for i in range(2)]
                 for half in range(2)
             )
             a = [first[0], second[0], first[1], second[1]]
-            b = descriptor_behind(low, (number % 2 * 2 + step) * MMA_BYTES)
+            b = wgmma.descriptor_behind(low, (number % 2 * 2 + step) * MMA_BYTES)
             more = (number, step) != (0, 0)
-            multiply_bf16(acc, num_heads, a, b, accumulate=more, transposes=(0,))
+            wgmma.multiply_bf16(acc, num_heads, a, b, accumulate=more, transposes=(0,))
     warpgroup.commit_group()
     warpgroup.wait_group(0)
 
@@ -174,10 +161,7 @@ def multiply(acc: Any, words: Any, q: Any, num_heads: int) -> None:
 @cute.jit
 def sum_heads(acc: cute.Tensor, weights: Int32, num_heads: cutlass.Constexpr) -> list[Float32]:
     """sum weights relu(acc) over every head, for this lane's two keys; in all lanes of the quad.
-
-    Args:
-        weights: shared memory address of those of this lane's first two heads.
-    """
+    `weights`: shared memory address of those of this lane's first two heads."""
     # Each key has two sums: each waits for the one before for half as long.
     sums = [[Float32(0.0), Float32(0.0)] for _ in range(2)]
     for eight in cutlass.range_constexpr(num_heads // HEADS_APART):
@@ -230,11 +214,8 @@ def store_weights(
 
 @cute.jit
 def store_end(ctx: Stretch, first: Int32, to: Int32) -> None:
-    """All threads: write the warps' ends of the list to four words of shared memory.
-
-    Args:
-        first: `look(ctx.list, 0)`.
-    """
+    """All threads: write the warps' ends of the list to four words of shared memory. `first`:
+    `look(ctx.list, 0)`."""
     end = find_end(ctx.list, first)
     if ctx.thread % WARP_SIZE == 0:
         prims.store_ext(end, shared_pointer(to + ctx.thread // WARP_SIZE * FP32))
@@ -256,9 +237,8 @@ def scores_kernel(
     weights: cute.Tensor, out: cute.Tensor, parts: Int32, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA; arguments as in `launch_scores`."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    shared = Int32(SmemAllocator().allocate(plan.smem_bytes, ALIGNMENT).toint())
+    thread, cta, _ = grids.place_in_grid()
+    shared = Int32(SmemAllocator().allocate(plan.smem_bytes, memory.ALIGNMENT).toint())
     query, part = cta // parts, cta % parts
     ctx = Stretch(indices, keys, query, slots_of(indices, topk_length, query), thread)
     last = look(ctx.list, 0)
@@ -317,27 +297,16 @@ def launch_scores(
         weights: (S, H) fp32. out: (S, topk) fp32, written.
         parts: CTAs that share a query's slots, at least 1.
     """
-    scores_kernel(q, keys, indices, topk_length, weights, out, parts, plan).launch(
-        grid=[indices.shape[0] * parts, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=plan.ctas,
-        preferred_smem_carveout=plan.carveout,
-    )
+    made = scores_kernel(q, keys, indices, topk_length, weights, out, parts, plan)
+    room: Any = {"sm_ctas": plan.ctas, "carveout": plan.carveout}
+    grids.launch_ctas(made, indices.shape[0] * parts, plan.threads, stream, **room)
 
 
 def compile_scores(plan: ScoresPlan) -> Any:
     """Compile `launch_scores`."""
-    queries, heads, keys, topk, lengths = (cute.sym_int32() for _ in range(5))
-    return compile_launch(
-        SM90,
-        launch_scores,
-        plan,
-        fake_tensor(BFloat16, (queries, heads, INDEX_HEAD_DIM)),
-        fake_tensor(BFloat16, (keys, INDEX_HEAD_DIM)),
-        fake_tensor(Int32, (queries, topk), 4),
-        fake_tensor(Int32, (lengths,), 4),
-        fake_tensor(Float32, (queries, heads), 4),
-        fake_tensor(Float32, (queries, topk), 4),
-        Int32(1),
-    )
+    queries, heads, keys, topk, lengths = fake.symbols(5)
+    rows = fake.bf16(queries, heads, INDEX_HEAD_DIM), fake.bf16(keys, INDEX_HEAD_DIM)
+    slots = fake.words(queries, topk), fake.words(lengths)
+    numbers = fake.numbers(queries, heads), fake.numbers(queries, topk)
+    x = *rows, *slots, *numbers, Int32(1)
+    return compile_options.compile_launch(SM90, launch_scores, plan, *x)

@@ -19,35 +19,25 @@ accumulator, and each key's row of dKV is added to once for all of them.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Uint8, cute
+from cutlass import Boolean, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
-from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
 from flashdsa.dsl.gmem import add4_if
-from flashdsa.dsl.grids import follow_grid
-from flashdsa.dsl.memory import Memory, Region, initialise_barriers
+from flashdsa.dsl.grids import follow_grid, launch_plan
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.pipeline import Barriers, RingProducer, arrive_warp
+from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import flat
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import (
-    PARTS,
-    ROW_WARPS,
-    WARPGROUPS,
-    DkvPlan,
-)
-from flashdsa.kernels.attention.sm90.bwd_grouped.items import (
-    Context,
-    Groups,
-    Item,
-    locate,
-    matrix_at,
-)
+from flashdsa.kernels.attention.sm90.bwd_grouped import items as work_items
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv import plan as sizes
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     DS_MATRIX,
     MATRICES,
@@ -71,7 +61,7 @@ class DkvMemory(Memory):
 
 
 @cute.jit
-def first_tile(ctx: Context, item: Item) -> Int32:
+def first_tile(ctx: work_items.Context, item: work_items.Item) -> Int32:
     """First tile of the item's list, which goes round: lists are in order of the keys, so groups
     that run at the same time and have much in common would else add to the same rows."""
     at_once = cutlass.max(ctx.work.num_ctas // ctx.plan.slices, Int32(1))
@@ -79,7 +69,7 @@ def first_tile(ctx: Context, item: Item) -> Int32:
 
 
 @cute.jit
-def tile_at(item: Item, first: Int32, number: Int32) -> Int32:
+def tile_at(item: work_items.Item, first: Int32, number: Int32) -> Int32:
     """Tile of the list that the item takes as number `number`; after the last: item.tiles."""
     tile = first + number
     if tile >= item.tiles:
@@ -92,7 +82,7 @@ def tile_at(item: Item, first: Int32, number: Int32) -> Int32:
 class Matrices(NamedTuple):
     """Fills the ring. Signals matrix_full."""
 
-    ctx: Context
+    ctx: work_items.Context
     workspace: cute.Tensor  # (row blocks, bytes) uint8
 
 
@@ -108,14 +98,14 @@ def load_matrices(role: Matrices) -> None:
         first = item.local * ROW_BLOCKS
         tile = first_tile(ctx, item)
         sources = [
-            matrix_at(keys, role.workspace, first + block, tile, P_MATRIX)
+            work_items.matrix_at(keys, role.workspace, first + block, tile, P_MATRIX)
             for block in range(ROW_BLOCKS)
         ]
         for _ in cutlass.range(item.tiles, unroll=1):
             slot, announced = free.state(number), full.state(number)
-            for part in cutlass.range_constexpr(PARTS):
-                at = slot.in_turn(part, PARTS)
-                stage = announced.in_turn(part, PARTS).stage
+            for part in cutlass.range_constexpr(sizes.PARTS):
+                at = slot.in_turn(part, sizes.PARTS)
+                stage = announced.in_turn(part, sizes.PARTS).stage
                 matrix = P_MATRIX if part % MATRICES else DS_MATRIX
                 source = sources[part // MATRICES] + matrix * keys.p_bytes
                 # matrix_free: the matrix that lay in the slot has been read.
@@ -128,14 +118,14 @@ def load_matrices(role: Matrices) -> None:
                 tile = Int32(0)
                 step -= item.tiles * (MATRICES * keys.p_bytes)
             sources = [source + step for source in sources]
-            number += PARTS
+            number += sizes.PARTS
         item_number += ctx.work.num_ctas
 
 
 class Rows(NamedTuple):
     """Fills rows. Signals rows_full."""
 
-    ctx: Context
+    ctx: work_items.Context
     q: cute.Tensor  # (S * H, 576) bf16
     do: cute.Tensor  # (S * H, 512) bf16
     present: cute.Tensor  # (groups,) int32
@@ -143,7 +133,7 @@ class Rows(NamedTuple):
 
 
 @cute.jit
-def copy_part(role: Rows, item: Item, present: Int32, part: cutlass.Constexpr) -> None:
+def copy_part(role: Rows, item: work_items.Item, present: Int32, part: cutlass.Constexpr) -> None:
     """Copy this warp's 64 dims of a row block's Q or dO, a word of each row a thread; zeros where
     the query names no key."""
     ctx = role.ctx
@@ -177,7 +167,7 @@ def copy_all(role: Rows) -> None:
         item = ctx.item(item_number)
         if item.tiles > 0:
             present = (role.present.iterator + item.group).load()
-            for part in cutlass.range_constexpr(PARTS):
+            for part in cutlass.range_constexpr(sizes.PARTS):
                 # rows_free: no tile of the item before needs the part.
                 ctx.memory.rows_free.wait_round(items - 1, part)
                 copy_part(role, item, present, part)
@@ -200,7 +190,7 @@ kernel 9 % longer."""
 class Multiply(NamedTuple):
     """Reads rows and the ring. Signals rows_free, matrix_free; adds to dKV."""
 
-    ctx: Context
+    ctx: work_items.Context
     dkv: cute.Tensor  # (S_kv, 576) fp32
     warpgroup: Int32  # 0 or 1
 
@@ -233,7 +223,7 @@ def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr)
     full = ctx.memory.matrix_full
     ring, rows = ctx.memory.ring.address(), ctx.memory.rows.address()
     dims = plan.last_dims if last else plan.slice_dims
-    for part in cutlass.range_constexpr(PARTS):
+    for part in cutlass.range_constexpr(sizes.PARTS):
         number = tile.first_matrix + part
         if tile.opens:
             ctx.memory.rows_full.wait_round(tile.items, part)
@@ -255,11 +245,11 @@ def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr)
             warpgroup.wait_group(1)
             release(role, tile, part - 1)
     warpgroup.wait_group(0)
-    release(role, tile, PARTS - 1)
+    release(role, tile, sizes.PARTS - 1)
 
 
 @cute.jit
-def read_keys(role: Multiply, item: Item, begin: Int32, number: Int32) -> list[Int32]:
+def read_keys(role: Multiply, item: work_items.Item, begin: Int32, number: Int32) -> list[Int32]:
     """Rows of dKV for this thread's rows of a tile that may not exist; -1 after the list's end.
     `begin`: the item's first tile. `number`: of the tile among the item's."""
     ctx = role.ctx
@@ -310,31 +300,35 @@ def add_tile(
 
 @cute.jit
 def multiply_item(
-    role: Multiply, item: Item, items: Int32, tiles_before: Int32, last: cutlass.Constexpr
+    role: Multiply,
+    item: work_items.Item,
+    items: Int32,
+    tiles_before: Int32,
+    last: cutlass.Constexpr,
 ) -> None:
     """Multiply the warpgroup's tiles of an item. `items`: the CTA's items with keys before this
     one. `tiles_before`: all their tiles."""
     plan = role.ctx.plan
     dims = plan.last_dims if last else plan.slice_dims
-    tile = (role.warpgroup - tiles_before) & (WARPGROUPS - 1)
+    tile = (role.warpgroup - tiles_before) & (sizes.WARPGROUPS - 1)
     if tile >= item.tiles:
         # No tile for this warpgroup: it does not need the rows, once they have come.
-        for part in cutlass.range_constexpr(PARTS):
+        for part in cutlass.range_constexpr(sizes.PARTS):
             role.ctx.memory.rows_full.wait_round(items, part)
             arrive_warp(role.ctx.memory.rows_free, part, role.ctx.thread)
     begin = first_tile(role.ctx, item)
     keys = read_keys(role, item, begin, tile)
     opens = Boolean(True)
     while tile < item.tiles:
-        ahead = read_keys(role, item, begin, tile + WARPGROUPS)
-        number = (tiles_before + tile) * PARTS
+        ahead = read_keys(role, item, begin, tile + sizes.WARPGROUPS)
+        number = (tiles_before + tile) * sizes.PARTS
         acc = cute.make_rmem_tensor(dims // 2, Float32)
-        closes = tile + WARPGROUPS >= item.tiles
+        closes = tile + sizes.WARPGROUPS >= item.tiles
         multiply_tile(role, acc, Tile(number, items, opens, closes), last)
         add_tile(role.dkv.iterator + item.slice * plan.slice_dims, acc, keys, dims, plan)
         keys = ahead
         opens = Boolean(False)
-        tile += WARPGROUPS
+        tile += sizes.WARPGROUPS
 
 
 @cute.jit
@@ -354,42 +348,6 @@ def multiply_all(role: Multiply) -> None:
         item_number += ctx.work.num_ctas
 
 
-@cute.kernel
-def dkv_kernel(
-    workspace: cute.Tensor,
-    ids: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    q: cute.Tensor,
-    do: cute.Tensor,
-    dkv: cute.Tensor,
-    heads: Int32,
-    groups: Groups,
-    plan: cutlass.Constexpr,
-):
-    """One CTA; arguments as in `launch_dkv`."""
-    thread, _, _ = cute.arch.thread_idx()
-    memory = DkvMemory.allocate(plan)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
-    follow_grid()
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    group = warp // (WARPGROUP_SIZE // WARP_SIZE)
-    # Each role computes its own coordinates: values shared by all would be live in every role.
-    if group == 0:
-        cute.arch.setmaxregister_decrease(plan.rows.registers)
-        ctx = locate(memory, ids, counts, groups)
-        if warp == 0:
-            if thread == 0:
-                load_matrices(Matrices(ctx, workspace))
-        elif warp <= ROW_WARPS:
-            copy_all(Rows(ctx, q, do, present, heads))
-    else:
-        cute.arch.setmaxregister_increase(plan.multiply.registers)
-        ctx = locate(memory, ids, counts, groups)
-        multiply_all(Multiply(ctx, dkv, group - 1))
-
-
 class Operands(NamedTuple):
     """Arguments of every launch, in order; see workspace.py."""
 
@@ -403,44 +361,47 @@ class Operands(NamedTuple):
     heads: Int32  # H, one of HEADS
 
 
+@cute.kernel
+def dkv_kernel(x: Operands, groups: work_items.Groups, plan: cutlass.Constexpr):
+    """One CTA; `x`: with the heads' rows of q and do one after another."""
+    thread, _, _ = cute.arch.thread_idx()
+    memory = DkvMemory.begin(plan)
+    follow_grid()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    group = warp // (WARPGROUP_SIZE // WARP_SIZE)
+    # Each role computes its own coordinates: values shared by all would be live in every role.
+    if group == 0:
+        take_registers(plan, "rows")
+        ctx = work_items.locate(memory, x.ids, x.counts, groups)
+        if warp == 0:
+            if thread == 0:
+                load_matrices(Matrices(ctx, x.workspace))
+        elif warp <= sizes.ROW_WARPS:
+            copy_all(Rows(ctx, x.q, x.do, x.present, x.heads))
+    else:
+        take_registers(plan, "multiply")
+        ctx = work_items.locate(memory, x.ids, x.counts, groups)
+        multiply_all(Multiply(ctx, x.dkv, group - 1))
+
+
 @cute.jit
 def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch on `stream`. `arguments`: those of `Operands`, those of `Groups`, and num_ctas: at
     most the work items, plan.slices a group; best as many as run at once."""
     last = len(Operands._fields)
     *before, num_ctas = arguments
-    given, groups = Operands(*before[:last]), Groups(*before[last:])
-    # The kernel sees the heads' rows one after another.
+    given, groups = Operands(*before[:last]), work_items.Groups(*before[last:])
     x = given._replace(q=flat(given.q, plan.tile.d_qk), do=flat(given.do, plan.tile.d_v))
-    dkv_kernel(*x, groups, plan).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    launch_plan(dkv_kernel(x, groups, plan), plan, num_ctas, stream)
 
 
-def compile_dkv(plan: DkvPlan) -> Any:
+def compile_dkv(plan: sizes.DkvPlan) -> Any:
     """Compile `launch_dkv`."""
-    d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
-    blocks, block_bytes, groups, capacity, keys = (cute.sym_int32() for _ in range(5))
-    rows = cute.sym_int32(), cute.sym_int32()
-    return compile_launch(
-        SM90,
-        launch_dkv,
-        plan,
-        fake_tensor(Uint8, (blocks, block_bytes)),
-        fake_tensor(Int32, (groups, capacity), 4),
-        fake_tensor(Int32, (groups,), 4),
-        fake_tensor(Int32, (groups,), 4),
-        fake_tensor(BFloat16, (*rows, d_qk)),
-        fake_tensor(BFloat16, (*rows, d_v)),
-        fake_tensor(Float32, (keys, d_qk)),
-        Int32(128),
-        Int32(0),
-        Int32(1),
-        fake_tensor(Int32, (cute.sym_int32(),), 4),
-        Int32(0),
-        Int32(1),
-    )
+    blocks, block_bytes, groups, capacity, keys, queries, heads, choices = fake.symbols(8)
+    rows = fake.bf16(queries, heads, plan.tile.d_qk), fake.bf16(queries, heads, plan.tile.d_v)
+    dkv = fake.fake_tensor(Float32, (keys, plan.tile.d_qk))
+    lists = fake.words(groups, capacity), fake.words(groups), fake.words(groups)
+    workspace = fake.fake_tensor(Uint8, (blocks, block_bytes))
+    x = Operands(workspace, *lists, *rows, dkv, Int32(128))
+    of_groups = work_items.Groups(Int32(0), Int32(1), fake.words(choices), Int32(0))
+    return compile_launch(SM90, launch_dkv, plan, *x, *of_groups, Int32(1))

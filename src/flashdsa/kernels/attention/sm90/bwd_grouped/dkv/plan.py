@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import MATRICES, ROW_BLOCKS
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS, Tile
-from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
-from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, row_tiles
 
 WARPGROUPS = 2
 """Warpgroups that multiply: they take turns with the tiles of keys."""
@@ -73,7 +72,7 @@ class DkvPlan(Sm90Plan):
     @property
     def part_bytes(self) -> int:
         """Bytes of a row block's slice of Q or of dO."""
-        return self.slice_chunks * ROWS * ROW_BYTES
+        return self.slice_chunks * ROWS * row_tiles.ROW_BYTES
 
     @property
     def buffers(self) -> list[SmemRegion]:
@@ -84,48 +83,28 @@ class DkvPlan(Sm90Plan):
             SmemRegion("ring", ring, 1024, "matrices", stages=SLOTS),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def matrices(self) -> Role:
-        return Role("matrices", WARP_SIZE, self.load_registers, "P and dS of each tile")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def rows(self) -> Role:
-        """The warps after it."""
-        return Role("rows", ROW_WARPS * WARP_SIZE, self.load_registers, "Q and dO of each item")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def multiply(self) -> Role:
-        threads = WARPGROUPS * WARPGROUP_SIZE
-        return Role("multiply", threads, self.multiply_registers, "dKV of a tile, and its addition")
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.matrices, self.rows, self.multiply
+        return (
+            Role("matrices", WARP_SIZE, self.load_registers, "P and dS of each tile"),
+            # The warps after it.
+            Role("rows", ROW_WARPS * WARP_SIZE, self.load_registers, "Q and dO of each item"),
+            Role("multiply", WARPGROUPS * WARPGROUP_SIZE, self.multiply_registers,
+                 "dKV of a tile, and its addition"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """Barriers of matrices complete a phase for each matrix; those of rows one for each item
         that has keys."""
-        matrices, rows, multiply = self.matrices, self.rows, self.multiply
+        matrices, rows, multiply = self.roles
         return (
-            Barrier(
-                "matrix_full", FULL_BARRIERS, matrices, Arrives.ONE_THREAD, multiply,
-                self.tile.p_bytes, "a matrix is there",
-            ),
-            Barrier(
-                "matrix_free", SLOTS, multiply, Arrives.WARPS_OF_ONE_GROUP, matrices, 0,
-                "a matrix has been read",
-            ),
-            Barrier(
-                "rows_full", PARTS, rows, Arrives.EVERY_THREAD, multiply, 0,
-                "a row block's Q or dO is there",
-            ),
-            Barrier(
-                "rows_free", PARTS, multiply, Arrives.EVERY_WARP, rows, 0,
-                "a row block's Q or dO is not needed any more",
-            ),
+            Barrier("matrix_full", FULL_BARRIERS, matrices, Arrives.ONE_THREAD, multiply,
+                    self.tile.p_bytes, "a matrix is there"),
+            Barrier("matrix_free", SLOTS, multiply, Arrives.WARPS_OF_ONE_GROUP, matrices, 0,
+                    "a matrix has been read"),
+            Barrier("rows_full", PARTS, rows, Arrives.EVERY_THREAD, multiply, 0,
+                    "a row block's Q or dO is there"),
+            Barrier("rows_free", PARTS, multiply, Arrives.EVERY_WARP, rows, 0,
+                    "a row block's Q or dO is not needed any more"),
         )  # fmt: skip

@@ -14,30 +14,19 @@ Role load brings dS by bulk copies and rows of keys by cp.async.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
+from cutlass import Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import cp_async, fragments, grids, pipeline, ptx, registers, swizzle, tma, wgmma
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.cp_async import arrive_when_copied, copy_units
-from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack, transpose_quad
-from flashdsa.dsl.grids import follow_grid
-from flashdsa.dsl.memory import Memory, Region, initialise_barriers
-from flashdsa.dsl.pipeline import Barriers, RingConsumer, RingProducer, arrive_warp
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
-from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.dsl.tma import load_bytes
-from flashdsa.dsl.wgmma import along_n
-from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.dsl.warp import warpgroup_idx
+from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
+from flashdsa.kernels.attention.sm90.bwd_grouped import items
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import WARPGROUPS, DqPlan
-from flashdsa.kernels.attention.sm90.bwd_grouped.items import (
-    Context,
-    Groups,
-    Item,
-    locate,
-    matrix_at,
-)
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     DS_MATRIX,
     ROW_BLOCKS,
@@ -52,11 +41,11 @@ class DqMemory(Memory):
     """Regions and barriers of `DqPlan`."""
 
     stages: Region
-    full: Barriers
-    empty: Barriers
+    full: pipeline.Barriers
+    empty: pipeline.Barriers
 
 
-STEP_BYTES = MMA_K * ROW_BYTES
+STEP_BYTES = fragments.MMA_K * ROW_BYTES
 """Bytes from 16 keys of a matrix or a chunk to the next 16."""
 PRODUCTS = ROW_BLOCKS // WARPGROUPS
 """Row blocks of a warpgroup, each with its product and accumulator."""
@@ -65,13 +54,13 @@ PRODUCTS = ROW_BLOCKS // WARPGROUPS
 class Load(NamedTuple):
     """Fills the stages. Signals full."""
 
-    ctx: Context
+    ctx: items.Context
     workspace: cute.Tensor  # (row blocks, bytes) uint8
     kv: cute.Tensor  # (S_kv, 576) bf16
 
 
 @cute.jit
-def read_ids(role: Load, item: Item, tile: Int32) -> list[Int32]:
+def read_ids(role: Load, item: items.Item, tile: Int32) -> list[Int32]:
     """Read the rows of kv of which this thread copies parts, of a tile that may not exist."""
     ids = [Int32(0)] * TURNS
     if tile < item.tiles:
@@ -82,7 +71,7 @@ def read_ids(role: Load, item: Item, tile: Int32) -> list[Int32]:
 
 
 @cute.jit
-def load_ds(role: Load, item: Item, tile: Int32, stage: Int32) -> None:
+def load_ds(role: Load, item: items.Item, tile: Int32, stage: Int32) -> None:
     """One thread: load dS of the row blocks; the bytes count before any thread's arrival."""
     ctx, keys = role.ctx, role.ctx.plan.tile
     full = ctx.memory.full
@@ -90,13 +79,13 @@ def load_ds(role: Load, item: Item, tile: Int32, stage: Int32) -> None:
     to = ctx.memory.stages.bytes() + stage * ctx.plan.stage_bytes
     for block in cutlass.range_constexpr(ROW_BLOCKS):
         place = item.local * ROW_BLOCKS + block
-        source = matrix_at(keys, role.workspace, place, tile, DS_MATRIX)
-        load_bytes(to + block * keys.p_bytes, source, keys.p_bytes, full.at(stage))
+        source = items.matrix_at(keys, role.workspace, place, tile, DS_MATRIX)
+        tma.load_bytes(to + block * keys.p_bytes, source, keys.p_bytes, full.at(stage))
 
 
 @cute.jit
 def copy_keys(
-    role: Load, item: Item, ids: list[Int32], to: Int32, unit: Int32, dims: cutlass.Constexpr
+    role: Load, item: items.Item, ids: list[Int32], to: Int32, unit: Int32, dims: cutlass.Constexpr
 ) -> None:
     """Copy this thread's part of the item's dims of 64 rows of kv. `to`: address of the thread's 16
     bytes of its first row in the stage's first chunk."""
@@ -109,16 +98,16 @@ def copy_keys(
             (at + chunk * plan.tile.chunk_bytes, chunk * ROW_BYTES)
             for chunk in range(dims // CHUNK)
         ]
-        copy_units(to, row + first, ids[turn], places)
+        cp_async.copy_units(to, row + first, ids[turn], places)
 
 
 @cute.jit
 def load_all(role: Load) -> None:
     """Load every tile of the CTA's items."""
     ctx = role.ctx
-    ring = RingProducer(ctx.memory.full, ctx.memory.empty)
+    ring = pipeline.RingProducer(ctx.memory.full, ctx.memory.empty)
     unit = ctx.thread % UNITS
-    own = swizzled_128(ctx.thread // UNITS, unit) + ctx.plan.ds_bytes
+    own = swizzle.swizzled_128(ctx.thread // UNITS, unit) + ctx.plan.ds_bytes
     number, item_number = Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:
         item = ctx.item(item_number)
@@ -137,7 +126,7 @@ def load_all(role: Load) -> None:
                 copy_keys(role, item, ids, stage, unit, ctx.plan.last_dims)
             else:
                 copy_keys(role, item, ids, stage, unit, ctx.plan.slice_dims)
-            arrive_when_copied(ring.full.at(at.stage))
+            cp_async.arrive_when_copied(ring.full.at(at.stage))
             ids = ahead
             number += 1
         item_number += ctx.work.num_ctas
@@ -146,7 +135,7 @@ def load_all(role: Load) -> None:
 class Multiply(NamedTuple):
     """Reads the stages. Signals empty, writes dQ."""
 
-    ctx: Context
+    ctx: items.Context
     dq: cute.Tensor  # (S * H, 576) bf16
     warpgroup: Int32  # 0 or 1
 
@@ -162,8 +151,8 @@ def issue_tile(role: Multiply, accs: Any, stage: Int32, dims: cutlass.Constexpr)
         multiply(
             accs[product],
             dims,
-            (along_n(base + block * plan.tile.p_bytes), STEP_BYTES),
-            (along_n(base + plan.ds_bytes), STEP_BYTES),
+            (wgmma.along_n(base + block * plan.tile.p_bytes), STEP_BYTES),
+            (wgmma.along_n(base + plan.ds_bytes), STEP_BYTES),
             transposed=True,
             clear=False,
         )
@@ -189,11 +178,11 @@ def multiply_all(role: Multiply) -> None:
 
 @cute.jit
 def multiply_item(
-    role: Multiply, accs: Any, item: Item, number: Int32, dims: cutlass.Constexpr
+    role: Multiply, accs: Any, item: items.Item, number: Int32, dims: cutlass.Constexpr
 ) -> Int32:
     """Multiply every tile of an item of so many dims; return the number of the CTA's tiles then."""
     ctx = role.ctx
-    ring = RingConsumer(ctx.memory.full, ctx.memory.empty)
+    ring = pipeline.RingConsumer(ctx.memory.full, ctx.memory.empty)
     for product in cutlass.range_constexpr(PRODUCTS):
         accs[product].fill(0.0)
     for tile in cutlass.range(item.tiles, unroll=1):
@@ -204,11 +193,11 @@ def multiply_item(
         issue_tile(role, accs, at.stage, dims)
         warpgroup.wait_group(1)
         if tile > 0:
-            arrive_warp(ring.empty, ring.state(number - 1).stage, ctx.thread)
+            pipeline.arrive_warp(ring.empty, ring.state(number - 1).stage, ctx.thread)
         number += 1
     warpgroup.wait_group(0)
     if item.tiles > 0:
-        arrive_warp(ring.empty, ring.state(number - 1).stage, ctx.thread)
+        pipeline.arrive_warp(ring.empty, ring.state(number - 1).stage, ctx.thread)
     for product in cutlass.range_constexpr(PRODUCTS):
         store_product(role, accs[product], item, product, dims)
     return number
@@ -216,7 +205,7 @@ def multiply_item(
 
 @cute.jit
 def store_product(
-    role: Multiply, acc: Any, item: Item, product: cutlass.Constexpr, dims: cutlass.Constexpr
+    role: Multiply, acc: Any, item: items.Item, product: cutlass.Constexpr, dims: cutlass.Constexpr
 ) -> None:
     """Store dQ in bf16, 16 bytes a lane: a row's lanes exchange words until each has 8 dims."""
     ctx = role.ctx
@@ -225,48 +214,36 @@ def store_product(
     quad = lane % 4
     odd, upper = quad % 2 == 1, quad // 2 == 1
     first = Int64(item.group * ROW_BLOCKS + block_of_group) * ROWS
-    first += ctx.thread // WARP_SIZE * MMA_ROWS + lane // 4
-    for h in cutlass.range_constexpr(THREAD_ROWS):
+    first += ctx.thread // WARP_SIZE * fragments.MMA_ROWS + lane // 4
+    for h in cutlass.range_constexpr(fragments.THREAD_ROWS):
         row = first + 8 * h
         at = role.dq.iterator + (row * plan.tile.d_qk + quad * 8)
         present = row < role.dq.shape[0]
-        for block in cutlass.range_constexpr(dims // BLOCK_DIMS):
+        for block in cutlass.range_constexpr(dims // fragments.BLOCK_DIMS):
             values = [acc[16 * block + 2 * h + 4 * i + e] for i in range(4) for e in range(2)]
-            words = [pack(values[2 * i], values[2 * i + 1]) for i in range(4)]
-            words = transpose_quad(words, odd, upper)
+            words = [fragments.pack(values[2 * i], values[2 * i + 1]) for i in range(4)]
+            words = fragments.transpose_quad(words, odd, upper)
             if present:
-                to = at + (item.slice * plan.slice_dims + block * BLOCK_DIMS)
-                cute.arch.inline_ptx(
-                    "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-                    read_only_args=[to, *words],
-                )
+                to = at + (item.slice * plan.slice_dims + block * fragments.BLOCK_DIMS)
+                ptx.run("st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", to, *words)
 
 
 @cute.kernel
 def dq_kernel(
-    workspace: cute.Tensor,
-    ids: cute.Tensor,
-    counts: cute.Tensor,
-    kv: cute.Tensor,
-    dq: cute.Tensor,
-    groups: Groups,
-    plan: cutlass.Constexpr,
-):
-    """One CTA; arguments as in `launch_dq`."""
-    thread, _, _ = cute.arch.thread_idx()
-    memory = DqMemory.allocate(plan)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
-    follow_grid()
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    workspace: cute.Tensor, lists: items.Lists, kv: cute.Tensor, dq: cute.Tensor,
+    groups: items.Groups, plan: cutlass.Constexpr,
+):  # fmt: skip
+    """One CTA; arguments as in `Operands`. `dq`: (S * H, 576)."""
+    memory = DqMemory.begin(plan)
+    grids.follow_grid()
+    group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
-        cute.arch.setmaxregister_decrease(plan.load.registers)
-        load_all(Load(locate(memory, ids, counts, groups), workspace, kv))
+        registers.take_registers(plan, "load")
+        load_all(Load(items.locate(memory, *lists, groups), workspace, kv))
     else:
-        cute.arch.setmaxregister_increase(plan.multiply.registers)
-        ctx = locate(memory, ids, counts, groups)
-        multiply_all(Multiply(ctx, dq, group - 1))
+        registers.take_registers(plan, "multiply")
+        multiply_all(Multiply(items.locate(memory, *lists, groups), dq, group - 1))
 
 
 class Operands(NamedTuple):
@@ -292,47 +269,28 @@ def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch on `stream`. `arguments`: those of `Operands`, those of `Groups`, and num_ctas: at
     most the work items, plan.slices a group; best as many as run at once."""
     count = len(Operands._fields)
-    x, groups = Operands(*arguments[:count]), Groups(*arguments[count:-1])
+    x, groups = Operands(*arguments[:count]), items.Groups(*arguments[count:-1])
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
     # Kernels see the heads' rows one after another.
     dq = flat(x.dq, d_qk)
-    dq_kernel(x.workspace, x.ids, x.counts, x.kv, dq, groups, plan).launch(
-        grid=[arguments[-1], 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    made = dq_kernel(x.workspace, items.Lists(x.ids, x.counts), x.kv, dq, groups, plan)
+    grids.launch_plan(made, plan, arguments[-1], stream)
     read = flat(x.q, d_qk), x.kv, x.indices, x.topk_length, flat(x.lse)
-    together = group_queries(x.heads)
-    queries = Queries(*read, x.heads, x.sm_scale, together)
+    queries = Queries(*read, x.heads, x.sm_scale, group_queries(x.heads))
     launch_mend_dq(queries, flat(x.do, d_v), flat(x.delta), dq, groups.choice, stream)
 
 
 def compile_dq(plan: DqPlan) -> Any:
     """Compile `launch_dq`."""
-    blocks, block_bytes, groups, capacity, keys = (cute.sym_int32() for _ in range(5))
-    queries, heads, topk, lengths = (cute.sym_int32() for _ in range(4))
-    rows = queries, heads
+    blocks, block_bytes, groups, capacity, keys = fake.symbols(5)
+    queries, heads, topk, lengths, choices = fake.symbols(5)
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
-    of_rows = fake_tensor(BFloat16, (*rows, d_qk))
-    number = fake_tensor(Float32, rows, 4)
+    of_rows, number = fake.bf16(queries, heads, d_qk), fake.numbers(queries, heads)
     operands = Operands(
-        workspace=fake_tensor(Uint8, (blocks, block_bytes)),
-        ids=fake_tensor(Int32, (groups, capacity), 4),
-        counts=fake_tensor(Int32, (groups,), 4),
-        q=of_rows,
-        kv=fake_tensor(BFloat16, (keys, d_qk)),
-        do=fake_tensor(BFloat16, (*rows, d_v)),
-        lse=number,
-        indices=fake_tensor(Int32, (queries, topk), 4),
-        topk_length=fake_tensor(Int32, (lengths,), 4),
-        delta=number,
-        dq=of_rows,
-        heads=Int32(1),
-        sm_scale=Float32(1.0),
+        fake.fake_tensor(Uint8, (blocks, block_bytes)),
+        *(fake.words(groups, capacity), fake.words(groups)),
+        *(of_rows, fake.bf16(keys, d_qk), fake.bf16(queries, heads, d_v), number),
+        *(fake.words(queries, topk), fake.words(lengths), number, of_rows, Int32(1), Float32(1.0)),
     )
-    choice = fake_tensor(Int32, (cute.sym_int32(),), 4)
-    return compile_launch(
-        SM90, launch_dq, plan, *operands, *Groups(Int32(0), Int32(1), choice, Int32(0)), Int32(1)
-    )
+    of_groups = items.Groups(Int32(0), Int32(1), fake.words(choices), Int32(0))
+    return compile_launch(SM90, launch_dq, plan, *operands, *of_groups, Int32(1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import ROW_BLOCKS
@@ -64,33 +64,22 @@ class DqPlan(Sm90Plan):
         holds = f"{ROW_BLOCKS} x dS and {self.key_chunks} chunks of {self.tile.keys} keys, SW128"
         return [SmemRegion("stages", STAGES * self.stage_bytes, 1024, holds, stages=STAGES)]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def load(self) -> Role:
-        return Role("load", WARPGROUP_SIZE, self.load_registers, "dS, the keys' rows")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def multiply(self) -> Role:
-        """Warpgroups 1 and 2, each with its rows."""
-        threads = WARPGROUPS * WARPGROUP_SIZE
-        return Role("multiply", threads, self.multiply_registers, "dQ += dS K, dQ to memory")
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.load, self.multiply
+        return (
+            Role("load", WARPGROUP_SIZE, self.load_registers, "dS, the keys' rows"),
+            # Warpgroups 1 and 2, each with its rows.
+            Role("multiply", WARPGROUPS * WARPGROUP_SIZE, self.multiply_registers,
+                 "dQ += dS K, dQ to memory"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in order: a phase for each tile."""
         load, multiply = self.roles
         return (
-            Barrier(
-                "full", STAGES, load, Arrives.EVERY_THREAD, multiply, self.ds_bytes,
-                "a tile's dS and keys are there",
-            ),
-            Barrier(
-                "empty", STAGES, multiply, Arrives.EVERY_WARP, load, 0, "the tile has been read"
-            ),
+            Barrier("full", STAGES, load, Arrives.EVERY_THREAD, multiply, self.ds_bytes,
+                    "a tile's dS and keys are there"),
+            Barrier("empty", STAGES, multiply, Arrives.EVERY_WARP, load, 0,
+                    "the tile has been read"),
         )  # fmt: skip

@@ -18,21 +18,18 @@ tile's products, so that one's softmax runs during the other's products.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
+from cutlass import Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import fake_tensors as fake
+from flashdsa.dsl import fragments, gmem, grids, ptx, registers, swizzle, wgmma
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
-from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.fragments import MMA_K
-from flashdsa.dsl.gmem import store2
-from flashdsa.dsl.grids import follow_grid
-from flashdsa.dsl.memory import Memory, Region, initialise_barriers
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingConsumer, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
-from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.dsl.warp_matrix import pack_bf16, transpose_8x8
-from flashdsa.dsl.wgmma import along_k, descriptor_behind, multiply_bf16
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, is_taken
 from flashdsa.kernels.attention.fake_operands import fake_lists
@@ -48,7 +45,7 @@ from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
 
-STEPS = CHUNK // MMA_K
+STEPS = CHUNK // fragments.MMA_K
 """wgmmas of a chunk."""
 A_WORDS = 4
 """Words of A in a thread, two bf16 each, of one wgmma."""
@@ -137,7 +134,7 @@ def gather_all(role: Gatherer) -> None:
     """All four warps: copy every tile of the CTA."""
     ctx = role.ctx
     unit, own = ctx.thread % UNITS, ctx.thread // UNITS
-    to = ctx.memory.k.address() + swizzled_128(own, unit)
+    to = ctx.memory.k.address() + swizzle.swizzled_128(own, unit)
     at = Ring(ctx.plan.slots).start()
     for item in cutlass.range(ctx.first_item, ctx.num_items, ctx.num_ctas, unroll=1):
         group = ctx.group_of(item)
@@ -156,15 +153,15 @@ def multiply_chunk(plan: ScoresPlan, s: Any, dp: Any, q: Any, do: Any, k: Any, c
     `q`: low word of Q's first chunk. `do`: this thread's words of dO. `k`: low word of the chunk.
     """
     for step in range(STEPS):
-        offset = step * MMA_K * BF16
-        b = descriptor_behind(k, offset)
-        a = descriptor_behind(q, chunk * ROWS * ROW_BYTES + offset)
+        offset = step * fragments.MMA_K * BF16
+        b = wgmma.descriptor_behind(k, offset)
+        a = wgmma.descriptor_behind(q, chunk * ROWS * ROW_BYTES + offset)
         more, keys = (chunk, step) != (0, 0), plan.tile.keys
-        multiply_bf16(s, keys, a, b, accumulate=more, transposes=(0, 0))
+        wgmma.multiply_bf16(s, keys, a, b, accumulate=more, transposes=(0, 0))
         if chunk < plan.tile.value_chunks:
             first = A_WORDS * (chunk * STEPS + step)
             a = [do[first + i] for i in range(A_WORDS)]
-            multiply_bf16(dp, keys, a, b, accumulate=more, transposes=(0,))
+            wgmma.multiply_bf16(dp, keys, a, b, accumulate=more, transposes=(0,))
 
 
 class Scorer(NamedTuple):
@@ -208,7 +205,7 @@ def load_q(role: Scorer, first_row: Int32, to: Int32) -> None:
         mma_row, unit = place // UNITS, place % UNITS
         row = cutlass.min(first_row + row_of(mma_row), last)
         source = role.q.iterator + (Int64(row) * tile.d_qk + unit * (COPY_BYTES // BF16))
-        copy_units(to + swizzled_128(mma_row, unit), source, Int32(0), places)
+        copy_units(to + swizzle.swizzled_128(mma_row, unit), source, Int32(0), places)
     cute.arch.cp_async_commit_group()
 
 
@@ -222,7 +219,7 @@ def load_do(role: Scorer, do: cute.Tensor, rows: list[Int32]) -> None:
     ]
     for step in cutlass.range_constexpr(tile.value_chunks * STEPS):
         for i in cutlass.range_constexpr(A_WORDS):
-            words = (step * MMA_K + i // 2 * 8) * BF16 // 4
+            words = (step * fragments.MMA_K + i // 2 * 8) * BF16 // 4
             do[A_WORDS * step + i] = (sources[i % 2] + words).load()
 
 
@@ -250,7 +247,7 @@ def start_item(role: Scorer, item: Int32, do: cute.Tensor) -> Rows:
     unit = 2 * warp + lane % 4 // 2
     matrices = role.workspace.iterator + (
         matrix_offset(ctx.plan.tile, Int64(block), 0, role.workspace.shape[1], P_MATRIX)
-        + swizzled_128(lane // 4, unit)
+        + swizzle.swizzled_128(lane // 4, unit)
         + lane % 2 * 8
     )
     cute.arch.cp_async_wait_group(0)
@@ -278,7 +275,7 @@ def issue_products(
     """Issue S and dP of a tile, a group of wgmmas a batch; free all chunks but the last one's."""
     ctx = role.ctx
     ring = RingConsumer(ctx.memory.k_full, ctx.memory.k_free)
-    q = along_k(ctx.memory.q.address() + role.block_of_item * ctx.plan.q_bytes)
+    q = wgmma.along_k(ctx.memory.q.address() + role.block_of_item * ctx.plan.q_bytes)
     keys = ctx.memory.k.address()
     size = ctx.plan.batch_chunks
     for batch in cutlass.range_constexpr(ctx.plan.tile.chunks // size):
@@ -290,7 +287,7 @@ def issue_products(
         cute.arch.fence_proxy("async.shared", space="cta")
         warpgroup.fence()
         for chunk, place in zip(chunks, places, strict=True):
-            k = along_k(keys + place.stage * ctx.plan.tile.chunk_bytes)
+            k = wgmma.along_k(keys + place.stage * ctx.plan.tile.chunk_bytes)
             multiply_chunk(ctx.plan, s, dp, q, do, k, chunk)
         warpgroup.commit_group()
         if cutlass.const_expr(batch > 0):
@@ -309,10 +306,10 @@ def release_batch(ctx: Context, at: PipelineState, batch: cutlass.Constexpr) -> 
 
 def let_second_start(role: Scorer, number: Int32) -> None:
     """The first warpgroup, once: arrive without a branch, as wgmmas are under way."""
-    cute.arch.inline_ptx(
+    ptx.run(
         "{ .reg .pred first; setp.eq.b32 first, {$r0}, 0; "
         f"@first bar.arrive {SECOND_STARTS}, {ITEM_BLOCKS * WARPGROUP_SIZE}; }}",
-        read_only_args=[number | role.block_of_item],
+        number | role.block_of_item,
     )
 
 
@@ -342,8 +339,8 @@ def write_tile(
                 ds.append(ds_value if mine else Float32(0.0))
             words.append((transpose_8x8(pack_bf16(*p)), transpose_8x8(pack_bf16(*ds))))
         to = matrices + block * 8 * ROW_BYTES // 4
-        store2(to, words[0][0], words[1][0])
-        store2(to + keys.p_bytes // 4, words[0][1], words[1][1])
+        gmem.store2(to, words[0][0], words[1][0])
+        gmem.store2(to + keys.p_bytes // 4, words[0][1], words[1][1])
 
 
 @cute.jit
@@ -372,49 +369,6 @@ def score_all(role: Scorer) -> None:
             number += 1
 
 
-@cute.kernel
-def scores_kernel(
-    q: cute.Tensor,
-    kv: cute.Tensor,
-    do: cute.Tensor,
-    lse: cute.Tensor,
-    delta: cute.Tensor,
-    lists: Lists,
-    workspace: cute.Tensor,
-    heads: Int32,
-    sm_scale: Float32,
-    choice: cute.Tensor,
-    plan: cutlass.Constexpr,
-):
-    """One CTA; arguments as in `Operands`."""
-    thread, _, _ = cute.arch.thread_idx()
-    memory = ScoresMemory.allocate(plan)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
-    follow_grid()
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
-    if group == 0:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
-        gather_all(Gatherer(locate(memory, lists, heads, choice), kv))
-    else:
-        cute.arch.setmaxregister_increase(plan.score.registers)
-        ctx = locate(memory, lists, heads, choice)
-        score_all(Scorer(ctx, q, do, lse, delta, workspace, heads, sm_scale, group - 1))
-
-
-@cute.jit
-def locate(memory: ScoresMemory, lists: Lists, heads: Int32, choice: cute.Tensor) -> Context:
-    """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
-    row_blocks = memory.plan.queries * heads // ROWS
-    num_items = Int32(lists.counts.shape[0]) * row_blocks // ITEM_BLOCKS
-    if not is_taken(choice, Int32(FIRST)):
-        num_items = Int32(0)
-    return Context(memory, lists, row_blocks, cta, num_ctas, num_items, thread % WARPGROUP_SIZE)
-
-
 class Operands(NamedTuple):
     """Arguments of every launch, in order."""
 
@@ -427,8 +381,34 @@ class Operands(NamedTuple):
     workspace: cute.Tensor  # (row blocks of all groups, bytes) uint8, written
     heads: Int32  # H, a divisor of 128; plan.queries * H is 128 or 256
     sm_scale: Float32
-    num_ctas: Int32  # at most pairs of row blocks; best the number that runs at once
+    num_ctas: Any  # Int32: at most pairs of row blocks; best the number that runs at once
     choice: cute.Tensor  # (1,) int32: the kernel has work if it is FIRST
+
+
+@cute.kernel
+def scores_kernel(x: Operands, plan: cutlass.Constexpr):
+    """One CTA; `x`: with the heads' rows one after another, and without num_ctas."""
+    memory = ScoresMemory.begin(plan)
+    grids.follow_grid()
+    group = warpgroup_idx()
+    if group == 0:
+        registers.take_registers(plan, "gather")
+        gather_all(Gatherer(locate(memory, x), x.kv))
+    else:
+        registers.take_registers(plan, "score")
+        rows = x.q, x.do, x.lse, x.delta
+        score_all(Scorer(locate(memory, x), *rows, x.workspace, x.heads, x.sm_scale, group - 1))
+
+
+@cute.jit
+def locate(memory: ScoresMemory, x: Operands) -> Context:
+    """This thread's context."""
+    thread, cta, num_ctas = grids.place_in_grid()
+    row_blocks = memory.plan.queries * x.heads // ROWS
+    num_items = Int32(x.lists.counts.shape[0]) * row_blocks // ITEM_BLOCKS
+    if not is_taken(x.choice, Int32(FIRST)):
+        num_items = Int32(0)
+    return Context(memory, x.lists, row_blocks, cta, num_ctas, num_items, thread % WARPGROUP_SIZE)
 
 
 @cute.jit
@@ -438,37 +418,20 @@ def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     end = first + len(Lists._fields)
     lists = Lists(*arguments[first:end])
     fields: tuple[Any, ...] = (*arguments[:first], lists, *arguments[end:])
-    x, d_v = Operands(*fields), plan.tile.d_v
-    # Kernels see the heads' rows one after another.
-    q, do = flat(x.q, plan.tile.d_qk), flat(x.do, d_v)
-    operands = q, x.kv, do, flat(x.lse), flat(x.delta), lists, x.workspace, x.heads, x.sm_scale
-    scores_kernel(*operands, x.choice, plan).launch(
-        grid=[x.num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    given, tile = Operands(*fields), plan.tile
+    x = given._replace(
+        q=flat(given.q, tile.d_qk), do=flat(given.do, tile.d_v), lse=flat(given.lse),
+        delta=flat(given.delta), num_ctas=None,
+    )  # fmt: skip
+    grids.launch_plan(scores_kernel(x, plan), plan, given.num_ctas, stream)
 
 
 def compile_scores(plan: ScoresPlan) -> Any:
     """Compile `launch_scores`."""
-    heads, keys, queries, blocks, block_bytes = (cute.sym_int32() for _ in range(5))
-    d_qk, rows = plan.tile.d_qk, (queries, heads)
-    of_rows = fake_tensor(Float32, rows, 4)
-    return compile_launch(
-        SM90,
-        launch_scores,
-        plan,
-        fake_tensor(BFloat16, (*rows, d_qk)),
-        fake_tensor(BFloat16, (keys, d_qk)),
-        fake_tensor(BFloat16, (*rows, plan.tile.d_v)),
-        of_rows,
-        of_rows,
-        *fake_lists(plan.queries),
-        fake_tensor(Uint8, (blocks, block_bytes)),
-        Int32(1),
-        Float32(1.0),
-        Int32(1),
-        fake_tensor(Int32, (1,), 4),
-    )
+    heads, keys, queries, blocks, block_bytes = fake.symbols(5)
+    d_qk, d_v, of_rows = plan.tile.d_qk, plan.tile.d_v, fake.numbers(queries, heads)
+    q, do = fake.bf16(queries, heads, d_qk), fake.bf16(queries, heads, d_v)
+    workspace = fake.fake_tensor(Uint8, (blocks, block_bytes))
+    of_kernel = workspace, Int32(1), Float32(1.0), Int32(1), fake.words(1)
+    x = q, fake.bf16(keys, d_qk), do, of_rows, of_rows, *fake_lists(plan.queries), *of_kernel
+    return compile_launch(SM90, launch_scores, plan, *x)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
-from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
-from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, row_tiles
 
 ITEM_BLOCKS = 2
 """Row blocks of a work item, one for each consumer warpgroup."""
@@ -44,7 +43,7 @@ class ScoresPlan(Sm90Plan):
 
     @property
     def q_bytes(self) -> int:
-        return self.tile.chunks * ROWS * ROW_BYTES
+        return self.tile.chunks * ROWS * row_tiles.ROW_BYTES
 
     @property
     def slots(self) -> int:
@@ -61,32 +60,21 @@ class ScoresPlan(Sm90Plan):
             SmemRegion("k", ring, 1024, "keys: a ring of [64, 64] SW128"),
         ]
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, "rows of kv into the ring")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def score(self) -> Role:
-        """Warpgroups 1 and 2, a row block each."""
-        does = f"S, dP, P and dS of {ROWS} rows each"
-        return Role("score", ITEM_BLOCKS * WARPGROUP_SIZE, self.consumer_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.gather, self.score
+        return (
+            Role("gather", WARPGROUP_SIZE, self.gather_registers, "rows of kv into the ring"),
+            # Warpgroups 1 and 2, a row block each.
+            Role("score", ITEM_BLOCKS * WARPGROUP_SIZE, self.consumer_registers,
+                 f"S, dP, P and dS of {ROWS} rows each"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         gather, score = self.roles
         return (
-            Barrier(
-                "k_full", self.slots, gather, Arrives.EVERY_THREAD, score, 0, "a chunk is there"
-            ),
-            Barrier(
-                "k_free", self.slots, score, Arrives.EVERY_WARP, gather, 0,
-                "both row blocks have read the chunk",
-            ),
+            Barrier("k_full", self.slots, gather, Arrives.EVERY_THREAD, score, 0,
+                    "a chunk is there"),
+            Barrier("k_free", self.slots, score, Arrives.EVERY_WARP, gather, 0,
+                    "both row blocks have read the chunk"),
         )  # fmt: skip

@@ -17,36 +17,12 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
-from flashdsa.dsl.pipeline import PipelineState, Ring, RingProducer
-from flashdsa.dsl.smem import store_words
-from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.dsl.tma import load_bytes
+from flashdsa.dsl import cp_async, pipeline, ptx, smem, swizzle, tma
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.shared.context import Context
-from flashdsa.kernels.attention.sm90.decode.shared.gather import (
-    Gatherer,
-    ask_slot,
-    find_extent,
-    last_slots,
-    load_or,
-    pages_of,
-    read_slot,
-    row_address,
-    row_of_slot,
-    scales_address,
-)
-from flashdsa.kernels.attention.sm90.decode.shared.words import (
-    BIAS,
-    MOST_POWER,
-    TOP_EXPONENT,
-    one_word,
-    power_of_two,
-    scaled,
-    to_f16,
-)
+from flashdsa.kernels.attention.sm90.decode.shared import context, gather
+from flashdsa.kernels.attention.sm90.decode.shared import words as bits
 
 STORE_BYTES = 16
 PAIR = 16
@@ -60,23 +36,23 @@ def tiles_of_consumer(num_tiles: Any, consumer: Any) -> Any:
     return (num_tiles + (CONSUMERS - 1) - consumer) // CONSUMERS
 
 
-def state_of_piece(plan: FewHeadsPlan, consumer: Any, number: Any) -> PipelineState:
+def state_of_piece(plan: FewHeadsPlan, consumer: Any, number: Any) -> pipeline.PipelineState:
     """Stage, among those of both rings, and phase of a consumer's piece of that number."""
-    return Ring(plan.stages // CONSUMERS).state_of_part(consumer, number)
+    return pipeline.Ring(plan.stages // CONSUMERS).state_of_part(consumer, number)
 
 
-def first_of_lane(role: Gatherer) -> Any:
+def first_of_lane(role: gather.Gatherer) -> Any:
     """Number of the lane's first slot."""
     return role.ctx.first_slot + role.ctx.thread
 
 
-def ask_first(role: Gatherer) -> Any:
+def ask_first(role: gather.Gatherer) -> Any:
     """Load what names the lane's first row; nobody waits for it before `gather_pieces`."""
-    return ask_slot(role, first_of_lane(role))
+    return gather.ask_slot(role, first_of_lane(role))
 
 
 @cute.jit
-def gather_pieces(role: Gatherer, asked: Int32, before: Any = 0) -> Int32:
+def gather_pieces(role: gather.Gatherer, asked: Int32, before: Any = 0) -> Int32:
     """All four warps: gather every step of a stretch; return its tiles up to those of the last step
     with a valid slot, or of the first step. `asked`: result of `ask_first`. `before`: tiles that
     the warp's consumer had before."""
@@ -85,7 +61,7 @@ def gather_pieces(role: Gatherer, asked: Int32, before: Any = 0) -> Int32:
     lane = ctx.thread % WARP_SIZE
     consumer = warp // ctx.plan.tile_pieces
     first = first_of_lane(role)
-    row = row_of_slot(role, first, asked)
+    row = gather.row_of_slot(role, first, asked)
     if ctx.num_tiles > consumer:
         # Asked for before it is known how many steps have a valid slot: one, at least.
         load_piece(role, row, Int32(before), first, lane)
@@ -93,21 +69,21 @@ def gather_pieces(role: Gatherer, asked: Int32, before: Any = 0) -> Int32:
     if ctx.num_steps > 1:
         # Both wait for memory once, together.
         row, last = (
-            read_slot(role, first + ctx.plan.tile.step_keys),
-            last_slots(role, ctx.num_steps, lane),
+            gather.read_slot(role, first + ctx.plan.tile.step_keys),
+            gather.last_slots(role, ctx.num_steps, lane),
         )
-    num_tiles = find_extent(role, last, lane, 1)
+    num_tiles = gather.find_extent(role, last, lane, 1)
     for step in cutlass.range(1, tiles_of_consumer(num_tiles, consumer), unroll=1):
         slot = first + step * ctx.plan.tile.step_keys
         following = slot + ctx.plan.tile.step_keys
-        asked = ask_slot(role, following)
+        asked = gather.ask_slot(role, following)
         load_piece(role, row, before + step, slot, lane)
-        row = row_of_slot(role, following, asked)
+        row = gather.row_of_slot(role, following, asked)
     return num_tiles
 
 
 @cute.jit
-def gather_tiles(role: Gatherer, before: Int32) -> Int32:
+def gather_tiles(role: gather.Gatherer, before: Int32) -> Int32:
     """All four warps: gather a stretch. Tiles that the warp's consumer had before it, and after."""
     num_tiles = gather_pieces(role, ask_first(role), before)
     warp = cute.arch.make_warp_uniform(role.ctx.thread // WARP_SIZE)
@@ -115,12 +91,12 @@ def gather_tiles(role: Gatherer, before: Int32) -> Int32:
 
 
 @cute.jit
-def load_piece(role: Gatherer, row: Int32, tile: Int32, slot: Int32, lane: Int32) -> None:
+def load_piece(role: gather.Gatherer, row: Int32, tile: Int32, slot: Int32, lane: Int32) -> None:
     """One warp: load its piece of a tile, and write which keys are valid. `row`: the lane's,
     negative where its slot is not valid. `tile`: its number among those of the warp's consumer.
     `slot`: the lane's."""
     ctx = role.ctx
-    ring = RingProducer(ctx.memory.full, ctx.memory.free)
+    ring = pipeline.RingProducer(ctx.memory.full, ctx.memory.free)
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     tile_pieces = ctx.plan.tile_pieces
     piece = tile * tile_pieces + warp % tile_pieces
@@ -133,20 +109,20 @@ def load_piece(role: Gatherer, row: Int32, tile: Int32, slot: Int32, lane: Int32
     form, pitch = ctx.plan.form, ctx.plan.row_pitch
     offset = state.stage * ctx.plan.piece_bytes + lane * pitch
     if row >= 0:
-        pages = pages_of(role, slot)
-        source, to = row_address(role, row, pages), ctx.memory.k.bytes() + offset
+        pages = gather.pages_of(role, slot)
+        source, to = gather.row_address(role, row, pages), ctx.memory.k.bytes() + offset
         if cutlass.const_expr(form.split):
             barrier = ring.full.at(state.stage)
             ring.full.expect_tx(Int32(form.data_bytes), state.stage)
-            load_bytes(to, source, Int32(form.data_bytes), barrier)
-            scales = scales_address(role, row, pages)
+            tma.load_bytes(to, source, Int32(form.data_bytes), barrier)
+            scales = gather.scales_address(role, row, pages)
             for word in cutlass.range_constexpr(form.scale_bytes // 4):
                 at = ctx.memory.k.address() + offset
-                copy_word(at, scales, row, form.data_bytes + 4 * word, 4 * word)
-            arrive_when_copied(barrier)
+                cp_async.copy_word(at, scales, row, form.data_bytes + 4 * word, 4 * word)
+            cp_async.arrive_when_copied(barrier)
         else:
             barrier = ring.expect(state.stage, form.row_bytes)
-            load_bytes(to, source, Int32(form.row_bytes), barrier)
+            tma.load_bytes(to, source, Int32(form.row_bytes), barrier)
     else:
         clear_row(ctx.memory.k.address() + offset, pitch)
         ring.commit(state.stage)
@@ -156,11 +132,11 @@ def load_piece(role: Gatherer, row: Int32, tile: Int32, slot: Int32, lane: Int32
 def clear_row(to: Int32, pitch: cutlass.Constexpr) -> None:
     """Write zeros over a row that no slot names: 0 times its old bytes may be NaN."""
     for unit in cutlass.range(pitch // STORE_BYTES, unroll=1):
-        store_words(to + unit * STORE_BYTES, [Int32(0)] * 4)
+        smem.store_words(to + unit * STORE_BYTES, [Int32(0)] * 4)
 
 
 @cute.jit
-def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -> None:
+def load_query(ctx: context.Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -> None:
     """Load Q from device memory, zeros past its heads, by both consumers. `q`: (S, H, d_qk) bf16.
     `before`: items whose Q was loaded before."""
     tile = ctx.plan.tile
@@ -182,17 +158,19 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
         exists = present
         if cutlass.const_expr((i + 1) * threads > all_pairs):
             exists = present if number + i * threads < all_pairs else Int32(-1)
-        words += load_or(of_pair, exists, 0, 4) + load_or(of_pair, exists, UNIT * BF16, 4)
+        words += gather.load_or(of_pair, exists, 0, 4) + gather.load_or(
+            of_pair, exists, UNIT * BF16, 4
+        )
     rope: list[Any] = []
     if cutlass.const_expr(rope_units > 0):
-        rope += load_or(source + (form.columns + number % rope_units * UNIT), present, 0, 4)
+        rope += gather.load_or(source + (form.columns + number % rope_units * UNIT), present, 0, 4)
     power = power_of_row(words, threads)
-    factor = (power + BIAS) << 7
+    factor = (power + bits.BIAS) << 7
     factor = factor | (factor << 16)
-    words = [to_f16(scaled(word, factor)) for word in words]
-    rope = [scaled(word, factor) for word in rope]
+    words = [bits.to_f16(bits.scaled(word, factor)) for word in words]
+    rope = [bits.scaled(word, factor) for word in rope]
     if number == 0:
-        ctx.memory.row_unit.array(Float32, HEADS)[row] = power_of_two(-power)
+        ctx.memory.row_unit.array(Float32, HEADS)[row] = bits.power_of_two(-power)
     base = ctx.memory.q.address()
     for i in cutlass.range_constexpr(pairs):
         pair = number + i * threads
@@ -204,13 +182,13 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
             # the next.
             if cutlass.const_expr((i + 1) * threads > all_pairs):
                 if pair < all_pairs:
-                    store_words(to + swizzled_128(row, unit), of_pair[half::2])
+                    smem.store_words(to + swizzle.swizzled_128(row, unit), of_pair[half::2])
             else:
-                store_words(to + swizzled_128(row, unit), of_pair[half::2])
+                smem.store_words(to + swizzle.swizzled_128(row, unit), of_pair[half::2])
     if cutlass.const_expr(rope_units > 0):
         if number < rope_units:
             chunk = base + form.columns // CHUNK * ctx.plan.operand_bytes
-            store_words(chunk + swizzled_128(row, number), rope)
+            smem.store_words(chunk + swizzle.swizzled_128(row, number), rope)
     cute.arch.fence_proxy("async.shared", space="cta")
     # q_full: all of Q is written.
     ctx.memory.q_full.arrive()
@@ -221,11 +199,11 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
 def power_of_row(words: list[Int32], threads: cutlass.Constexpr) -> Int32:
     """Exponent of the power of two that takes a head's largest latent number to 2^14 to 2^15.
     `words`: the thread's, two bf16 each. `threads`: neighbouring ones that share the head."""
-    sizes = [one_word("abs.bf16x2 {$w0}, {$r0};", word) for word in words]
+    sizes = [ptx.word("abs.bf16x2 {$w0}, {$r0};", word) for word in words]
     top = sizes[0]
     for size in sizes[1:]:
-        top = one_word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
+        top = ptx.word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
     top = cutlass.max(top & 0xFFFF, (top >> 16) & 0xFFFF)
     for step in cutlass.range_constexpr(threads.bit_length() - 1):
         top = cutlass.max(top, cute.arch.shuffle_sync_bfly(top, 1 << step))
-    return cutlass.min(TOP_EXPONENT + BIAS - (top >> 7), Int32(MOST_POWER))
+    return cutlass.min(bits.TOP_EXPONENT + bits.BIAS - (top >> 7), Int32(bits.MOST_POWER))

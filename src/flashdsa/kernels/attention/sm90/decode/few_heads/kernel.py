@@ -18,6 +18,8 @@ import cutlass
 from cutlass import cute
 
 from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.registers import take_registers
+from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
@@ -25,10 +27,7 @@ from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import ask_first, gather_pieces
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math, consume, stage_share
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.shared import context
-from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_clusters
-from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
-from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer, early_gatherer
+from flashdsa.kernels.attention.sm90.decode.shared import build, combine, context, gather
 
 GATHER = 0
 """The first warpgroup; the consumers follow."""
@@ -40,7 +39,7 @@ def few_heads_kernel(q: cute.Tensor, x: OtherOperands, more: Any, plan: cutlass.
     thread, _, _ = cute.arch.thread_idx()
     memory = context.DecodeMemory.allocate(plan)
     sources = sources_of_plan(plan, x, more)
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    group = warpgroup_idx()
     initialise_barriers(memory, thread - WARPGROUP_SIZE)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
     # still reads the results.
@@ -48,17 +47,17 @@ def few_heads_kernel(q: cute.Tensor, x: OtherOperands, more: Any, plan: cutlass.
     item = context.find_item(memory, x, sources)
     if thread < WARP_SIZE:
         context.store_item(item)
-    asked = ask_first(early_gatherer(item, group == GATHER, x, sources))
+    asked = ask_first(gather.early_gatherer(item, group == GATHER, x, sources))
     cute.arch.sync_threads()
     cute.arch.cluster_arrive_relaxed()
     if group == GATHER:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         ctx = context.load_item(memory)
-        gather_pieces(Gatherer(ctx, None, x.kv, x.indices, sources), asked)
+        gather_pieces(gather.Gatherer(ctx, None, x.kv, x.indices, sources), asked)
         # All rows are asked for: the next launch may begin to take the SMs that are free.
         cute.arch.griddepcontrol_launch_dependents()
     else:
-        cute.arch.setmaxregister_increase(plan.math.registers)
+        take_registers(plan, "math")
         scale = make_scale(x.sm_scale * LOG2_E)
         ctx = context.load_item(memory)
         consumer = group - GATHER - 1
@@ -67,9 +66,9 @@ def few_heads_kernel(q: cute.Tensor, x: OtherOperands, more: Any, plan: cutlass.
         ctx = context.load_item(memory)
         output = context.output_of(ctx, x, scale)
         stage_share(Math(ctx, output, q, consumer), r)
-        write_share(output, consumer)
+        combine.write_share(output, consumer)
 
 
 def compile_few_heads(plan: FewHeadsPlan) -> Any:
     """Compile the kernel's launch."""
-    return compile_clusters(Decode(few_heads_kernel, lambda q: q, plan))
+    return build.compile_clusters(build.Decode(few_heads_kernel, lambda q: q, plan))

@@ -9,35 +9,14 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
+from flashdsa.dsl import pipeline, ptx, smem, wgmma
 from flashdsa.dsl.fragments import F16_KIND, MMA_ROWS, exp2, pack
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.pipeline import PipelineState, RingConsumer
-from flashdsa.dsl.smem import load_words, store_float
-from flashdsa.dsl.wgmma import along_k
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS
-from flashdsa.kernels.attention.sm90.decode.few_heads import softmax
-from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
-    load_query,
-    state_of_piece,
-    tiles_of_consumer,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads import gather, products, softmax
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, WARPS
-from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
-    blocks_of,
-    is_rope,
-    multiply_tile,
-    multiply_values,
-)
-from flashdsa.kernels.attention.sm90.decode.shared import context
-from flashdsa.kernels.attention.sm90.decode.shared.combine import expect_parts, staged_rows
-from flashdsa.kernels.attention.sm90.decode.shared.plan import (
-    CTA_STATISTICS_BYTES,
-    F16,
-    GROUP_BYTES,
-    GROUP_DIMS,
-    STATISTICS_BYTES,
-)
+from flashdsa.kernels.attention.sm90.decode.shared import combine, context, plan
 from flashdsa.kernels.attention.sm90.decode.shared.words import store_pair, store_word
 
 FIRST_MEETING = 1
@@ -75,11 +54,11 @@ def read_units(ctx: context.Context) -> list[Any]:
     return [shared[first + softmax.offset_of_head(number)] for number in range(count)]
 
 
-def states_of_tile(role: Math, step: Int32) -> list[PipelineState]:
+def states_of_tile(role: Math, step: Int32) -> list[pipeline.PipelineState]:
     """States of the consumer's pieces of a step; found again at each use, not kept in registers."""
     pieces = role.ctx.plan.tile_pieces
     first = opaque(step) * pieces
-    return [state_of_piece(role.ctx.plan, role.consumer, first + i) for i in range(pieces)]
+    return [gather.state_of_piece(role.ctx.plan, role.consumer, first + i) for i in range(pieces)]
 
 
 @cute.jit
@@ -95,10 +74,10 @@ def take_tile(role: Math, r: Registers, step: Int32, is_first: Boolean) -> None:
         stage = states[1].stage
     piece = ctx.memory.k.address() + stage * ctx.plan.piece_bytes
     masks = ctx.memory.masks.array(Int32, ctx.plan.stages)
-    q = along_k(ctx.memory.q.address())
+    q = wgmma.along_k(ctx.memory.q.address())
     keys = piece + (key + lane % 16) * ctx.plan.row_pitch + lane // 16 * 16
     row = piece + (key + lane // 4) * ctx.plan.row_pitch
-    s = multiply_tile(ctx.plan, q, keys, row)
+    s = products.multiply_tile(ctx.plan, q, keys, row)
     scale = role.output.scale
     s = softmax.mask_keys(s, read_units(ctx), scale, masks[stage], key + lane // 4)
     # All four warps are done with P of the tile before when it returns.
@@ -118,7 +97,7 @@ def take_tile(role: Math, r: Registers, step: Int32, is_first: Boolean) -> None:
         place = ctx.plan.form.rope_at + warp * 32 + lane // 8 % 2 * 16
         rope = ctx.memory.k.address() + key * ctx.plan.row_pitch + place
         rope_pieces = [rope + stage for stage in stages]
-    multiply_values(ctx.plan, r.out, pieces, rope_pieces, along_k(at))
+    products.multiply_values(ctx.plan, r.out, pieces, rope_pieces, wgmma.along_k(at))
 
 
 @cute.jit
@@ -134,7 +113,7 @@ def rescale(
         with_scales = [factor * moved for factor in factors]
         for i in cutlass.range_constexpr(cute.size(out)):
             block, number = i // (HEADS // 2), softmax.head_of(i % (HEADS // 2))
-            is_bf16 = cutlass.const_expr(is_rope(ctx.plan, block))
+            is_bf16 = cutlass.const_expr(products.is_rope(ctx.plan, block))
             out[i] = out[i] * (factors[number] if is_bf16 else with_scales[number])
 
 
@@ -142,13 +121,13 @@ def rescale(
 def consume(role: Math) -> Registers:
     """Take every step of the CTA in which this consumer has a tile."""
     ctx = role.ctx
-    out = cute.make_rmem_tensor(blocks_of(ctx.plan) * HEADS // 2, Float32)
+    out = cute.make_rmem_tensor(products.blocks_of(ctx.plan) * HEADS // 2, Float32)
     out.fill(0.0)
     r = Registers(out, softmax.new_heads(ctx, role.consumer))
     if ctx.num_steps > 0:
-        load_query(ctx, role.q, role.consumer)
+        gather.load_query(ctx, role.q, role.consumer)
     num_tiles = context.wait_for_extent(ctx)
-    take_tiles(role, r, Int32(0), tiles_of_consumer(num_tiles, role.consumer))
+    take_tiles(role, r, Int32(0), gather.tiles_of_consumer(num_tiles, role.consumer))
     return r
 
 
@@ -156,7 +135,7 @@ def consume(role: Math) -> Registers:
 def take_tiles(role: Math, r: Registers, first: Int32, end: Int32) -> None:
     """Take the consumer's tiles from number `first`, before which O is 0, to `end`."""
     memory = role.ctx.memory
-    ring = RingConsumer(memory.full, memory.free)
+    ring = pipeline.RingConsumer(memory.full, memory.free)
     for tile in cutlass.range(first, end, unroll=1):
         for state in states_of_tile(role, tile):
             ring.wait(state)
@@ -183,7 +162,7 @@ def stage_share(role: Math, r: Registers) -> None:
     context.meet_consumers(ctx.memory.all_read)
     if ctx.num_ctas > 1 and context.takes_part(ctx):
         if role.consumer == 0:
-            expect_parts(role.output)
+            combine.expect_parts(role.output)
     half = exchange_halves(role, r, find_factors(role, r))
     stage_dims(role, half)
     if ctx.thread < 4:
@@ -264,7 +243,7 @@ def exchange_halves(role: Math, r: Registers, factors: Factors, number: Any = 0)
     """Exchange halves; return this consumer's, of both. `number`: of the exchanges before."""
     ctx = role.ctx
     count = HEADS // 2
-    half = blocks_of(ctx.plan) // CONSUMERS * count
+    half = products.blocks_of(ctx.plan) // CONSUMERS * count
     regions = ((ctx.memory.region(name), offset) for name, offset in ctx.plan.halves)
     first, second = (region.address() + offset for region, offset in regions)
     own_at, other_at = first, second
@@ -277,7 +256,7 @@ def exchange_halves(role: Math, r: Registers, factors: Factors, number: Any = 0)
         for i in cutlass.range_constexpr(WORDS * four, WORDS * four + WORDS):
             head = softmax.head_of(i % count)
             low, high = r.out[i], r.out[half + i]
-            if cutlass.const_expr(is_rope(ctx.plan, (half + i) // count)):
+            if cutlass.const_expr(products.is_rope(ctx.plan, (half + i) // count)):
                 low, high = low * factors.coded[head], high * factors.bf16[head]
                 mine.append(high if role.consumer == 1 else low)
                 others.append(low if role.consumer == 1 else high)
@@ -291,7 +270,7 @@ def exchange_halves(role: Math, r: Registers, factors: Factors, number: Any = 0)
     at = own_at + ctx.thread * (WORDS * FP32)
     results = []
     for four in cutlass.range_constexpr(half // WORDS):
-        words = load_words(at + four * (WARPGROUP_SIZE * WORDS * FP32), Float32)
+        words = smem.load_words(at + four * (WARPGROUP_SIZE * WORDS * FP32), Float32)
         for word in cutlass.range_constexpr(WORDS):
             results.append(mine[WORDS * four + word] + words[word])
     return results
@@ -304,17 +283,19 @@ def stage_dims(role: Math, half: list[Any]) -> None:
     ctx = role.ctx
     count = HEADS // 2
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    rows = staged_rows(role.output)
+    rows = combine.staged_rows(role.output)
     group = role.consumer * (ctx.plan.dim_groups // CONSUMERS) + 2 * warp
-    base = ctx.memory.k.address() + (ctx.plan.staged_at + softmax.first_head(lane) * GROUP_BYTES)
-    pair = lane // 16 * (rows * GROUP_BYTES) + lane // 4 % 4 * 4
-    blocks = blocks_of(ctx.plan) // CONSUMERS
+    base = ctx.memory.k.address() + (
+        ctx.plan.staged_at + softmax.first_head(lane) * plan.GROUP_BYTES
+    )
+    pair = lane // 16 * (rows * plan.GROUP_BYTES) + lane // 4 % 4 * 4
+    blocks = products.blocks_of(ctx.plan) // CONSUMERS
     for block in cutlass.range_constexpr(blocks):
-        to = base + (group + block * (ROWS // GROUP_DIMS)) * (rows * GROUP_BYTES)
+        to = base + (group + block * (ROWS // plan.GROUP_DIMS)) * (rows * plan.GROUP_BYTES)
         values = half[block * count : (block + 1) * count]
-        if cutlass.const_expr(is_rope(ctx.plan, blocks + block)):
+        if cutlass.const_expr(products.is_rope(ctx.plan, blocks + block)):
             if role.consumer == 1:
-                stage_apart(values, to + lane // 4 * F16, rows * GROUP_BYTES)
+                stage_apart(values, to + lane // 4 * plan.F16, rows * plan.GROUP_BYTES)
             else:
                 stage_heads(values, to + pair)
         else:
@@ -326,11 +307,13 @@ def stage_apart(v: list[Any], to: Any, group_bytes: Any) -> None:
     for column in range(2):
         for odd in range(2):
             word = pack(v[4 * column + odd], v[4 * column + 2 + odd], F16_KIND)
-            at = to + (8 * column + odd) * GROUP_BYTES
-            cute.arch.inline_ptx(
+            at = to + (8 * column + odd) * plan.GROUP_BYTES
+            ptx.run(
                 "{ .reg .b16 low, high; mov.b32 {low, high}, {$r2}; "
                 "st.shared.b16 [{$r0}], low; st.shared.b16 [{$r1}], high; }",
-                read_only_args=[at, at + group_bytes, word],
+                at,
+                at + group_bytes,
+                word,
             )
 
 
@@ -339,27 +322,26 @@ def stage_heads(v: list[Any], to: Any) -> None:
     for column in range(2):
         for odd in range(2):
             word = pack(v[4 * column + odd], v[4 * column + 2 + odd], F16_KIND)
-            store_word(to + (8 * column + odd) * GROUP_BYTES, word)
+            store_word(to + (8 * column + odd) * plan.GROUP_BYTES, word)
 
 
 def store_floats(address: Any, values: list[Any]) -> None:
     """Store four fp32 to shared memory."""
-    cute.arch.inline_ptx(
-        "st.shared.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", read_only_args=[address, *values]
-    )
+    ptx.run("st.shared.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};", address, *values)
 
 
 @cute.jit
 def stage_statistics(role: Math) -> None:
     """Write this CTA's maxima and sums to its offset among all CTAs'; O has scale 1."""
     ctx = role.ctx
-    base = ctx.memory.q.address() + ctx.rank * CTA_STATISTICS_BYTES
+    base = ctx.memory.q.address() + ctx.rank * plan.CTA_STATISTICS_BYTES
     for number in cutlass.range_constexpr(HEADS // 4):
         to = (
             base
-            + (softmax.first_head(ctx.thread) + softmax.offset_of_head(number)) * STATISTICS_BYTES
+            + (softmax.first_head(ctx.thread) + softmax.offset_of_head(number))
+            * plan.STATISTICS_BYTES
         )
         if role.consumer == 0:
             merged = merge_sums(role, number)
             store_pair(to, merged.top, merged.total)
-        store_float(to + (2 + role.consumer) * FP32, Float32(1.0))
+        smem.store_float(to + (2 + role.consumer) * FP32, Float32(1.0))

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from typing import ClassVar, Self
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, Tile
-from flashdsa.kernels.attention.sm90.decode.shared.plan import (
-    CLUSTER_SIZES,
-    F16,
-    GROUP_BYTES,
-    MOST_CTAS,
-    STATISTICS,
-    ClusterPlan,
-)
-from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
-from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.kernels.attention.sm90.decode.shared import plan
+from flashdsa.plan import Arrives, Barrier, Role, SmemRegion, row_tiles
 from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
 
 CONSUMERS = 2
@@ -34,7 +26,7 @@ kernel of 64, for each of 135 calls."""
 
 
 @dataclass(frozen=True)
-class FewHeadsPlan(ClusterPlan):
+class FewHeadsPlan(plan.ClusterPlan):
     """One compiled kernel: choices, then derived values.
 
     Attributes:
@@ -99,28 +91,21 @@ class FewHeadsPlan(ClusterPlan):
     @property
     def operand_bytes(self) -> int:
         """Bytes of 64 values of each head: a chunk of Q, or P of a tile."""
-        return HEADS * ROW_BYTES
+        return HEADS * row_tiles.ROW_BYTES
 
     @property
     def blocks(self) -> int:
         """Blocks of 64 dims of a consumer's half of O."""
         return self.tile.d_v // ROWS // CONSUMERS
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        does = "row numbers and masks, the rows"
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def math(self) -> Role:
-        does = "Q; S, P and O of every other tile; then a share of O, lse"
-        return Role("math", CONSUMERS * WARPGROUP_SIZE, self.math_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.gather, self.math
+        return (
+            Role("gather", WARPGROUP_SIZE, self.gather_registers,
+                 "row numbers and masks, the rows"),
+            Role("math", CONSUMERS * WARPGROUP_SIZE, self.math_registers,
+                 "Q; S, P and O of every other tile; then a share of O, lse"),
+        )  # fmt: skip
 
     @property
     def has_value_rope(self) -> bool:
@@ -147,47 +132,32 @@ class FewHeadsPlan(ClusterPlan):
     @property
     def received_bytes(self) -> int:
         """Bytes of all CTAs' O of one CTA's dims: more than O if dims are not shared out evenly."""
-        groups = max(size * -(-self.dim_groups // size) for size in CLUSTER_SIZES)
-        return groups * GROUP_BYTES * HEADS
+        groups = max(size * -(-self.dim_groups // size) for size in plan.CLUSTER_SIZES)
+        return groups * plan.GROUP_BYTES * HEADS
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        statistics = MOST_CTAS * ROWS * STATISTICS * FP32
+        statistics = plan.MOST_CTAS * ROWS * plan.STATISTICS * FP32
         of_warps = CONSUMERS * WARPS * (HEADS + 4) * FP32
+        q = max(self.tile.chunks * self.operand_bytes, statistics)
+        k = max(self.stages * self.piece_bytes, self.staged_at + HEADS * self.tile.d_v * plan.F16)
         return [
-            SmemRegion(
-                "q",
-                max(self.tile.chunks * self.operand_bytes, statistics),
-                1024,
-                f"Q of the item, {self.tile.chunks} x [heads, 64] SW128; then all CTAs' statistics",
-            ),
-            SmemRegion(
-                "p",
-                CONSUMERS * self.parts * self.operand_bytes,
-                1024,
-                "each consumer's P, [heads, 64 keys] SW128, times each scale of a key",
-            ),
-            SmemRegion(
-                "k",
-                max(self.stages * self.piece_bytes, self.staged_at + HEADS * self.tile.d_v * F16),
-                128,
-                "rows of 32 keys a stage; then halves of O, and all CTAs' O of this one's dims",
-            ),
+            SmemRegion("q", q, 1024, f"Q of the item, {self.tile.chunks} x [heads, 64] SW128; then "
+                                     "all CTAs' statistics"),
+            SmemRegion("p", CONSUMERS * self.parts * self.operand_bytes, 1024,
+                       "each consumer's P, [heads, 64 keys] SW128, times each scale of a key"),
+            SmemRegion("k", k, 128, "rows of 32 keys a stage; then halves of O, and all CTAs' O of "
+                                    "this one's dims"),
             SmemRegion("masks", self.stages * 4, 16, "valid keys: a bit each"),
             SmemRegion("tops", of_warps, 16, "each warp's maxima of a tile, and largest scale"),
             SmemRegion("sums", of_warps, 16, "each warp's sums"),
-            SmemRegion(
-                "maxima",
-                CONSUMERS * WARPS * HEADS * FP32,
-                16,
-                "that sums and O are against, a copy for each warp",
-            ),
+            SmemRegion("maxima", CONSUMERS * WARPS * HEADS * FP32, 16,
+                       "that sums and O are against, a copy for each warp"),
             SmemRegion("row_unit", HEADS * FP32, 16, "what a head of Q is a multiple of"),
             *self.cluster_buffers,
-        ]
+        ]  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """Barriers of pieces are a ring, each other one completes a phase in all."""
         gather, math = self.roles

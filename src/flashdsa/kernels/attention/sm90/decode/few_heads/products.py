@@ -9,13 +9,12 @@ and e4m3 become f16. A 16-bit element of a packed row is two e4m3:
 
 from typing import Any
 
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import ptx, smem, wgmma
 from flashdsa.dsl.fragments import BF16_KIND, F16_KIND, MMA_K, THREAD_ROWS
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.smem import load_words
-from flashdsa.dsl.wgmma import descriptor_behind, mma_async
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, FP32, ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, PIECE_KEYS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.words import load_float
@@ -36,19 +35,18 @@ def load_scales(plan: Any, row: Any) -> list[list[Any]]:
     rows = [row + LANE_ROWS * h * plan.row_pitch for h in range(THREAD_ROWS)]
     groups = range(plan.form.num_scales)
     if plan.form.scale == "fp32":
-        loaded = [load_words(one + plan.form.scales_at, Float32) for one in rows]
+        loaded = [smem.load_words(one + plan.form.scales_at, Float32) for one in rows]
         return [[words[group] for group in groups] for words in loaded]
     return [[load_scale(plan, one, group) for group in groups] for one in rows]
 
 
 def load_e8m0(address: Any) -> Any:
     """Load 2^(byte - 127), NaN of 255; 0 of 0, as products with 2^-127 are."""
-    return cute.arch.inline_ptx(
+    return ptx.number(
         "{ .reg .b16 byte; .reg .b32 bits; .reg .pred nan; ld.shared.u8 byte, [{$r0}]; "
         "cvt.u32.u16 bits, byte; setp.eq.u32 nan, bits, 255; shl.b32 bits, bits, 23; "
         "selp.b32 bits, 0x7FFFFFFF, bits, nan; mov.b32 {$w0}, bits; }",
-        write_only_types=[Float32],
-        read_only_args=[Int32(address)],
+        Int32(address),
     )
 
 
@@ -60,33 +58,27 @@ CHUNK_STEPS = CHUNK // MMA_K
 def load_matrices(address: Any, transposed: bool = False) -> list[Any]:
     """ldmatrix of four 8x8 matrices; the lane's address is of row lane % 8 of matrix lane // 8."""
     trans = ".trans" if transposed else ""
-    return list(
-        cute.arch.inline_ptx(
-            f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared::cta.b16 "
-            "{{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-            write_only_types=[Int32] * 4,
-            read_only_args=[address],
-        )
+    return ptx.words(
+        f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared::cta.b16 "
+        "{{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        4,
+        address,
     )
 
 
 def to_f16(word: Any) -> list[Any]:
     """Four e4m3 as two words of f16."""
-    return list(
-        cute.arch.inline_ptx(
-            "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
-            "cvt.rn.f16x2.e4m3x2 {$w0}, low; cvt.rn.f16x2.e4m3x2 {$w1}, high; }",
-            write_only_types=[Int32, Int32],
-            read_only_args=[word],
-        )
+    return ptx.words(
+        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
+        "cvt.rn.f16x2.e4m3x2 {$w0}, low; cvt.rn.f16x2.e4m3x2 {$w1}, high; }",
+        2,
+        word,
     )
 
 
 def by_dim(word: Any) -> Any:
     """Two dims of two keys, in bytes: the first dim of both keys, then the second one."""
-    return cute.arch.inline_ptx(
-        "prmt.b32 {$w0}, {$r0}, {$r0}, 0x3120;", write_only_types=[Int32], read_only_args=[word]
-    )
+    return ptx.word("prmt.b32 {$w0}, {$r0}, {$r0}, 0x3120;", word)
 
 
 def blocks_of(plan: FewHeadsPlan) -> int:
@@ -127,7 +119,7 @@ def multiply_keys(
     warpgroup.fence()
     for i, a in enumerate(steps):
         chunk, step = divmod(first + i, CHUNK_STEPS)
-        b = descriptor_behind(q, chunk * plan.operand_bytes + step * LOAD_BYTES)
+        b = wgmma.descriptor_behind(q, chunk * plan.operand_bytes + step * LOAD_BYTES)
         values = _multiply(kind, values, a, b, i > 0)
     warpgroup.commit_group()
     return values
@@ -208,7 +200,7 @@ def multiply_values(
         values = [out[count * block + i] for i in range(count)]
         warpgroup.fence()
         for i, a in enumerate(steps):
-            b = descriptor_behind(p, part * plan.operand_bytes + i * LOAD_BYTES)
+            b = wgmma.descriptor_behind(p, part * plan.operand_bytes + i * LOAD_BYTES)
             values = _multiply(F16_KIND, values, a, b, True)
         warpgroup.commit_group()
         for i in range(count):
@@ -220,4 +212,4 @@ def multiply_values(
 
 def _multiply(kind: str, d: list[Any], a: list[Any], b: Any, accumulate: bool) -> list[Any]:
     opcode = f"wgmma.mma_async.sync.aligned.m{ROWS}n{HEADS}k{MMA_K}.f32.{kind}.{kind}"
-    return mma_async(opcode, d, a, b, accumulate=accumulate, transposes=(0,))
+    return wgmma.mma_async(opcode, d, a, b, accumulate=accumulate, transposes=(0,))

@@ -16,13 +16,10 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl import fragments
-from flashdsa.dsl.pipeline import arrive_warp
-from flashdsa.dsl.smem import load_words, store_float, store_words
+from flashdsa.dsl import fragments, pipeline, ptx, smem, warp_matrix
 from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core import results
+from flashdsa.kernels.attention.sm90.core import gather, results
 from flashdsa.kernels.attention.sm90.core.consumers import (
     Registers,
     add_tile0,
@@ -39,15 +36,11 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     values_of,
     wait_for_scores,
 )
-from flashdsa.kernels.attention.sm90.core.gather import load_query
 from flashdsa.kernels.attention.sm90.core.softmax import Rows, Scale, multiply_rows
 from flashdsa.kernels.attention.sm90.core.tile import FP32, Q_CHUNK_BYTES, ROWS, TILES
 from flashdsa.kernels.attention.sm90.decode.full.gather import NOTHING, Before
-from flashdsa.kernels.attention.sm90.decode.shared.combine import (
-    expect_parts,
-    rows_of_thread,
-    staged_rows,
-)
+from flashdsa.kernels.attention.sm90.decode.shared import combine, plan
+from flashdsa.kernels.attention.sm90.decode.shared import words as bits
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
     Output,
@@ -55,23 +48,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     steps_of,
     takes_part,
     wait_for_extent,
-)
-from flashdsa.kernels.attention.sm90.decode.shared.plan import (
-    CTA_STATISTICS_BYTES,
-    GROUP_BYTES,
-    STATISTICS_BYTES,
-)
-from flashdsa.kernels.attention.sm90.decode.shared.words import (
-    BIAS,
-    MOST_POWER,
-    TOP_EXPONENT,
-    as_float,
-    bits_of,
-    one_word,
-    power_of_two,
-    scaled,
-    store_pair,
-    to_f16,
 )
 
 QUARTERS = 4
@@ -110,32 +86,32 @@ def convert_query(ctx: Context, consumer: Any, number: Int32) -> None:
     top = Int32(0)
     for batch in cutlass.range(batches, unroll=1):
         for address in unit_addresses(ctx, row, quarter, batch):
-            words = load_words(address, Int32)
+            words = smem.load_words(address, Int32)
             for w in range(4):
-                size = one_word("abs.bf16x2 {$w0}, {$r0};", words[w])
-                top = one_word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
+                size = ptx.word("abs.bf16x2 {$w0}, {$r0};", words[w])
+                top = ptx.word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
     top = cutlass.max(top & 0xFFFF, (top >> 16) & 0xFFFF)
     top = fragments.quad_reduce(top, cutlass.max)
-    power = cutlass.min(TOP_EXPONENT + BIAS - (top >> 7), Int32(MOST_POWER))
-    factor = (power + BIAS) << 7
+    power = cutlass.min(bits.TOP_EXPONENT + bits.BIAS - (top >> 7), Int32(bits.MOST_POWER))
+    factor = (power + bits.BIAS) << 7
     factor = factor | (factor << 16)
     for batch in cutlass.range(batches, unroll=1):
         addresses = unit_addresses(ctx, row, quarter, batch)
         units = []
         for address in addresses:
-            words = load_words(address, Int32)
-            units.append([to_f16(scaled(words[w], factor)) for w in range(4)])
+            words = smem.load_words(address, Int32)
+            units.append([bits.to_f16(bits.scaled(words[w], factor)) for w in range(4)])
         for address, unit in zip(addresses, units, strict=True):
-            store_words(address, unit)
+            smem.store_words(address, unit)
     if cutlass.const_expr(ctx.plan.tile.has_rope):
         rope = ctx.plan.tile.value_chunks
         for i in cutlass.range_constexpr(UNITS // QUARTERS):
             unit = (UNITS // QUARTERS) * quarter + i
             address = ctx.memory.q.address() + rope * Q_CHUNK_BYTES + swizzled_128(row, unit)
-            words = load_words(address, Int32)
-            store_words(address, [scaled(words[w], factor) for w in range(4)])
+            words = smem.load_words(address, Int32)
+            smem.store_words(address, [bits.scaled(words[w], factor) for w in range(4)])
     if quarter == 0:
-        ctx.memory.row_unit.array(Float32, ROWS)[row] = as_float((BIAS - power) << 23)
+        ctx.memory.row_unit.array(Float32, ROWS)[row] = bits.as_float((bits.BIAS - power) << 23)
     cute.arch.fence_proxy("async.shared", space="cta")
     meet_consumers(ctx.memory.q_converted, number)
 
@@ -147,7 +123,7 @@ def load_item_query(ctx: Context, q_map: Any) -> None:
     consumers wait for it."""
     if ctx.num_steps > 0:
         ctx.memory.q_full.arrive_and_expect_tx()
-        load_query(ctx, q_map, [ctx.head, ctx.query])
+        gather.load_query(ctx, q_map, [ctx.head, ctx.query])
 
 
 @cute.jit
@@ -225,7 +201,7 @@ def take_step(
         else:
             warpgroup.wait_group(0)
             if cutlass.const_expr(ctx.plan.dealt):
-                arrive_warp(ctx.memory.low_free, 1, ctx.thread)
+                pipeline.arrive_warp(ctx.memory.low_free, 1, ctx.thread)
 
 
 @cute.jit
@@ -248,7 +224,7 @@ def take_tiles1(ctx: Context, r: Registers, scale: Scale, before: Before, num_ti
         issue_tile0(ctx, r, scale, before, num_tiles // TILES)
         warpgroup.wait_group(0)
         if cutlass.const_expr(ctx.plan.dealt):
-            arrive_warp(ctx.memory.high_free, 0, ctx.thread)
+            pipeline.arrive_warp(ctx.memory.high_free, 0, ctx.thread)
 
 
 @cute.jit
@@ -296,7 +272,7 @@ def end_item(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
     """Stage a consumer's half of O for the cluster, and what its CTAs must know of it; or write its
     rows, of a CTA alone."""
     ctx = w.ctx
-    asked: Any = results.ask_sinks(w, rows_of_thread(w)) if ctx.plan.alone else None
+    asked: Any = results.ask_sinks(w, combine.rows_of_thread(w)) if ctx.plan.alone else None
     if cutlass.const_expr(not ctx.plan.alone):
         # The CTAs of the cluster have initialised their barriers: none was sent anything before.
         # All rows of this CTA have come: compute-sanitizer's racecheck lets nobody pass until all
@@ -321,7 +297,7 @@ def announce(w: Output, consumer: cutlass.Constexpr) -> None:
     if cutlass.const_expr(consumer == 0):
         # sums0_full: the other warps of this consumer do not read them either.
         w.ctx.memory.sums0_full.wait(0)
-        expect_parts(w)
+        combine.expect_parts(w)
 
 
 @cute.jit
@@ -341,7 +317,7 @@ def write_rows(
 ) -> None:
     """Write this consumer's half of the item's rows, of a CTA alone, staged where keys were."""
     ctx = w.ctx
-    item = rows_of_thread(w)
+    item = combine.rows_of_thread(w)
     factors = results.factors_of_rows(w, r.rows, sums, item, asked, consumer)
     # sums0_full, sums1_full: no warp of either consumer reads keys any more.
     (ctx.memory.sums0_full, ctx.memory.sums1_full)[consumer].wait(0)
@@ -365,10 +341,12 @@ def normalise(
             top = Float32(0.0)
             for i in [i for i in range(cute.size(out)) if i // 2 % fragments.THREAD_ROWS == h]:
                 top = cute.arch.fmax(top, cute.math.absf(out[i]))
-            exponent = (bits_of(fragments.quad_reduce(top * factor, cute.arch.fmax)) >> 23) - BIAS
-            power = cutlass.min(TOP_EXPONENT - exponent, Int32(MOST_POWER_OF_O))
-            factor = factor * power_of_two(power)
-            unit = power_of_two(-power)
+            exponent = (
+                bits.bits_of(fragments.quad_reduce(top * factor, cute.arch.fmax)) >> 23
+            ) - bits.BIAS
+            power = cutlass.min(bits.TOP_EXPONENT - exponent, Int32(MOST_POWER_OF_O))
+            factor = factor * bits.power_of_two(power)
+            unit = bits.power_of_two(-power)
         factors.append(factor)
         units.append(unit)
     return factors, units
@@ -379,19 +357,21 @@ def stage_dims(w: Output, out: cute.Tensor, consumer: cutlass.Constexpr) -> None
     """Stage this consumer's groups of dims: an 8x8 matrix is a group's 16 bytes of eight rows."""
     ctx = w.ctx
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    count = staged_rows(w)
+    count = combine.staged_rows(w)
     half_groups = ctx.plan.dim_groups // 2
     if warp * fragments.MMA_ROWS < count:
         row = warp * fragments.MMA_ROWS + lane // 8 % 2 * 8 + lane % 8
         group = consumer * half_groups + lane // 16
-        to = ctx.memory.k.address() + (ctx.plan.staged_at + (group * count + row) * GROUP_BYTES)
+        to = ctx.memory.k.address() + (
+            ctx.plan.staged_at + (group * count + row) * plan.GROUP_BYTES
+        )
         for pair in cutlass.range_constexpr(half_groups // 2):
             words = [
                 fragments.pack(out[8 * pair + 2 * i], out[8 * pair + 2 * i + 1], fragments.F16_KIND)
                 for i in range(4)
             ]
-            store_matrices(to, words)
-            to = to + 2 * count * GROUP_BYTES
+            warp_matrix.store_matrices(to, words)
+            to = to + 2 * count * plan.GROUP_BYTES
 
 
 @cute.jit
@@ -403,8 +383,8 @@ def stage_statistics(
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(fragments.THREAD_ROWS):
             to = ctx.memory.q.address() + (
-                ctx.rank * CTA_STATISTICS_BYTES + (row + 8 * h) * STATISTICS_BYTES
+                ctx.rank * plan.CTA_STATISTICS_BYTES + (row + 8 * h) * plan.STATISTICS_BYTES
             )
             if cutlass.const_expr(consumer == 0):
-                store_pair(to, rows.out_max[h], sums[h])
-            store_float(to + (2 + consumer) * FP32, units[h])
+                bits.store_pair(to, rows.out_max[h], sums[h])
+            smem.store_float(to + (2 + consumer) * FP32, units[h])

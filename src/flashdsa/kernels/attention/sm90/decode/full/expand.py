@@ -25,39 +25,10 @@ from flashdsa.dsl.words import join_words, words_of
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.gather import row_of_turn, turns_of
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, TILES
+from flashdsa.kernels.attention.sm90.decode.full import scales as scaling
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before, store_masks
 from flashdsa.kernels.attention.sm90.decode.full.plan import words_of_scales
-from flashdsa.kernels.attention.sm90.decode.full.scales import (
-    Factors,
-    both_of_sum,
-    expand_by_power,
-    expand_e2m1,
-    expand_word,
-    factors_of_scales,
-    multiply_word,
-    take_first,
-    take_pair,
-    take_power,
-    take_rest,
-    take_sum,
-)
-from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
-from flashdsa.kernels.attention.sm90.decode.shared.gather import (
-    Asked,
-    Gatherer,
-    ask_slots,
-    find_extent,
-    load_or,
-    of_extra,
-    offset_in_pages,
-    pages_of,
-    read_slots,
-    row_address,
-    rows_of_slots,
-    scales_address,
-    slots_of_ends,
-    with_main,
-)
+from flashdsa.kernels.attention.sm90.decode.shared import context, gather
 from flashdsa.kernels.attention.sm90.decode.shared.words import to_f16
 from flashdsa.plan.row_tiles import ROW_BYTES
 from flashdsa.problem import KV_GROUP
@@ -103,7 +74,7 @@ def copies_of(thread: Int32) -> Copies:
 
 @cute.jit
 def copy_rope(
-    role: Gatherer, rows: list[Int32], sources: list[Any], copies: Copies, tile: Int32
+    role: gather.Gatherer, rows: list[Int32], sources: list[Any], copies: Copies, tile: Int32
 ) -> None:
     """Copy this thread's part of a tile's RoPE columns; those after the value are announced."""
     geometry = role.ctx.plan.tile
@@ -115,19 +86,19 @@ def copy_rope(
         arrive_when_copied(role.ctx.tile_full(tile).at(geometry.slices - 1))
 
 
-def rope_chunk(role: Gatherer) -> int:
+def rope_chunk(role: gather.Gatherer) -> int:
     """The chunk of the bf16 columns."""
     return role.form.columns // CHUNK
 
 
-def converts_rope(role: Gatherer) -> bool:
+def converts_rope(role: gather.Gatherer) -> bool:
     """Whether bf16 columns are of the value: they become f16, in the last part's last chunk."""
     return bool(role.form.rope) and not role.ctx.plan.tile.has_rope
 
 
 @cute.jit
 def copy_groups(
-    role: Gatherer, rows: list[Int32], sources: list[Any], copies: Copies, half: Half
+    role: gather.Gatherer, rows: list[Int32], sources: list[Any], copies: Copies, half: Half
 ) -> None:
     """Copy this thread's part of a half: the bytes of two groups, each to the second of its chunks.
     `rows`, `sources`: of kv, one a turn: their numbers, and addresses of the thread's 16 bytes."""
@@ -167,7 +138,7 @@ def bytes_at(copies: Copies) -> Any:
     return copies.key * KV_GROUP + (copies.unit ^ (copies.key % 2 * 4)) * COPY_BYTES
 
 
-def bytes_of_half(role: Gatherer, copies: Copies, half: Half) -> Any:
+def bytes_of_half(role: gather.Gatherer, copies: Copies, half: Half) -> Any:
     """Address of the thread's 16 bytes of its first key in the first chunk of a half."""
     chunk, tile = 2 * half.group, role.ctx.plan.tile
     k = role.ctx.memory.k.address()
@@ -175,7 +146,9 @@ def bytes_of_half(role: Gatherer, copies: Copies, half: Half) -> Any:
 
 
 @cute.jit
-def take_part(role: Gatherer, copies: Copies, half: Half, number: cutlass.Constexpr) -> list[Any]:
+def take_part(
+    role: gather.Gatherer, copies: Copies, half: Half, number: cutlass.Constexpr
+) -> list[Any]:
     """Load this thread's words of a part, which it has copied. `number`: of the half's group."""
     at = bytes_of_half(role, copies, half)
     tile = role.ctx.plan.tile
@@ -189,7 +162,7 @@ def take_part(role: Gatherer, copies: Copies, half: Half, number: cutlass.Conste
 
 
 @cute.jit
-def load_scales(role: Gatherer, slots: list[Int32], slot: Int32) -> list[Any]:
+def load_scales(role: gather.Gatherer, slots: list[Int32], slot: Int32) -> list[Any]:
     """Load the scales of two neighbouring parts of one of the warp's 16 keys of a tile, as words.
     Lane 2 i + j has parts 2 j and 2 j + 1 of key i of them: 4 of each turn. `slot`: the tile's
     first. Of two formats the words are as many as the longer one's."""
@@ -203,30 +176,30 @@ def load_scales(role: Gatherer, slots: list[Int32], slot: Int32) -> list[Any]:
         return load_words_of_scales(role, row, slot, lane)
     scales = [Int32(0)] * role.ctx.plan.scale_words
     if slot >= role.ctx.joined.split:
-        scales = load_words_of_scales(of_extra(role), row, slot, lane)
+        scales = load_words_of_scales(gather.of_extra(role), row, slot, lane)
     else:
         scales = load_words_of_scales(role, row, slot, lane)
     return scales
 
 
 @cute.jit
-def load_words_of_scales(role: Gatherer, row: Int32, slot: Int32, lane: Int32) -> list[Any]:
+def load_words_of_scales(role: gather.Gatherer, row: Int32, slot: Int32, lane: Int32) -> list[Any]:
     """Load a lane's words of the scales of a row."""
     form, words = role.form, words_of_scales(role.form)
-    address = scales_address(role, row, pages_of(role, slot)) + lane % 2 * (4 * words)
+    address = gather.scales_address(role, row, gather.pages_of(role, slot)) + lane % 2 * (4 * words)
     # No power is missing in those of a slot without a row: see `Factors.small`.
     otherwise = ONES if form.scale == "e8m0" else 0
-    found = load_or(address, row, 0 if form.split else form.scales_at, words, otherwise)
+    found = gather.load_or(address, row, 0 if form.split else form.scales_at, words, otherwise)
     more = role.ctx.plan.scale_words - words
     return found + [Int32(0)] * more
 
 
 @cute.jit
 def write_part(
-    role: Gatherer,
+    role: gather.Gatherer,
     words: list[Int32],
     sums: list[Int32],
-    factors: Factors,
+    factors: scaling.Factors,
     copies: Copies,
     half: Half,
     number: cutlass.Constexpr,
@@ -234,7 +207,7 @@ def write_part(
     """Write a part's values to its two chunks, and announce it; 16 bytes become 32 of f16."""
     addresses = addresses_of_part(role, copies, half, number)
     form = role.form
-    expand = expand_by_power if form.scale == "e8m0" else expand_word
+    expand = scaling.expand_by_power if form.scale == "e8m0" else scaling.expand_word
     # The last part's second chunk has the bf16 columns.
     has_rope = converts_rope(role) and number == 1
     is_coded = Boolean(True)
@@ -248,9 +221,9 @@ def write_part(
         for turn in cutlass.range(turns_of(role.ctx.plan.tile), unroll=1):
             owner = owner_of(copies, turn, half)
             if cutlass.const_expr(form.scale == "e8m0"):
-                power = take_rest(factors, owner, form, number, copies.unit)
+                power = scaling.take_rest(factors, owner, form, number, copies.unit)
             else:
-                power = take_power(factors, owner, number)
+                power = scaling.take_power(factors, owner, number)
             if cutlass.const_expr(has_rope):
                 if is_coded:
                     multiply_values(addresses, turn, power)
@@ -268,12 +241,12 @@ def multiply_values(addresses: list[Int32], turn: Int32, power: Int32) -> None:
     for side in cutlass.range_constexpr(2):
         to = addresses[side] + turn * TURN_BYTES
         values = load_words(to, Int32)
-        store_words(to, [multiply_word(values[i], power) for i in range(UNIT_WORDS)])
+        store_words(to, [scaling.multiply_word(values[i], power) for i in range(UNIT_WORDS)])
 
 
 @cute.jit
 def write_values(
-    role: Gatherer,
+    role: gather.Gatherer,
     words: list[Int32],
     factors: list[Int32],
     addresses: list[Int32],
@@ -281,7 +254,7 @@ def write_values(
 ) -> None:
     """Write a part's values: each word expanded with its turn's two factors."""
     for turn in cutlass.range_constexpr(turns_of(role.ctx.plan.tile)):
-        first, second = both_of_sum(factors[turn])
+        first, second = scaling.both_of_sum(factors[turn])
         of_unit = words[UNIT_WORDS * turn : UNIT_WORDS * (turn + 1)]
         values = [value for word in of_unit for value in expand(word, first, second)]
         for side in cutlass.range_constexpr(2):
@@ -291,7 +264,7 @@ def write_values(
 
 @cute.jit
 def write_half(
-    role: Gatherer, words: list[Int32], scales: list[Int32], copies: Copies, half: Half
+    role: gather.Gatherer, words: list[Int32], scales: list[Int32], copies: Copies, half: Half
 ) -> None:
     """Write a half's values of e2m1, and announce both parts; 16 bytes become 64 of f16. `scales`:
     two of each turn, in f16."""
@@ -299,16 +272,16 @@ def write_half(
     chunk = 2 * half.group + copies.unit // 2
     base = role.ctx.memory.k.address() + half.tile * tile.bytes + chunk * tile.chunk_bytes
     for turn in cutlass.range_constexpr(turns_of(tile)):
-        both = both_of_sum(scales[turn])
+        both = scaling.both_of_sum(scales[turn])
         for i in cutlass.range_constexpr(UNIT_WORDS):
             to = base + swizzled_128(copies.key, copies.unit % 2 * 4 + i) + turn * TURN_BYTES
-            store_words(to, expand_e2m1(words[UNIT_WORDS * turn + i], both[i // 2]))
+            store_words(to, scaling.expand_e2m1(words[UNIT_WORDS * turn + i], both[i // 2]))
     for number in cutlass.range_constexpr(GROUPS):
         role.ctx.tile_full(half.tile).arrive(half.group + number)
 
 
 @cute.jit
-def convert_rope(role: Gatherer, copies: Copies, tile: Int32) -> None:
+def convert_rope(role: gather.Gatherer, copies: Copies, tile: Int32) -> None:
     """Convert this thread's bf16 columns of a tile, which have come, to f16 in their place."""
     geometry = role.ctx.plan.tile
     at = role.ctx.memory.k.address() + tile * geometry.bytes + swizzled_128(copies.key, copies.unit)
@@ -319,22 +292,22 @@ def convert_rope(role: Gatherer, copies: Copies, tile: Int32) -> None:
 
 
 def take_factors(
-    role: Gatherer, factors: Factors, copies: Copies, half: Half, number: int
+    role: gather.Gatherer, factors: scaling.Factors, copies: Copies, half: Half, number: int
 ) -> list[Any]:
     """All lanes: two factors of each of the thread's keys in a part, for its 16 columns."""
     form, taken = role.form, []
     for turn in range(turns_of(role.ctx.plan.tile)):
         owner = owner_of(copies, turn, half)
         if form.fp4:
-            taken.append(take_pair(factors.scales, owner, copies.unit))
+            taken.append(scaling.take_pair(factors.scales, owner, copies.unit))
         elif form.scale == "e8m0":
-            taken.append(take_first(factors, owner, form, number, copies.unit))
+            taken.append(scaling.take_first(factors, owner, form, number, copies.unit))
         else:
-            taken.append(take_sum(factors, owner, number))
+            taken.append(scaling.take_sum(factors, owner, number))
     return taken
 
 
-def addresses_of_part(role: Gatherer, copies: Copies, half: Half, number: int) -> list[Any]:
+def addresses_of_part(role: gather.Gatherer, copies: Copies, half: Half, number: int) -> list[Any]:
     """Addresses of the values of the thread's first key: twice 16 bytes of a chunk."""
     chunk, tile = 2 * (half.group + number) + copies.unit // 4, role.ctx.plan.tile
     base = role.ctx.memory.k.address() + half.tile * tile.bytes + chunk * tile.chunk_bytes
@@ -347,14 +320,14 @@ def owner_of(copies: Copies, turn: Any, half: Half) -> Any:
 
 
 def addresses_of_turns(
-    role: Gatherer, slots: list[Any], rows: list[Any], pages: Any, copies: Copies
+    role: gather.Gatherer, slots: list[Any], rows: list[Any], pages: Any, copies: Copies
 ) -> list[Any]:
     """Addresses of the thread's 16 bytes of its key of each turn. Where rows are looked up in
     pages, a lane does that for its own slots, and the lanes that copy a row get it from there."""
     unit = copies.unit * COPY_BYTES
     if pages is None:
-        return [row_address(role, row) + unit for row in rows]
-    offsets = [words_of(offset_in_pages(role, row, pages)) for row in slots]
+        return [gather.row_address(role, row) + unit for row in rows]
+    offsets = [words_of(gather.offset_in_pages(role, row, pages)) for row in slots]
     addresses = []
     for turn in range(len(rows)):
         halves = [
@@ -366,7 +339,7 @@ def addresses_of_turns(
 
 @cute.jit
 def copy_tile(
-    role: Gatherer, slots: list[Int32], copies: Copies, tile: Int32, use: Int32, slot: Int32
+    role: gather.Gatherer, slots: list[Int32], copies: Copies, tile: Int32, use: Int32, slot: Int32
 ) -> None:
     """Copy this thread's part of a tile, a half when it is free; write which keys are valid.
     `slots`: the lane's of the tile: lane, lane + 32. `use`: number of the tile's use by the CTA.
@@ -374,7 +347,7 @@ def copy_tile(
     ctx = role.ctx
     turns = turns_of(ctx.plan.tile)
     rows = [row_of_turn(slots, turn, copies.key) for turn in range(turns)]
-    pages = pages_of(role, slot)
+    pages = gather.pages_of(role, slot)
     sources = addresses_of_turns(role, slots, rows, pages, copies)
     for number in cutlass.range_constexpr(HALVES):
         half = Half(tile, number ^ tile)
@@ -389,7 +362,9 @@ def copy_tile(
 
 
 @cute.jit
-def expand_tile(role: Gatherer, factors: Factors, copies: Copies, tile: Int32) -> None:
+def expand_tile(
+    role: gather.Gatherer, factors: scaling.Factors, copies: Copies, tile: Int32
+) -> None:
     """Expand this thread's share of a tile, as its halves come."""
     for number in cutlass.range(HALVES, unroll=1):
         half = Half(tile, number ^ tile)
@@ -411,7 +386,7 @@ def expand_tile(role: Gatherer, factors: Factors, copies: Copies, tile: Int32) -
 
 @cute.jit
 def gather_tile(
-    role: Gatherer,
+    role: gather.Gatherer,
     slots: list[Int32],
     next_slots: list[Int32],
     scales: list[Any],
@@ -423,14 +398,14 @@ def gather_tile(
     """Copy and expand a tile; return the scales of the next one, whose slots are `next_slots`.
     `scales`: this tile's. Others as of `copy_tile`."""
     copy_tile(role, slots, copies, tile, use, slot)
-    factors = factors_of_scales(scales[: words_of_scales(role.form)], role.form)
-    following = load_scales(with_main(role), next_slots, slot + role.ctx.plan.tile.keys)
+    factors = scaling.factors_of_scales(scales[: words_of_scales(role.form)], role.form)
+    following = load_scales(gather.with_main(role), next_slots, slot + role.ctx.plan.tile.keys)
     expand_tile(role, factors, copies, tile)
     return following
 
 
 @cute.jit
-def gather_packed_rows(role: Gatherer, before: Before, asked: Asked) -> Int32:
+def gather_packed_rows(role: gather.Gatherer, before: Before, asked: gather.Asked) -> Int32:
     """All four warps: gather every step of a stretch; return its tiles up to those of the last step
     with a valid slot. The code is loops, as code that runs once costs most. `asked`: result of
     `ask_ends`."""
@@ -438,27 +413,27 @@ def gather_packed_rows(role: Gatherer, before: Before, asked: Asked) -> Int32:
     lane = ctx.thread % WARP_SIZE
     copies = copies_of(ctx.thread)
     mask_words = ctx.plan.tile.mask_words
-    slots, last = slots_of_ends(role, asked, lane)
+    slots, last = gather.slots_of_ends(role, asked, lane)
     scales = load_scales(role, slots[:mask_words], ctx.first_slot)
-    num_tiles = find_extent(role, last, lane)
-    for step in cutlass.range(steps_of(num_tiles), unroll=1):
+    num_tiles = gather.find_extent(role, last, lane)
+    for step in cutlass.range(context.steps_of(num_tiles), unroll=1):
         # One list's are cheap to look at, and registers to wait in are few.
         waits = cutlass.const_expr(role.sources is not None)
-        ask = ask_slots if waits else read_slots
+        ask = gather.ask_slots if waits else gather.read_slots
         next_slots = ask(role, step + 1, lane)
         for tile in cutlass.range(cutlass.min(num_tiles - step * TILES, TILES), unroll=1):
             of_tile, of_next = slots[:mask_words], slots[mask_words:]
             if tile == 1:
                 # What names the next step's rows has come while tile 0 was expanded.
                 if cutlass.const_expr(waits):
-                    next_slots = rows_of_slots(role, step + 1, next_slots, lane)
+                    next_slots = gather.rows_of_slots(role, step + 1, next_slots, lane)
                 of_tile, of_next = slots[mask_words:], next_slots[:mask_words]
             slot = ctx.first_slot + step * ctx.plan.tile.step_keys + tile * ctx.plan.tile.keys
             use = before.use(tile, step)
             if cutlass.const_expr(not ctx.plan.mixed) or slot < ctx.joined.split:
                 scales = gather_tile(role, of_tile, of_next, scales, copies, tile, use, slot)
             else:
-                extra = of_extra(role)
+                extra = gather.of_extra(role)
                 scales = gather_tile(extra, of_tile, of_next, scales, copies, tile, use, slot)
         slots = next_slots
     return num_tiles

@@ -15,16 +15,7 @@ from flashdsa.kernels.attention.sm90.core.gather import (
     turns_of,
 )
 from flashdsa.kernels.attention.sm90.core.tile import TILES
-from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
-from flashdsa.kernels.attention.sm90.decode.shared.gather import (
-    Asked,
-    Gatherer,
-    ask_slots,
-    find_extent,
-    first_row_of,
-    rows_of_slots,
-    slots_of_ends,
-)
+from flashdsa.kernels.attention.sm90.decode.shared import context, gather
 
 
 class Before(NamedTuple):
@@ -44,7 +35,7 @@ class Before(NamedTuple):
 
     def after(self, num_tiles: Any) -> "Before":
         """The work before the next stretch; this one had `num_tiles`."""
-        odd = [self.use(0, steps_of(num_tiles)) & 1, self.use(1, num_tiles // TILES) & 1]
+        odd = [self.use(0, context.steps_of(num_tiles)) & 1, self.use(1, num_tiles // TILES) & 1]
         return Before((self.stretches + 1) << TILES | odd[1] << 1 | odd[0])
 
 
@@ -53,7 +44,7 @@ NOTHING = Before(0)
 
 
 @cute.jit
-def store_masks(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> None:
+def store_masks(role: gather.Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> None:
     """One warp: store which keys are valid. `slots`: the lane's of the tile: lane, lane + 32."""
     mask_words = role.ctx.plan.tile.mask_words
     masks = role.ctx.memory.masks.array(Int32, TILES * mask_words)
@@ -66,7 +57,7 @@ def store_masks(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> N
 
 
 @cute.jit
-def gather_rows(role: Gatherer, before: Before, asked: Asked) -> Int32:
+def gather_rows(role: gather.Gatherer, before: Before, asked: gather.Asked) -> Int32:
     """All four warps: gather every step of a stretch; return its tiles up to those of the last step
     with a valid slot. `asked`: result of `ask_ends`."""
     ctx = role.ctx
@@ -74,21 +65,21 @@ def gather_rows(role: Gatherer, before: Before, asked: Asked) -> Int32:
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
     copies = copies_of_thread(ctx)
-    slots, last = slots_of_ends(role, asked, lane)
-    num_tiles = find_extent(role, last, lane)
-    for step in cutlass.range(steps_of(num_tiles), unroll=1):
+    slots, last = gather.slots_of_ends(role, asked, lane)
+    num_tiles = gather.find_extent(role, last, lane)
+    for step in cutlass.range(context.steps_of(num_tiles), unroll=1):
         rows = [row_of_turn(slots, turn, copies.row) for turn in range(TILES * turns_of(tile))]
-        of_next = ask_slots(role, step + 1, lane)
+        of_next = gather.ask_slots(role, step + 1, lane)
         for number in cutlass.range_constexpr(len(halves_of_step(tile))):
             half = halves_of_step(tile)[number]
             if step * TILES + half.tile < num_tiles:
                 acquire(ctx, half, ctx.phase(before.use(half.tile, step)))
                 slot = ctx.first_slot + step * tile.step_keys + half.tile * tile.keys
-                copy_half(ctx, first_row_of(role, slot), rows, copies, number)
+                copy_half(ctx, gather.first_row_of(role, slot), rows, copies, number)
                 if cutlass.const_expr(number == 0 or number == 2):
                     if warp == half.tile:
                         first = half.tile * tile.mask_words
                         of_tile = slots[first : first + tile.mask_words]
                         store_masks(role, of_tile, lane, half.tile)
-        slots = rows_of_slots(role, step + 1, of_next, lane)
+        slots = gather.rows_of_slots(role, step + 1, of_next, lane)
     return num_tiles

@@ -23,28 +23,17 @@ from cutlass import GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.registers import take_registers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.gather import map_query
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
-from flashdsa.kernels.attention.sm90.decode.full.consumers import (
-    consume0,
-    consume1,
-    load_item_query,
-)
-from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
+from flashdsa.kernels.attention.sm90.decode.full import consumers, expand
 from flashdsa.kernels.attention.sm90.decode.full.gather import NOTHING, gather_rows
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
-from flashdsa.kernels.attention.sm90.decode.shared import context
-from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_clusters
-from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
-from flashdsa.kernels.attention.sm90.decode.shared.gather import (
-    Asked,
-    Gatherer,
-    ask_ends,
-    early_gatherer,
-)
+from flashdsa.kernels.attention.sm90.decode.shared import build, combine, context
+from flashdsa.kernels.attention.sm90.decode.shared import gather as gathering
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
 """Warpgroups, in the plan's order of roles."""
@@ -67,38 +56,40 @@ def decode_kernel(
     item = context.find_item(memory, x, sources)
     if thread == 0:
         # Before the rows, which take as long: the first products need both.
-        load_item_query(item, q_map.get_ptr())
+        consumers.load_item_query(item, q_map.get_ptr())
     if warp == 1:
         context.store_item(item)
-    asked = ask_ends(early_gatherer(item, group == GATHER, x, sources), thread % WARP_SIZE)
+    asked = gathering.ask_ends(
+        gathering.early_gatherer(item, group == GATHER, x, sources), thread % WARP_SIZE
+    )
     cute.arch.sync_threads()
     if cutlass.const_expr(not plan.alone):
         cute.arch.cluster_arrive_relaxed()
     # Each role loads its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         ctx = context.load_item(memory)
-        gather(Gatherer(ctx, None, x.kv, x.indices, sources), asked)
+        gather(gathering.Gatherer(ctx, None, x.kv, x.indices, sources), asked)
     else:
         scale = make_scale(x.sm_scale * LOG2_E)
         if group == CONSUMER0:
-            cute.arch.setmaxregister_increase(plan.consumer0.registers)
+            take_registers(plan, "consumer0")
             ctx = context.load_item(memory)
-            consume0(context.output_of(ctx, x, scale))
+            consumers.consume0(context.output_of(ctx, x, scale))
         else:
-            cute.arch.setmaxregister_increase(plan.consumer1.registers)
+            take_registers(plan, "consumer1")
             ctx = context.load_item(memory)
-            consume1(context.output_of(ctx, x, scale))
+            consumers.consume1(context.output_of(ctx, x, scale))
         if cutlass.const_expr(not plan.alone):
             ctx = context.load_item(memory)
-            write_share(context.output_of(ctx, x, scale), group - CONSUMER0)
+            combine.write_share(context.output_of(ctx, x, scale), group - CONSUMER0)
 
 
 @cute.jit
-def gather(role: Gatherer, asked: Asked) -> None:
+def gather(role: gathering.Gatherer, asked: gathering.Asked) -> None:
     """Gather every step of the CTA; `asked`: result of `ask_ends`."""
     if cutlass.const_expr(role.ctx.plan.packed):
-        gather_packed_rows(role, NOTHING, asked)
+        expand.gather_packed_rows(role, NOTHING, asked)
     else:
         gather_rows(role, NOTHING, asked)
     # All rows are asked for: the next launch may begin to take the SMs that are free.
@@ -107,4 +98,4 @@ def gather(role: Gatherer, asked: Asked) -> None:
 
 def compile_decode(plan: DecodePlan) -> Any:
     """Compile the kernel's launch."""
-    return compile_clusters(Decode(decode_kernel, map_query, plan))
+    return build.compile_clusters(build.Decode(decode_kernel, map_query, plan))

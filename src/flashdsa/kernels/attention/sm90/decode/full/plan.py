@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from itertools import permutations
 
 from flashdsa.hw import WARPGROUP_SIZE
@@ -93,50 +93,30 @@ class DecodePlan(ClusterPlan):
         if self.alone:
             statistics, rows = "", "rows of O in bf16"
         return [
-            SmemRegion(
-                "q",
-                tile.q_bytes,
-                1024,
-                f"Q of the item, {tile.chunks} x [64, 64] SW128{statistics}",
-            ),
-            SmemRegion(
-                "k",
-                max(TILES * tile.bytes, self.staged_at + ROWS * tile.d_v * F16),
-                1024,
-                f"keys of a step likewise{tile.with_p0}; then {rows}",
-            ),
+            SmemRegion("q", tile.q_bytes, 1024,
+                       f"Q of the item, {tile.chunks} x [64, 64] SW128{statistics}"),
+            SmemRegion("k", max(TILES * tile.bytes, self.staged_at + ROWS * tile.d_v * F16),
+                       1024, f"keys of a step likewise{tile.with_p0}; then {rows}"),
             tile.p_region,
             SmemRegion("masks", TILES * tile.mask_words * 4, 16, "valid keys: a bit each, a tile"),
             SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
             SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),
             SmemRegion("row_unit", ROWS * FP32, 16, "what a row of Q is a multiple of, if packed"),
             *self.cluster_buffers,
-        ]
+        ]  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        does = "row numbers and masks, the rows, Q"
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def consumer0(self) -> Role:
-        does = "S and P of tile 0, O's low dims; then a share of O, lse"
-        return Role("consumer0", WARPGROUP_SIZE, self.consumer0_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def consumer1(self) -> Role:
-        does = "S and P of tile 1, O's high dims; then a share of O"
-        return Role("consumer1", WARPGROUP_SIZE, self.consumer1_registers, does)
-
-    @property
+    @cached_property
     def roles(self) -> tuple[Role, ...]:
-        return self.gather, self.consumer0, self.consumer1
+        return (
+            Role("gather", WARPGROUP_SIZE, self.gather_registers,
+                 "row numbers and masks, the rows, Q"),
+            Role("consumer0", WARPGROUP_SIZE, self.consumer0_registers,
+                 "S and P of tile 0, O's low dims; then a share of O, lse"),
+            Role("consumer1", WARPGROUP_SIZE, self.consumer1_registers,
+                 "S and P of tile 1, O's high dims; then a share of O"),
+        )  # fmt: skip
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """Barriers of tiles complete a phase for each step, those of Q and O one in all."""
         gather, zero, one = self.roles

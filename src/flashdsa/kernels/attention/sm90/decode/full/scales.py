@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Int32, cute
 
-from flashdsa.dsl.cp_async import COPY_BYTES
-from flashdsa.dsl.fragments import F16_KIND, pack
+from flashdsa.dsl import cp_async, fragments, ptx
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, power_of_two
 from flashdsa.problem import KV_GROUP
 from flashdsa.row_formats import RowFormat
@@ -86,7 +85,7 @@ def powers_of_scales(scales: list[Int32], form: cutlass.Constexpr) -> Factors:
             if byte == NAN_SCALE:
                 value = as_float(Int32(0x7FFFFFFF))
             firsts.append(value)
-        sums.append(pack(firsts[0], firsts[1], F16_KIND))
+        sums.append(fragments.pack(firsts[0], firsts[1], fragments.F16_KIND))
     return Factors(scales, sums, cute.arch.vote_any_sync(small))
 
 
@@ -100,7 +99,7 @@ def take_first(
     factors: Factors, owner: Any, form: cutlass.Constexpr, number: cutlass.Constexpr, unit: Any
 ):
     """All lanes: take the first power of 16 columns of a lane's part; f16, a word's low half."""
-    pairs, group = KV_GROUP // form.group // 2, unit * COPY_BYTES // form.group
+    pairs, group = KV_GROUP // form.group // 2, unit * cp_async.COPY_BYTES // form.group
     words = [cute.arch.shuffle_sync(factors.sums[pairs * number + i], owner) for i in range(pairs)]
     word = words[0]
     if cutlass.const_expr(pairs == 2):
@@ -112,7 +111,7 @@ def take_rest(factors: Factors, owner: Any, form: RowFormat, number: int, unit: 
     """Take, by all lanes, the power that is missing in the first one; f16, twice in a word."""
     word, first = divmod(number * (KV_GROUP // form.group), 4)
     four = cute.arch.shuffle_sync(factors.scales[word], owner)
-    byte = four >> (8 * (first + unit * COPY_BYTES // form.group)) & 255
+    byte = four >> (8 * (first + unit * cp_async.COPY_BYTES // form.group)) & 255
     rest = byte - BIAS - first_exponent(byte)
     return twice(power_of_two(cutlass.max(rest, Int32(LEAST_EXPONENT))))
 
@@ -124,10 +123,9 @@ def take_pair(scales: list[Any], owner: Any, unit: Any) -> Any:
     low = words[1] if unit & 2 != 0 else words[0]
     high = words[3] if unit & 2 != 0 else words[2]
     four = high if unit & 4 != 0 else low
-    return cute.arch.inline_ptx(
+    return ptx.word(
         "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; cvt.rn.f16x2.e4m3x2 {$w0}, low; }",
-        write_only_types=[Int32],
-        read_only_args=[four >> (unit % 2 * 16)],
+        four >> (unit % 2 * 16),
     )
 
 
@@ -146,35 +144,35 @@ def expand_e2m1(word: Any, scale: Any) -> list[Any]:
         half + "".join(f"{one}{{$w{2 * i + j}}}, c, {{$r1}}; " for j, one in enumerate(spread))
         for i, half in enumerate(halves)
     )
-    return list(
-        cute.arch.inline_ptx(
-            "{ .reg .b32 a, b, c, x, y, z; and.b32 x, {$r0}, 0x77777777; shr.u32 y, x, 16; "
-            "shl.b32 z, {$r0}, 4; " + body + "}",
-            write_only_types=[Int32] * 4,
-            read_only_args=[word, scale],
-        )
+    return ptx.words(
+        "{ .reg .b32 a, b, c, x, y, z; and.b32 x, {$r0}, 0x77777777; shr.u32 y, x, 16; "
+        "shl.b32 z, {$r0}, 4; " + body + "}",
+        4,
+        word,
+        scale,
     )
 
 
 def expand_by_power(word: Any, power: Any, _: Any) -> Any:
     """Four e4m3 times a power of two, as two words of f16."""
-    return cute.arch.inline_ptx(
+    return ptx.words(
         "{ .reg .b16 low, high; .reg .b32 a, b; mov.b32 {low, high}, {$r0}; "
         "cvt.rn.f16x2.e4m3x2 a, low; cvt.rn.f16x2.e4m3x2 b, high; "
         "mul.rn.f16x2 {$w0}, a, {$r1}; mul.rn.f16x2 {$w1}, b, {$r1}; }",
-        write_only_types=[Int32, Int32],
-        read_only_args=[word, power],
+        2,
+        word,
+        power,
     )
 
 
 def both_of_sum(both: Any) -> tuple[Any, Any]:
     """Both f16 of a sum, each twice in a word."""
     return tuple(
-        cute.arch.inline_ptx(
+        ptx.words(
             "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
             "mov.b32 {$w0}, {low, low}; mov.b32 {$w1}, {high, high}; }",
-            write_only_types=[Int32, Int32],
-            read_only_args=[both],
+            2,
+            both,
         )
     )
 
@@ -187,36 +185,33 @@ def take_power(factors: Factors, owner: Any, number: int) -> Any:
 
 def expand_word(word: Any, nearest: Any, rest: Any) -> Any:
     """Four e4m3 times a sum, as two words of f16."""
-    return cute.arch.inline_ptx(
+    return ptx.words(
         "{ .reg .b16 low, high; .reg .b32 a, b, c, d; mov.b32 {low, high}, {$r0}; "
         "cvt.rn.f16x2.e4m3x2 a, low; cvt.rn.f16x2.e4m3x2 b, high; "
         "mul.rn.f16x2 c, a, {$r2}; mul.rn.f16x2 d, b, {$r2}; "
         "fma.rn.f16x2 {$w0}, a, {$r1}, c; fma.rn.f16x2 {$w1}, b, {$r1}, d; }",
-        write_only_types=[Int32, Int32],
-        read_only_args=[word, nearest, rest],
+        2,
+        word,
+        nearest,
+        rest,
     )
 
 
 def multiply_word(word: Any, power: Any) -> Any:
     """Two f16 times two."""
-    return cute.arch.inline_ptx(
-        "mul.rn.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[word, power]
-    )
+    return ptx.word("mul.rn.f16x2 {$w0}, {$r0}, {$r1};", word, power)
 
 
 def twice(value: Any) -> Any:
     """fp32 as two equal f16 in a word."""
-    return cute.arch.inline_ptx(
-        "cvt.rn.f16x2.f32 {$w0}, {$r0}, {$r0};", write_only_types=[Int32], read_only_args=[value]
-    )
+    return ptx.word("cvt.rn.f16x2.f32 {$w0}, {$r0}, {$r0};", value)
 
 
 def as_sum(value: Any) -> Any:
     """The nearest f16 in the low half of a word, and the rest in the high half."""
-    return cute.arch.inline_ptx(
+    return ptx.word(
         "{ .reg .b16 low, high; .reg .f32 near, rest; cvt.rn.f16.f32 low, {$r0}; "
         "cvt.f32.f16 near, low; sub.rn.f32 rest, {$r0}, near; cvt.rn.f16.f32 high, rest; "
         "mov.b32 {$w0}, {low, high}; }",
-        write_only_types=[Int32],
-        read_only_args=[value],
+        value,
     )

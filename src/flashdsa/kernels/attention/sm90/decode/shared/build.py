@@ -10,6 +10,7 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import launch_plan
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import fake_more, fake_operands
 from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
@@ -57,14 +58,8 @@ def launch_clusters(decode: cutlass.Constexpr, stream: Any, *arguments: Any):
     more, (cluster_size,) = split_more(rest, plan.joined)
     q = decode.query_of(x.q)
     items = x.q.shape[0] * ((x.q.shape[1] + plan.group_heads - 1) // plan.group_heads)
-    decode.kernel(q, OtherOperands(*x[1:]), more, plan).launch(
-        grid=[items * cluster_size, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[cluster_size, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    made = decode.kernel(q, OtherOperands(*x[1:]), more, plan)
+    launch_plan(made, plan, items * cluster_size, stream, cluster=cluster_size)
 
 
 @cute.jit
@@ -82,10 +77,5 @@ def launch_dealt(decode: cutlass.Constexpr, stream: Any, *arguments: Any):
     more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
     q = decode.query_of(x.q)
     workspace = Workspace(counters, slots)
-    decode.kernel(q, OtherOperands(*x[1:]), workspace, more, plan).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    made = decode.kernel(q, OtherOperands(*x[1:]), workspace, more, plan)
+    launch_plan(made, plan, num_ctas, stream)

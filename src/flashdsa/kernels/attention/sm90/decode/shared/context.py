@@ -136,18 +136,9 @@ def find_item(memory: DecodeMemory, x: OtherOperands, sources: Any) -> Context:
     # One that takes no part comes after the last tile.
     cuts = (divide(tiles * number, num_ctas) for number in (rank, rank + 1))
     first, end = (cutlass.min(cut, tiles) for cut in cuts)
-    return Context(
-        memory,
-        query,
-        (item - query * blocks) * rows,
-        rank,
-        num_ctas,
-        first * keys,
-        cutlass.min(end * keys, num_slots),
-        end - first,
-        thread_of_warpgroup(),
-        joined,
-    )
+    of_item = query, (item - query * blocks) * rows, rank, num_ctas
+    slots = first * keys, cutlass.min(end * keys, num_slots), end - first
+    return Context(memory, *of_item, *slots, thread_of_warpgroup(), joined)
 
 
 @cute.jit

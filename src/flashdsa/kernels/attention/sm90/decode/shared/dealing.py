@@ -21,26 +21,17 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
+from flashdsa.dsl import gmem, ptx, smem
 from flashdsa.dsl.fragments import F16_KIND, pack
-from flashdsa.dsl.gmem import store4
-from flashdsa.dsl.smem import store_words
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.sources import join_slots
+from flashdsa.kernels.attention.sm90.decode.shared import plan
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context, DecodeMemory
-from flashdsa.kernels.attention.sm90.decode.shared.plan import (
-    CTA_SLOTS,
-    CUT_WORDS,
-    DEALT_WORDS,
-    LEAST_SHARE,
-    OVERHEAD_TILES,
-    STRETCH_BYTES,
-    WHOLE_TILES,
-)
 from flashdsa.kernels.attention.sm90.decode.shared.words import from_f16, load_words_again
 
-LINE_AT, GROUPS_AT, BLOCK_AT, FIRST_AT = range(2 * CUT_WORDS, DEALT_WORDS)
+LINE_AT, GROUPS_AT, BLOCK_AT, FIRST_AT = range(2 * plan.CUT_WORDS, plan.DEALT_WORDS)
 """Indices after the CTA's two cuts: the line's length, the groups that take part, the number of the
 CTA's items among those of their queries, and the CTA that has them in the first group."""
 
@@ -91,7 +82,7 @@ def deal(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
     elif thread < 2:
         # A thread a cut.
         tiles = (batch.most_slots + keys - 1) // keys
-        size = tiles + OVERHEAD_TILES
+        size = tiles + plan.OVERHEAD_TILES
         line = batch.queries * size
         group = group_of_cta(batch)
         write_end(memory, batch, group, line, thread)
@@ -125,7 +116,7 @@ def deal_by_lengths(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
                 for side in cutlass.range(2, unroll=1):
                     place = place_of_cut(group, line, side)
                     if place >= at and place < at + room:
-                        write_cut(memory, side, place, at, query, room - OVERHEAD_TILES)
+                        write_cut(memory, side, place, at, query, room - plan.OVERHEAD_TILES)
                 at += room
         if turn == 0:
             at, line, longest = add_before(memory, own, thread)
@@ -136,7 +127,7 @@ def deal_by_lengths(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
             if stays_whole(group, line, longest):
                 if thread < 2:
                     cut = cutlass.min((group.number + thread) * each, batch.queries)
-                    memory.dealt.array(Int32, DEALT_WORDS)[CUT_WORDS * thread] = cut
+                    memory.dealt.array(Int32, plan.DEALT_WORDS)[plan.CUT_WORDS * thread] = cut
                 end = first
 
 
@@ -144,7 +135,7 @@ def deal_by_lengths(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
 def room_of_query(memory: DecodeMemory, batch: Batch, query: Int32) -> Int32:
     """Tiles of the line that a query takes."""
     keys = memory.plan.tile.keys
-    return (count_slots(batch, query, keys) + keys - 1) // keys + OVERHEAD_TILES
+    return (count_slots(batch, query, keys) + keys - 1) // keys + plan.OVERHEAD_TILES
 
 
 @cute.jit
@@ -153,16 +144,16 @@ def add_before(memory: DecodeMemory, own: Int32, thread: Int32) -> tuple[Int32, 
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     warps = memory.plan.threads // WARP_SIZE
     upto, most = prefix_sum(own, lane), Int32(cute.arch.warp_redux_sync(own, "max"))
-    sums = memory.dealt.array(Int32, DEALT_WORDS + 2 * warps)
+    sums = memory.dealt.array(Int32, plan.DEALT_WORDS + 2 * warps)
     if lane == WARP_SIZE - 1:
-        sums[DEALT_WORDS + warp] = upto
-        sums[DEALT_WORDS + warps + warp] = most
+        sums[plan.DEALT_WORDS + warp] = upto
+        sums[plan.DEALT_WORDS + warps + warp] = most
     cute.arch.sync_threads()
     before, line, longest = upto - own, Int32(0), Int32(0)
     for other in cutlass.range_constexpr(warps):
-        of_warp = sums[DEALT_WORDS + other]
+        of_warp = sums[plan.DEALT_WORDS + other]
         line += of_warp
-        longest = cutlass.max(longest, sums[DEALT_WORDS + warps + other])
+        longest = cutlass.max(longest, sums[plan.DEALT_WORDS + warps + other])
         if other < warp:
             before += of_warp
     return before, line, longest
@@ -194,12 +185,12 @@ def group_of_cta(batch: Batch) -> Group:
 def stays_whole(group: Group, line: Any, longest: Any) -> Boolean:
     """Whether no query is cut, as the longest share of whole ones is little more than each other
     group's part of the line."""
-    return Boolean(longest * group.count <= line + WHOLE_TILES * group.count)
+    return Boolean(longest * group.count <= line + plan.WHOLE_TILES * group.count)
 
 
 def groups_of_line(group: Group, line: Any) -> Any:
     """Groups that take part: all, unless the line is short."""
-    return cutlass.max(cutlass.min(line // LEAST_SHARE, group.count), Int32(1))
+    return cutlass.max(cutlass.min(line // plan.LEAST_SHARE, group.count), Int32(1))
 
 
 def place_of_cut(group: Group, line: Any, side: Any) -> Any:
@@ -211,10 +202,10 @@ def place_of_cut(group: Group, line: Any, side: Any) -> Any:
 @cute.jit
 def write_end(memory: DecodeMemory, batch: Batch, group: Group, line: Any, side: Any) -> None:
     """Write a cut as if it were at the line's end; with the first one, the words behind both."""
-    dealt = memory.dealt.array(Int32, DEALT_WORDS)
-    dealt[CUT_WORDS * side] = batch.queries
-    dealt[CUT_WORDS * side + 1] = Int32(0)
-    dealt[CUT_WORDS * side + 2] = line
+    dealt = memory.dealt.array(Int32, plan.DEALT_WORDS)
+    dealt[plan.CUT_WORDS * side] = batch.queries
+    dealt[plan.CUT_WORDS * side + 1] = Int32(0)
+    dealt[plan.CUT_WORDS * side + 2] = line
     if side == 0:
         dealt[LINE_AT] = line
         dealt[GROUPS_AT] = groups_of_line(group, line)
@@ -228,26 +219,26 @@ def write_cut(
 ) -> None:
     """Write a cut at a position among neighbouring queries of `tiles` tiles, the first of which is
     `query` and begins at `start`."""
-    dealt = memory.dealt.array(Int32, DEALT_WORDS)
-    size = tiles + OVERHEAD_TILES
+    dealt = memory.dealt.array(Int32, plan.DEALT_WORDS)
+    size = tiles + plan.OVERHEAD_TILES
     number = (place - start) // size
     start, query = start + number * size, query + number
-    tile = cutlass.max(place - start - OVERHEAD_TILES, Int32(0))
-    dealt[CUT_WORDS * side] = query
-    dealt[CUT_WORDS * side + 1] = tile
-    dealt[CUT_WORDS * side + 2] = start
+    tile = cutlass.max(place - start - plan.OVERHEAD_TILES, Int32(0))
+    dealt[plan.CUT_WORDS * side] = query
+    dealt[plan.CUT_WORDS * side + 1] = tile
+    dealt[plan.CUT_WORDS * side + 2] = start
 
 
 def num_stretches(memory: DecodeMemory) -> Any:
     """Stretches of the CTA."""
-    dealt = memory.dealt.array(Int32, DEALT_WORDS)
-    return dealt[CUT_WORDS] - dealt[0] + cutlass.min(dealt[CUT_WORDS + 1], Int32(1))
+    dealt = memory.dealt.array(Int32, plan.DEALT_WORDS)
+    return dealt[plan.CUT_WORDS] - dealt[0] + cutlass.min(dealt[plan.CUT_WORDS + 1], Int32(1))
 
 
 @cute.jit
 def take_stretch(memory: DecodeMemory, batch: Batch, number: Int32) -> Context:
     """The CTA's stretch of that number as a context, as if the CTA were alone in its cluster."""
-    dealt = memory.dealt.array(Int32, DEALT_WORDS)
+    dealt = memory.dealt.array(Int32, plan.DEALT_WORDS)
     thread, _, _ = cute.arch.thread_idx()
     keys, rows = memory.plan.tile.keys, memory.plan.group_heads
     query = dealt[0] + number
@@ -260,20 +251,11 @@ def take_stretch(memory: DecodeMemory, batch: Batch, number: Int32) -> Context:
     first, end = Int32(0), (num_slots + keys - 1) // keys
     if number == 0:
         first = dealt[1]
-    if query == dealt[CUT_WORDS]:
-        end = dealt[CUT_WORDS + 1]
-    return Context(
-        memory,
-        query,
-        dealt[BLOCK_AT] * rows,
-        Int32(0),
-        Int32(1),
-        first * keys,
-        cutlass.min(end * keys, num_slots),
-        end - first,
-        thread % WARPGROUP_SIZE,
-        joined,
-    )
+    if query == dealt[plan.CUT_WORDS]:
+        end = dealt[plan.CUT_WORDS + 1]
+    item = query, dealt[BLOCK_AT] * rows, Int32(0), Int32(1)
+    slots = first * keys, cutlass.min(end * keys, num_slots), end - first
+    return Context(memory, *item, *slots, thread % WARPGROUP_SIZE, joined)
 
 
 @cute.jit
@@ -293,7 +275,7 @@ def is_part(ctx: Context, batch: Batch) -> Boolean:
 def parts_before(ctx: Context, number: Int32) -> Int32:
     """Parts that the CTA has stored before its last stretch `number`: its first one, or none."""
     before = Int32(0)
-    if number > 0 and ctx.memory.dealt.array(Int32, DEALT_WORDS)[1] > 0:
+    if number > 0 and ctx.memory.dealt.array(Int32, plan.DEALT_WORDS)[1] > 0:
         before = Int32(1)
     return before
 
@@ -301,11 +283,11 @@ def parts_before(ctx: Context, number: Int32) -> Int32:
 @cute.jit
 def parts_of_item(ctx: Context, batch: Batch, number: Int32) -> Parts:
     """Parts of the item of which `ctx`, the CTA's first stretch or its last one, is one."""
-    dealt = ctx.memory.dealt.array(Int32, DEALT_WORDS)
+    dealt = ctx.memory.dealt.array(Int32, plan.DEALT_WORDS)
     start = dealt[2]
-    if dealt[0] + number == dealt[CUT_WORDS]:
-        start = dealt[CUT_WORDS + 2]
-    start += OVERHEAD_TILES
+    if dealt[0] + number == dealt[plan.CUT_WORDS]:
+        start = dealt[plan.CUT_WORDS + 2]
+    start += plan.OVERHEAD_TILES
     end = start + tiles_of_item(ctx, batch)
     line, groups = dealt[LINE_AT], dealt[GROUPS_AT]
     # Cut c is at c * line // groups, so it is not before y if c >= y * groups / line, rounded up.
@@ -320,12 +302,12 @@ def store_stretch(ctx: Context, batch: Batch, number: Int32) -> None:
     parts = Parts(Int32(0), Int32(1))
     if is_part(ctx, batch):
         parts = parts_of_item(ctx, batch, number)
-    store_words(place_of(ctx.memory, number), [ctx.query, ctx.head, parts.first, parts.count])
+    smem.store_words(place_of(ctx.memory, number), [ctx.query, ctx.head, parts.first, parts.count])
 
 
 def place_of(memory: DecodeMemory, number: Any) -> Any:
     """Address of a stretch."""
-    return memory.stretches.address() + (number & 1) * STRETCH_BYTES
+    return memory.stretches.address() + (number & 1) * plan.STRETCH_BYTES
 
 
 def load_stretch(memory: DecodeMemory, number: Any, thread: Any) -> Context:
@@ -362,7 +344,7 @@ class Workspace(NamedTuple):
 def slot_of_part(workspace: Workspace, parts: Parts, number: Int32) -> Any:
     """Pointer to the words of a part: the item's first one is its CTA's last stretch, each other
     one its CTA's first."""
-    slot = (parts.first + number) * CTA_SLOTS
+    slot = (parts.first + number) * plan.CTA_SLOTS
     if number == 0:
         slot += 1
     return workspace.slots.iterator + Int64(slot) * workspace.slots.shape[1]
@@ -399,13 +381,7 @@ def draw_ticket(
 
 def load_values(pointer: Any) -> list[Any]:
     """Load four words of a part that another CTA may have stored."""
-    return list(
-        cute.arch.inline_ptx(
-            "ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-            write_only_types=[Int32] * 4,
-            read_only_args=[pointer],
-        )
-    )
+    return ptx.words("ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", 4, pointer)
 
 
 def store_values(slot: Any, thread: Any, count: int, value_of: Callable[[int], Any]) -> None:
@@ -414,7 +390,7 @@ def store_values(slot: Any, thread: Any, count: int, value_of: Callable[[int], A
     for line in range(count // LINE_VALUES):
         of_line = [value_of(LINE_VALUES * line + i) for i in range(LINE_VALUES)]
         words = [pack(of_line[2 * i], of_line[2 * i + 1], F16_KIND) for i in range(LINE_WORDS)]
-        store4(at_line(slot, thread, line), words)
+        gmem.store4(at_line(slot, thread, line), words)
 
 
 @cute.jit

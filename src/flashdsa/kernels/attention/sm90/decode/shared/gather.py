@@ -5,13 +5,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
-from flashdsa.dsl.gmem import load_if
-from flashdsa.dsl.static import Static
+from flashdsa.dsl import gmem, ptx, static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
-from flashdsa.kernels.attention.sm90.core import sources
+from flashdsa.kernels.attention.sm90.core import sources, tile
 from flashdsa.kernels.attention.sm90.core.sources import num_rows, rows_of_tile
-from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.row_formats import RowFormat
 
@@ -28,7 +26,7 @@ class Gatherer(NamedTuple):
     indices: cute.Tensor  # (S, topk) int32
     sources: Any = None  # of a joined plan `Sources`
     batch: Any = None  # of dealt tiles `Batch`
-    of_form: Static = Static(None)  # format of packed rows; None: the main source's
+    of_form: static.Static = static.Static(None)  # format of packed rows; None: the main source's
 
     @property
     def form(self) -> RowFormat:
@@ -47,12 +45,12 @@ def early_gatherer(item: Context, gathers: Boolean, x: OtherOperands, sources: A
 
 def of_extra(role: Gatherer) -> Gatherer:
     """The role for rows of an extra source that has a format of its own."""
-    return role._replace(of_form=Static(role.ctx.plan.extra_form))
+    return role._replace(of_form=static.Static(role.ctx.plan.extra_form))
 
 
 def with_main(role: Gatherer) -> Gatherer:
     """The role for rows of the main source."""
-    return role._replace(of_form=Static(None))
+    return role._replace(of_form=static.Static(None))
 
 
 def list_of_slot(role: Gatherer, slot: Any) -> Any:
@@ -68,7 +66,7 @@ def ask_slot(role: Gatherer, slot: Int32) -> Int32:
     if cutlass.const_expr(role.sources is not None):
         return sources.ask_listed(list_of_slot(role, slot), slot)
     offset = Int64(role.ctx.query) * role.indices.shape[1] + slot
-    return load_if(Int32(exists), role.indices.iterator + offset)
+    return gmem.load_if(Int32(exists), role.indices.iterator + offset)
 
 
 @cute.jit
@@ -182,7 +180,7 @@ def find_extent(role: Gatherer, last: Int32, lane: Int32, least: cutlass.Constex
             num_steps -= 1
             more = num_steps > least
             last = last_slots(role, num_steps, lane)
-    num_tiles = cutlass.min(num_steps * TILES, ctx.num_tiles)
+    num_tiles = cutlass.min(num_steps * tile.TILES, ctx.num_tiles)
     if ctx.thread == 0:
         ctx.memory.extent.array(Int32, 1)[0] = num_tiles
         ctx.memory.extent_full.arrive()
@@ -255,12 +253,12 @@ def load_or(address: Any, row: Any, offset: int, words: int, otherwise: int = 0)
     results = ", ".join(f"{{$w{i}}}" for i in range(words))
     form = f"v{words}.b32 {{{results}}}" if words > 1 else f"b32 {results}"
     others = "".join(f"mov.b32 {{$w{i}}}, {otherwise}; " for i in range(words))
-    loaded = cute.arch.inline_ptx(
+    return ptx.words(
         "{ .reg .pred valid; setp.ge.s32 valid, {$r1}, 0; "
         + others
         + f"@valid ld.global.nc.L1::no_allocate.L2::128B.{form}, "
         f"[{{$r0}} + {offset}]; }}",
-        write_only_types=[Int32] * words,
-        read_only_args=[address, row],
+        words,
+        address,
+        row,
     )
-    return list(loaded) if words > 1 else [loaded]

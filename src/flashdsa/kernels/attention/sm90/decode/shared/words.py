@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from cutlass import Float32, Int32, cute
+from cutlass import Int32
 
+from flashdsa.dsl import ptx
 from flashdsa.dsl.smem import VECTOR
 
 BIAS = 127
@@ -14,19 +15,14 @@ MOST_POWER = 126
 """Largest exponent of such a power for Q."""
 
 
-def one_word(ptx: str, *words: Any) -> Any:
-    """An instruction on words."""
-    return cute.arch.inline_ptx(ptx, write_only_types=[Int32], read_only_args=list(words))
-
-
 def scaled(word: Any, factor: Any) -> Any:
     """Two bf16 times a power of two."""
-    return one_word("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", word, factor)
+    return ptx.word("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", word, factor)
 
 
 def to_f16(word: Any) -> Any:
     """Two bf16 as two f16."""
-    return one_word(
+    return ptx.word(
         "{ .reg .b32 low, high; shl.b32 low, {$r0}, 16; and.b32 high, {$r0}, 0xFFFF0000; "
         "cvt.rn.f16x2.f32 {$w0}, high, low; }",
         word,
@@ -35,24 +31,22 @@ def to_f16(word: Any) -> Any:
 
 def from_f16(word: Any) -> Any:
     """Two f16 as fp32."""
-    return cute.arch.inline_ptx(
+    return ptx.numbers(
         "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
         "cvt.f32.f16 {$w0}, low; cvt.f32.f16 {$w1}, high; }",
-        write_only_types=[Float32, Float32],
-        read_only_args=[word],
+        2,
+        word,
     )
 
 
 def bits_of(value: Any) -> Any:
     """fp32 as a word."""
-    return one_word("mov.b32 {$w0}, {$r0};", value)
+    return ptx.word("mov.b32 {$w0}, {$r0};", value)
 
 
 def as_float(bits: Any) -> Any:
     """A word as fp32."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
-    )
+    return ptx.number("mov.b32 {$w0}, {$r0};", bits)
 
 
 def power_of_two(exponent: Any) -> Any:
@@ -62,29 +56,19 @@ def power_of_two(exponent: Any) -> Any:
 
 def load_float(address: Any) -> Any:
     """Load one fp32 from shared memory."""
-    return cute.arch.inline_ptx(
-        "ld.shared.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[address]
-    )
+    return ptx.number("ld.shared.f32 {$w0}, [{$r0}];", address)
 
 
 def store_pair(address: Any, first: Any, second: Any) -> None:
     """Store two fp32 to shared memory."""
-    cute.arch.inline_ptx(
-        "st.shared.v2.f32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[address, first, second]
-    )
+    ptx.run("st.shared.v2.f32 [{$r0}], {{$r1}, {$r2}};", address, first, second)
 
 
 def load_words_again(address: Any) -> list[Int32]:
     """Load four words of shared memory at each call: no earlier ones are kept for them."""
-    return list(
-        cute.arch.inline_ptx(
-            "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-            write_only_types=[Int32] * VECTOR,
-            read_only_args=[address],
-        )
-    )
+    return ptx.words("ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];", VECTOR, address)
 
 
 def store_word(address: Any, word: Any) -> None:
     """Store a word to shared memory."""
-    cute.arch.inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[address, word])
+    ptx.run("st.shared.b32 [{$r0}], {$r1};", address, word)

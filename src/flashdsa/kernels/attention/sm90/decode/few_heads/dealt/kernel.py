@@ -21,49 +21,21 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
-from flashdsa.dsl.fragments import exp2, pack
-from flashdsa.dsl.gmem import load2, store1, store2
+from flashdsa.dsl import fragments, gmem, ptx, registers
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.results import ask_sink, factor_and_lse
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LOG2_E, Scale, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.decode.few_heads import gather, products, softmax
+from flashdsa.kernels.attention.sm90.decode.few_heads import math as math_role
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
-    gather_tiles,
-    load_query,
-    tiles_of_consumer,
-)
-from flashdsa.kernels.attention.sm90.decode.few_heads.math import (
-    Math,
-    Registers,
-    exchange_halves,
-    find_factors,
-    merge_sums,
-    publish_sums,
-    take_tiles,
-)
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS
-from flashdsa.kernels.attention.sm90.decode.few_heads.products import blocks_of, is_rope
-from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
-    first_head,
-    head_of,
-    new_heads,
-    offset_of_head,
-)
-from flashdsa.kernels.attention.sm90.decode.shared import dealing
-from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_dealt_tiles
-from flashdsa.kernels.attention.sm90.decode.shared.combine import first_row, rows_of_item
-from flashdsa.kernels.attention.sm90.decode.shared.context import (
-    Context,
-    DecodeMemory,
-    Output,
-    meet_consumers,
-    thread_of_warpgroup,
-)
+from flashdsa.kernels.attention.sm90.decode.shared import build, combine, context, dealing
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 from flashdsa.kernels.attention.sm90.decode.shared.plan import GROUP_DIMS, STATISTICS
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of
@@ -71,7 +43,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_o
 
 @cute.jit
 def gather_stretches(
-    memory: DecodeMemory, batch: dealing.Batch, kv: cute.Tensor, indices: cute.Tensor
+    memory: context.DecodeMemory, batch: dealing.Batch, kv: cute.Tensor, indices: cute.Tensor
 ) -> None:
     """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
     number, before = Int32(0), Int32(0)
@@ -86,7 +58,7 @@ def gather_stretches(
             dealing.store_stretch(role.ctx, batch, number)
             memory.stretch_full.arrive()
         cute.arch.sync_warp()
-        before = gather_tiles(role, before)
+        before = gather.gather_tiles(role, before)
         number += 1
     # All rows are asked for: the next launch may begin to take the SMs that are free.
     cute.arch.griddepcontrol_launch_dependents()
@@ -100,16 +72,20 @@ class Rows(NamedTuple):
     totals: cute.Tensor  # (HEADS / 4,) fp32: sums against them
 
 
-def at_statistics(slot: Any, ctx: Context, number: int) -> Any:
+def at_statistics(slot: Any, ctx: context.Context, number: int) -> Any:
     """Pointer to the statistics of the lane's head of that number."""
     values = HEADS * ctx.plan.tile.d_v // 2
-    head = first_head(ctx.thread % WARP_SIZE) + offset_of_head(number)
+    head = softmax.first_head(ctx.thread % WARP_SIZE) + softmax.offset_of_head(number)
     return slot + (values + head * STATISTICS)
 
 
 @cute.jit
 def store_part(
-    ctx: Context, rows: Rows, workspace: dealing.Workspace, parts: dealing.Parts, consumer: Int32
+    ctx: context.Context,
+    rows: Rows,
+    workspace: dealing.Workspace,
+    parts: dealing.Parts,
+    consumer: Int32,
 ) -> None:
     """Store this CTA's part of an item: a consumer's half of O, and the heads' statistics."""
     cta, _, _ = cute.arch.block_idx()
@@ -119,11 +95,13 @@ def store_part(
     if consumer == 0 and ctx.thread < 4:
         for number in cutlass.range_constexpr(cute.size(rows.tops)):
             top, total = rows.tops[number], rows.totals[number]
-            store2(at_statistics(slot, ctx, number), bits_of(top), bits_of(total))
+            gmem.store2(at_statistics(slot, ctx, number), bits_of(top), bits_of(total))
 
 
 @cute.jit
-def merge_parts(role: Math, rows: Rows, workspace: dealing.Workspace, parts: dealing.Parts) -> None:
+def merge_parts(
+    role: math_role.Math, rows: Rows, workspace: dealing.Workspace, parts: dealing.Parts
+) -> None:
     """Add up all parts of an item in their order, a consumer's half of O, against their largest
     maxima; divided by the sums. draw_ticket: every part is stored."""
     ctx, factor = role.ctx, role.output.scale.factor
@@ -134,31 +112,31 @@ def merge_parts(role: Math, rows: Rows, workspace: dealing.Workspace, parts: dea
     for part in cutlass.range(parts.count, unroll=1):
         slot = dealing.slot_of_part(workspace, parts, part)
         for number in cutlass.range_constexpr(heads):
-            top, _ = load2(at_statistics(slot, ctx, number))
+            top, _ = gmem.load2(at_statistics(slot, ctx, number))
             rows.tops[number] = cute.arch.fmax(rows.tops[number], as_float(top))
     rows.out.fill(0.0)
     for part in cutlass.range(parts.count, unroll=1):
         slot = dealing.slot_of_part(workspace, parts, part)
         weights = []
         for number in cutlass.range_constexpr(heads):
-            top, total = load2(at_statistics(slot, ctx, number))
-            weight = as_float(total) * exp2((as_float(top) - rows.tops[number]) * factor)
+            top, total = gmem.load2(at_statistics(slot, ctx, number))
+            weight = as_float(total) * fragments.exp2((as_float(top) - rows.tops[number]) * factor)
             rows.totals[number] = rows.totals[number] + weight
             weights.append(weight)
-        every = [weights[head_of(i % (HEADS // 2))] for i in range(cute.size(rows.out))]
+        every = [weights[softmax.head_of(i % (HEADS // 2))] for i in range(cute.size(rows.out))]
         dealing.add_values(slot, thread, rows.out, every)
     inverses = []
     for number in cutlass.range_constexpr(heads):
         total = rows.totals[number]
         inverses.append(cute.arch.rcp_approx(total) if total != 0.0 else Float32(0.0))
     for i in cutlass.range_constexpr(cute.size(rows.out)):
-        rows.out[i] = rows.out[i] * inverses[head_of(i % (HEADS // 2))]
+        rows.out[i] = rows.out[i] * inverses[softmax.head_of(i % (HEADS // 2))]
 
 
 class Dealt(NamedTuple):
     """Role math of dealt tiles. Writes its p, and results or parts."""
 
-    memory: DecodeMemory
+    memory: context.DecodeMemory
     workspace: dealing.Workspace
     q: Any  # (S, H, d_qk) bf16
     out: cute.Tensor  # (S, H, 512) bf16
@@ -166,19 +144,19 @@ class Dealt(NamedTuple):
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
     scale: Scale
 
-    def math(self, number: Any, consumer: Any) -> Math:
+    def math(self, number: Any, consumer: Any) -> math_role.Math:
         """The CTA's stretch of that number, as the steps take it; its slots are the gather's."""
         # Or what depends on the thread alone would be computed once, and spill.
-        ctx = dealing.load_stretch(self.memory, number, opaque(thread_of_warpgroup()))
-        output = Output(ctx, self.out, self.lse, self.attn_sink, self.scale)
-        return Math(ctx, output, self.q, consumer)
+        ctx = dealing.load_stretch(self.memory, number, opaque(context.thread_of_warpgroup()))
+        output = context.Output(ctx, self.out, self.lse, self.attn_sink, self.scale)
+        return math_role.Math(ctx, output, self.q, consumer)
 
     def parts(self, number: Any) -> dealing.Parts:
         return dealing.load_parts(self.memory, number)
 
 
 @cute.jit
-def take_extent(memory: DecodeMemory, number: Int32) -> Int32:
+def take_extent(memory: context.DecodeMemory, number: Int32) -> Int32:
     """The stretch's tiles up to those of the last step with a valid slot."""
     memory.extent_full.wait_for(number)
     thread, _, _ = cute.arch.thread_idx()
@@ -194,7 +172,7 @@ def take_extent(memory: DecodeMemory, number: Int32) -> Int32:
 def take_stretches(role: Dealt, consumer: Int32) -> None:
     """Both consumers, one code: take every stretch of the CTA."""
     memory = role.memory
-    out = cute.make_rmem_tensor(blocks_of(memory.plan) * HEADS // 2, Float32)
+    out = cute.make_rmem_tensor(products.blocks_of(memory.plan) * HEADS // 2, Float32)
     number, tiles = Int32(0), Int32(0)
     while number < dealing.num_stretches(memory):
         # stretch_read, a phase a stretch: maxima, and Q, which halves overwrote, may be written.
@@ -202,25 +180,25 @@ def take_stretches(role: Dealt, consumer: Int32) -> None:
         # stretch_full: the stretch is stored.
         memory.stretch_full.wait_for(number)
         math = role.math(number, consumer)
-        load_query(math.ctx, role.q, consumer, number)
+        gather.load_query(math.ctx, role.q, consumer, number)
         num_tiles = take_extent(memory, number)
         out.fill(0.0)
-        r = Registers(out, new_heads(math.ctx, consumer))
-        end = tiles + tiles_of_consumer(num_tiles, consumer)
-        take_tiles(math, r, tiles, end)
+        r = math_role.Registers(out, softmax.new_heads(math.ctx, consumer))
+        end = tiles + gather.tiles_of_consumer(num_tiles, consumer)
+        math_role.take_tiles(math, r, tiles, end)
         end_stretch(role, r, number, consumer)
         number, tiles = number + 1, end
 
 
 @cute.jit
-def end_stretch(role: Dealt, r: Registers, number: Int32, consumer: Int32) -> None:
+def end_stretch(role: Dealt, r: math_role.Registers, number: Int32, consumer: Int32) -> None:
     """Write a consumer's half of the item's dims, if the stretch is all of it; else store a part,
     and write the rows if it is the last part that is stored."""
     math = role.math(number, consumer)
     ctx = math.ctx
-    publish_sums(math, r)
+    math_role.publish_sums(math, r)
     # all_read: nobody reads Q or P any more, which halves overwrite; all sums are written.
-    meet_consumers(ctx.memory.all_read, number)
+    context.meet_consumers(ctx.memory.all_read, number)
     rows = merge_consumers(math, r, number)
     is_complete = Boolean(True)
     parts = role.parts(number)
@@ -235,7 +213,7 @@ def end_stretch(role: Dealt, r: Registers, number: Int32, consumer: Int32) -> No
 
 
 @cute.jit
-def merge_consumers(role: Math, r: Registers, number: Int32) -> Rows:
+def merge_consumers(role: math_role.Math, r: math_role.Registers, number: Int32) -> Rows:
     """This consumer's half of the dims, of both consumers' tiles, divided by the heads' sums."""
     heads = HEADS // 4
     rows = Rows(
@@ -243,30 +221,32 @@ def merge_consumers(role: Math, r: Registers, number: Int32) -> Rows:
         cute.make_rmem_tensor(heads, Float32),
         cute.make_rmem_tensor(heads, Float32),
     )
-    half = exchange_halves(role, r, find_factors(role, r), number)
+    half = math_role.exchange_halves(role, r, math_role.find_factors(role, r), number)
     for i in cutlass.range_constexpr(len(half)):
         rows.out[i] = half[i]
     for i in cutlass.range_constexpr(heads):
         # Otherwise the values that all heads read would be in registers at once.
         cute.arch.sync_warp()
-        merged = merge_sums(role, i)
+        merged = math_role.merge_sums(role, i)
         rows.tops[i], rows.totals[i] = merged.top, merged.total
     role.ctx.memory.stretch_read.arrive()
     return rows
 
 
 @cute.jit
-def write_rows(role: Math, rows: Rows) -> None:
+def write_rows(role: math_role.Math, rows: Rows) -> None:
     """Write a consumer's half of the item's dims: a lane has two neighbouring ones of a head, four
     lanes 16 bytes. Consumer 0 writes lse."""
     ctx, w = role.ctx, role.output
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    dims, blocks = ctx.plan.tile.d_v, blocks_of(ctx.plan) // CONSUMERS
+    dims, blocks = ctx.plan.tile.d_v, products.blocks_of(ctx.plan) // CONSUMERS
     group = role.consumer * (ctx.plan.dim_groups // CONSUMERS) + 2 * warp + lane // 16
     dim = group * GROUP_DIMS + lane // 4 % 4 * 2
     count = HEADS // 2
-    heads = [first_head(lane) + offset_of_head(number) for number in range(HEADS // 4)]
-    num_heads = rows_of_item(w)
+    heads = [
+        softmax.first_head(lane) + softmax.offset_of_head(number) for number in range(HEADS // 4)
+    ]
+    num_heads = combine.rows_of_item(w)
     asked = [ask_sink(w.attn_sink, ctx.head + head, head < num_heads) for head in heads]
     for number in cutlass.range_constexpr(HEADS // 4):
         head = heads[number]
@@ -274,35 +254,36 @@ def write_rows(role: Math, rows: Rows) -> None:
             total = rows.totals[number]
             top = rows.tops[number] * w.scale.factor
             factor, lse = factor_and_lse(w.attn_sink, asked[number], top, total)
-            row = first_row(w) + head
+            row = combine.first_row(w) + head
             if role.consumer == 0 and ctx.thread < 4:
                 (w.lse.iterator + row).store(lse)
             # O is divided by the sum without the sink.
             factor = factor * total
             to = w.out.iterator + (Int64(row) * dims + dim)
             for block in cutlass.range_constexpr(blocks):
-                of_head = [i for i in range(count) if head_of(i) == number]
+                of_head = [i for i in range(count) if softmax.head_of(i) == number]
                 pair = [rows.out[block * count + i] for i in of_head]
-                word = pack(pair[0] * factor, pair[1] * factor)
+                word = fragments.pack(pair[0] * factor, pair[1] * factor)
                 if factor == 0.0:
                     word = Int32(0)  # O may be NaN
                 at = to + block * ROWS
-                if cutlass.const_expr(is_rope(ctx.plan, blocks + block)):
+                if cutlass.const_expr(products.is_rope(ctx.plan, blocks + block)):
                     if role.consumer == 1:
                         # Dims of bf16 columns are eight apart.
                         store_apart(at + (lane // 4 - lane // 16 * 8 - lane // 4 % 4 * 2), word)
                     else:
-                        store1(at, word)
+                        gmem.store1(at, word)
                 else:
-                    store1(at, word)
+                    gmem.store1(at, word)
 
 
 def store_apart(pointer: Any, word: Any) -> None:
     """Store two bf16, the second one eight further on."""
-    cute.arch.inline_ptx(
+    ptx.run(
         "{ .reg .b16 low, high; mov.b32 {low, high}, {$r1}; "
         "st.global.b16 [{$r0}], low; st.global.b16 [{$r0} + 16], high; }",
-        read_only_args=[pointer, word],
+        pointer,
+        word,
     )
 
 
@@ -320,7 +301,7 @@ def dealt_few_heads_kernel(
 ):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = DecodeMemory.allocate(plan)
+    memory = context.DecodeMemory.allocate(plan)
     sources = sources_of_plan(plan, x, more)
     initialise_barriers(memory, thread)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
@@ -328,13 +309,13 @@ def dealt_few_heads_kernel(
     cute.arch.griddepcontrol_wait()
     # It ends with a sync of the CTA: the barriers are initialised.
     dealing.deal(memory, dealing.batch_of(memory, x, sources), thread)
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    group = warpgroup_idx()
     if group == GATHER:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        registers.take_registers(plan, "gather")
         batch = dealing.batch_of(memory, x, sources)
         gather_stretches(memory, batch, x.kv, x.indices)
     else:
-        cute.arch.setmaxregister_increase(plan.math.registers)
+        registers.take_registers(plan, "math")
         scale = make_scale(x.sm_scale * LOG2_E)
         role = Dealt(memory, workspace, q, x.out, x.lse, x.attn_sink, scale)
         take_stretches(role, group - GATHER - 1)
@@ -342,4 +323,4 @@ def dealt_few_heads_kernel(
 
 def compile_dealt(plan: DealtFewHeadsPlan) -> Any:
     """Compile the kernel's launch."""
-    return compile_dealt_tiles(Decode(dealt_few_heads_kernel, lambda q: q, plan))
+    return build.compile_dealt_tiles(build.Decode(dealt_few_heads_kernel, lambda q: q, plan))

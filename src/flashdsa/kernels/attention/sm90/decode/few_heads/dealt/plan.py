@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import OF_CLUSTERS
@@ -44,8 +44,7 @@ class DealtFewHeadsPlan(FewHeadsPlan):
         does = f"Q of the item, {chunks} x [heads, 64] SW128; then half of O"
         return [replace(q, bytes=size, holds=does), *others]
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """Those of pieces are a ring, those of parts complete a phase for each part, each other one
         a phase for each stretch."""

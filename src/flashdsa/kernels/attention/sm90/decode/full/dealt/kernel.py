@@ -25,57 +25,40 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.fragments import THREAD_ROWS, exp2, row_of_thread
 from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.registers import take_registers
+from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
-from flashdsa.kernels.attention.sm90.core import softmax
+from flashdsa.kernels.attention.sm90.core import results, softmax, tile
 from flashdsa.kernels.attention.sm90.core.consumers import Registers, merge_sums, new_registers
 from flashdsa.kernels.attention.sm90.core.gather import load_query, map_query
-from flashdsa.kernels.attention.sm90.core.results import (
-    ask_sinks,
-    factors_of_rows,
-    staged_after_p,
-    store_rows,
-)
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
-from flashdsa.kernels.attention.sm90.core.tile import ROWS
-from flashdsa.kernels.attention.sm90.decode.full.consumers import (
-    convert_query,
-    normalise,
-    take_tiles0,
-    take_tiles1,
-)
+from flashdsa.kernels.attention.sm90.decode.full import consumers, expand
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before, gather_rows
-from flashdsa.kernels.attention.sm90.decode.shared import dealing
-from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_dealt_tiles
-from flashdsa.kernels.attention.sm90.decode.shared.combine import rows_of_thread
-from flashdsa.kernels.attention.sm90.decode.shared.context import (
-    Context,
-    DecodeMemory,
-    Output,
-    meet_consumers,
-    thread_of_warpgroup,
-)
-from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer, ask_ends
+from flashdsa.kernels.attention.sm90.decode.shared import build, combine, context, dealing, gather
 from flashdsa.kernels.attention.sm90.decode.shared.plan import STATISTICS
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of, from_f16
 
 
 @cute.jit
 def gather_stretches(
-    memory: DecodeMemory, batch: dealing.Batch, q_map: Any, kv: cute.Tensor, indices: cute.Tensor
+    memory: context.DecodeMemory,
+    batch: dealing.Batch,
+    q_map: Any,
+    kv: cute.Tensor,
+    indices: cute.Tensor,
 ) -> None:
     """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
     before = Before(Int32(0))
     while before.stretches < dealing.num_stretches(memory):
         ctx = dealing.take_stretch(memory, batch, before.stretches)
-        role = Gatherer(ctx, q_map, kv, indices, batch.sources, batch)
+        role = gather.Gatherer(ctx, q_map, kv, indices, batch.sources, batch)
         # Asked for before Q, which waits for the consumers.
-        asked = ask_ends(role, ctx.thread % WARP_SIZE)
+        asked = gather.ask_ends(role, ctx.thread % WARP_SIZE)
         load_rows_of_query(role, before)
         if cutlass.const_expr(memory.plan.packed):
-            num_tiles = gather_packed_rows(role, before, asked)
+            num_tiles = expand.gather_packed_rows(role, before, asked)
         else:
             num_tiles = gather_rows(role, before, asked)
         before = before.after(num_tiles)
@@ -84,7 +67,7 @@ def gather_stretches(
 
 
 @cute.jit
-def load_rows_of_query(role: Gatherer, before: Before) -> None:
+def load_rows_of_query(role: gather.Gatherer, before: Before) -> None:
     """Load the item's rows of Q; those past the last head become zeros."""
     ctx = role.ctx
     if ctx.thread == 0:
@@ -98,15 +81,15 @@ def load_rows_of_query(role: Gatherer, before: Before) -> None:
     cute.arch.sync_warp()
 
 
-def at_statistics(slot: Any, ctx: Context, h: int) -> Any:
+def at_statistics(slot: Any, ctx: context.Context, h: int) -> Any:
     """Pointer to the statistics of a row of the thread."""
-    values = ROWS * ctx.plan.tile.d_v // 2
+    values = tile.ROWS * ctx.plan.tile.d_v // 2
     return slot + (values + (row_of_thread(ctx.thread) + 8 * h) * STATISTICS)
 
 
 @cute.jit
 def store_part(
-    ctx: Context,
+    ctx: context.Context,
     r: Registers,
     sums: list[Float32],
     workspace: dealing.Workspace,
@@ -117,7 +100,7 @@ def store_part(
     cta, _, _ = cute.arch.block_idx()
     slot = dealing.slot_of_part(workspace, parts, cta - parts.first)
     thread = ctx.thread + consumer * WARPGROUP_SIZE
-    factors, units = normalise(ctx, r.out, sums)
+    factors, units = consumers.normalise(ctx, r.out, sums)
     softmax.multiply_rows(r.out, factors)
     dealing.store_values(slot, thread, cute.size(r.out), lambda i: r.out[i])
     if ctx.thread % 4 == 0:
@@ -131,7 +114,7 @@ def store_part(
 
 @cute.jit
 def merge_parts(
-    ctx: Context,
+    ctx: context.Context,
     r: Registers,
     scale: softmax.Scale,
     workspace: dealing.Workspace,
@@ -173,43 +156,47 @@ def merge_parts(
 class Consumer(NamedTuple):
     """Reads q, its tile, half of the other tile, and the other's P. Writes its P, and results."""
 
-    memory: DecodeMemory
+    memory: context.DecodeMemory
     workspace: dealing.Workspace
     out: cute.Tensor  # (S, H, 512) bf16
     lse: cute.Tensor  # (S, H) fp32
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
     scale: softmax.Scale
 
-    def stretch(self, number: Any) -> Context:
+    def stretch(self, number: Any) -> context.Context:
         """The CTA's stretch of that number, which was stored before its Q was asked for."""
-        return dealing.load_stretch(self.memory, number, thread_of_warpgroup())
+        return dealing.load_stretch(self.memory, number, context.thread_of_warpgroup())
 
 
 @cute.jit
 def consume(role: Consumer, consumer: cutlass.Constexpr) -> None:
     """Take every stretch of the CTA: consumer 0 the low half of O's dims, consumer 1 the other."""
     r = new_registers(role.memory.plan.tile)
-    before, ctx = Before(Int32(0)), dealing.any_stretch(role.memory, thread_of_warpgroup())
+    before, ctx = Before(Int32(0)), dealing.any_stretch(role.memory, context.thread_of_warpgroup())
     while before.stretches < dealing.num_stretches(role.memory):
         num_tiles = begin_stretch(ctx, r, before.stretches, consumer)
-        (take_tiles0, take_tiles1)[consumer](ctx, r, role.scale, before, num_tiles)
+        (consumers.take_tiles0, consumers.take_tiles1)[consumer](
+            ctx, r, role.scale, before, num_tiles
+        )
         end_stretch(role, r, before.stretches, consumer)
         before = before.after(num_tiles)
 
 
 @cute.jit
-def begin_stretch(ctx: Context, r: Registers, number: Int32, consumer: cutlass.Constexpr) -> Int32:
+def begin_stretch(
+    ctx: context.Context, r: Registers, number: Int32, consumer: cutlass.Constexpr
+) -> Int32:
     """Forget the stretch before; wait for Q, in the form that the products take. Return the tiles
     up to those of the last step with a valid slot."""
     softmax.restart(r.rows)
     r.out.fill(0.0)
     ctx.memory.q_full.wait_for(number)
     if cutlass.const_expr(ctx.plan.packed):
-        convert_query(ctx, consumer, number)
+        consumers.convert_query(ctx, consumer, number)
     else:
         # What one consumer did in the stretch before, the other one has seen: its sums, and that it
         # awaited all scores. q_converted is that of packed rows.
-        meet_consumers(ctx.memory.q_converted, number)
+        context.meet_consumers(ctx.memory.q_converted, number)
     ctx.memory.extent_full.wait_for(number)
     num_tiles = Int32(0)
     if ctx.thread % WARP_SIZE == 0:
@@ -233,20 +220,20 @@ def end_stretch(role: Consumer, r: Registers, number: Int32, consumer: cutlass.C
         if is_complete:
             sums = merge_parts(ctx, r, role.scale, role.workspace, parts, consumer)
     if is_complete:
-        output = Output(ctx, role.out, role.lse, role.attn_sink, role.scale)
+        output = context.Output(ctx, role.out, role.lse, role.attn_sink, role.scale)
         write_rows(output, r, sums, number, consumer)
 
 
 @cute.jit
 def write_rows(
-    w: Output, r: Registers, sums: list[Float32], number: Int32, consumer: cutlass.Constexpr
+    w: context.Output, r: Registers, sums: list[Float32], number: Int32, consumer: cutlass.Constexpr
 ) -> None:
     """Write a consumer's half of the item's rows, divided by their sums; consumer 0 writes lse.
     `number`: of the stretch."""
-    item = rows_of_thread(w)
-    factors = factors_of_rows(w, r.rows, sums, item, ask_sinks(w, item), consumer)
-    staged = staged_after_p(w.ctx, number, consumer)
-    store_rows(w.ctx, w.out, r.out, factors, item, consumer, staged, 0)
+    item = combine.rows_of_thread(w)
+    factors = results.factors_of_rows(w, r.rows, sums, item, results.ask_sinks(w, item), consumer)
+    staged = results.staged_after_p(w.ctx, number, consumer)
+    results.store_rows(w.ctx, w.out, r.out, factors, item, consumer, staged, 0)
 
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
@@ -263,7 +250,7 @@ def dealt_kernel(
 ):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = DecodeMemory.allocate(plan)
+    memory = context.DecodeMemory.allocate(plan)
     initialise_barriers(memory, thread)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
     # still reads the results or the workspace.
@@ -271,22 +258,22 @@ def dealt_kernel(
     sources = sources_of_plan(plan, x, more)
     # It ends with a sync of the CTA: the barriers are initialised.
     dealing.deal(memory, dealing.batch_of(memory, x, sources), thread)
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
-        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        take_registers(plan, "gather")
         batch = dealing.batch_of(memory, x, sources)
         gather_stretches(memory, batch, q_map.get_ptr(), x.kv, x.indices)
     elif group == CONSUMER0:
-        cute.arch.setmaxregister_increase(plan.consumer0.registers)
+        take_registers(plan, "consumer0")
         scale = softmax.make_scale(x.sm_scale * softmax.LOG2_E)
         consume(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale), 0)
     else:
-        cute.arch.setmaxregister_increase(plan.consumer1.registers)
+        take_registers(plan, "consumer1")
         scale = softmax.make_scale(x.sm_scale * softmax.LOG2_E)
         consume(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale), 1)
 
 
 def compile_dealt(plan: DealtPlan) -> Any:
     """Compile the kernel's launch."""
-    return compile_dealt_tiles(Decode(dealt_kernel, map_query, plan))
+    return build.compile_dealt_tiles(build.Decode(dealt_kernel, map_query, plan))

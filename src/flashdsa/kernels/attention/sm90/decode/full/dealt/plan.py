@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import OF_CLUSTERS
@@ -27,8 +27,7 @@ class DealtPlan(DecodePlan):
     def cluster_buffers(self) -> list[SmemRegion]:
         return self.dealt_buffers
 
-    @property
-    @cache  # noqa: B019 - plans are few
+    @cached_property
     def barriers(self) -> tuple[Barrier, ...]:
         """Barriers of tiles complete a phase for each use of their tile, those of a stretch one for
         each stretch, those of parts one for each part."""
