@@ -51,13 +51,8 @@ def test_opcheck_of_two_sources(grad: bool) -> None:
     )
     out, lse = torch.randn(3, 2, x.d_v), torch.randn(3, 2)
     args = (
-        q.detach(),
-        kv.detach(),
-        out,
-        lse,
-        out,
-        *(None if y is None else y.detach() for y in lists),
-    )
+        q.detach(), kv.detach(), out, lse, out, *(None if y is None else y.detach() for y in lists),
+    )  # fmt: skip
     opcheck(custom_op(OPERATIONS["mla_bwd"]), (*args, 0.3, True, None, 2, "cpu"))
 
 

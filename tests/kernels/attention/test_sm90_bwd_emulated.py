@@ -147,52 +147,21 @@ def test_groups_of_256_rows_of_512_columns(monkeypatch: pytest.MonkeyPatch) -> N
 
 JOINED = {
     "a window and ids": SparseMlaCase(
-        "a window and ids",
-        4,
-        60,
-        64,
-        20,
-        extra_keys=150,
-        extra_topk=40,
-        ranges="extra_kv",
-        invalid=True,
-        topk_length=True,
-        poison=True,
-        strided=True,
-        d_qk=512,
-        attn_sink="finite",
+        "a window and ids", 4, 60, 64, 20, extra_keys=150, extra_topk=40, ranges="extra_kv",
+        invalid=True, topk_length=True, poison=True, strided=True, d_qk=512, attn_sink="finite",
     ),
     "pools of 4 and a tail": SparseMlaCase(
-        "pools of 4 and a tail",
-        4,
-        61,
-        64,
-        8,
-        index_block=4,
-        extra_keys=61,
-        extra_topk=3,
-        ranges="extra_kv",
-        duplicates=True,
-        empty_rows=True,
-        poison=True,
-        d_qk=512,
+        "pools of 4 and a tail", 4, 61, 64, 8, index_block=4, extra_keys=61, extra_topk=3,
+        ranges="extra_kv", duplicates=True, empty_rows=True, poison=True, d_qk=512,
     ),
     "two ranges": SparseMlaCase(
-        "two ranges",
-        5,
-        90,
-        16,
-        30,
-        extra_keys=70,
-        extra_topk=5,
-        ranges="kv and extra_kv",
-        empty_rows=True,
-        poison=True,
+        "two ranges", 5, 90, 16, 30, extra_keys=70, extra_topk=5, ranges="kv and extra_kv",
+        empty_rows=True, poison=True,
     ),
     "no row, and 9": SparseMlaCase(
         "no row, and 9", 3, 0, 40, 20, extra_keys=9, extra_topk=4, duplicates=True, d_qk=512
     ),
-}
+}  # fmt: skip
 """Two sources, ranges and blocks, which are joined before all else."""
 
 

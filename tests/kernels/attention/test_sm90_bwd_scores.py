@@ -56,18 +56,11 @@ class Written:
         function = emulator.function(MLA_BWD_SCORES, plan)
         with emulator.launching():
             function(
-                self.inputs.q,
-                self.inputs.kv,
-                self.inputs.do,
-                self.lse,
-                delta,
-                *(self.rows, self.members, self.counts, self.counts, self.counts),
-                self.workspace,
-                heads,
-                case.d_qk**-0.5,
-                min(blocks // ITEM_BLOCKS, 2),
+                self.inputs.q, self.inputs.kv, self.inputs.do, self.lse, delta,
+                *(self.rows, self.members, self.counts, self.counts, self.counts), self.workspace,
+                heads, case.d_qk**-0.5, min(blocks // ITEM_BLOCKS, 2),
                 torch.tensor([FIRST], dtype=torch.int32),
-            )
+            )  # fmt: skip
         assert [str(finding) for finding in emulator.findings] == []
 
     def make_lists(self) -> None:

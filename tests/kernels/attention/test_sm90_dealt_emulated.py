@@ -102,16 +102,9 @@ def test_lengths_are_dealt_zero_and_very_unequal_ones_too() -> None:
 
 
 FEW_HEADS = SparseMlaCase(
-    "few heads",
-    5,
-    900,
-    13,
-    540,
-    packed="fp32",
-    attn_sink="infinite",
-    invalid=True,
+    "few heads", 5, 900, 13, 540, packed="fp32", attn_sink="infinite", invalid=True,
     topk_length=True,
-)
+)  # fmt: skip
 FEW_LENGTHS = [430, 540, 540, 30, 0]
 """Rings go round from stretch to stretch; parts have no key, too."""
 

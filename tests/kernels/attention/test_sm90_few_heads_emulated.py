@@ -31,15 +31,9 @@ TWO_STEPS = SparseMlaCase(
     "two steps", 1, 90, 11, 180, packed="ue8m0", duplicates=True, invalid=True, poison=True
 )
 ALL_AT_ONCE = SparseMlaCase(
-    "every feature",
-    3,
-    60,
-    20,
-    140,
-    packed="ue8m0",
-    attn_sink="infinite",
+    "every feature", 3, 60, 20, 140, packed="ue8m0", attn_sink="infinite",
     **EVERY_FEATURE | {"kv_3d": False},
-)
+)  # fmt: skip
 
 
 NO_ROPE = FewHeadsPlan.formats[1]

@@ -32,17 +32,9 @@ TWO_STEPS = SparseMlaCase(
     "two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True, max_logits=True
 )
 GROUP = SparseMlaCase(
-    "a group and a half",
-    5,
-    300,
-    16,
-    70,
-    duplicates=True,
-    invalid=True,
-    topk_length=True,
-    attn_sink="finite",
-    max_logits=True,
-)
+    "a group and a half", 5, 300, 16, 70, duplicates=True, invalid=True, topk_length=True,
+    attn_sink="finite", max_logits=True,
+)  # fmt: skip
 ALL_AT_ONCE = SparseMlaCase(
     "every feature", 3, 60, 20, 140, attn_sink="infinite", max_logits=True, **EVERY_FEATURE
 )

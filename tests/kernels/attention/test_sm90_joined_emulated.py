@@ -29,73 +29,29 @@ from tests.kernels.assembled import assert_it_assembles_without_spills
 
 LATER = pytest.mark.slow
 POOLS = SparseMlaCase(
-    "pools of 4 and a tail, as GLM-5.3's",
-    5,
-    203,
-    64,
-    40,
-    d_qk=512,
-    index_block=4,
-    extra_keys=203,
-    extra_topk=13,
-    ranges="extra_kv",
-    invalid=True,
-    empty_rows=True,
-    topk_length=True,
-    poison=True,
+    "pools of 4 and a tail, as GLM-5.3's", 5, 203, 64, 40, d_qk=512, index_block=4, extra_keys=203,
+    extra_topk=13, ranges="extra_kv", invalid=True, empty_rows=True, topk_length=True, poison=True,
     attn_sink="finite",
-)
+)  # fmt: skip
 """160 slots and none, none and 1, 160 and 4; 203 is no multiple of 4."""
 WINDOW = SparseMlaCase(
-    "a window and ids, as DeepSeek-V4's",
-    8,
-    300,
-    20,
-    129,
-    extra_keys=90,
-    extra_topk=70,
-    ranges="kv",
-    duplicates=True,
-    topk_length=True,
-    strided=True,
-    kv_3d=True,
-    indices_3d=True,
+    "a window and ids, as DeepSeek-V4's", 8, 300, 20, 129, extra_keys=90, extra_topk=70,
+    ranges="kv", duplicates=True, topk_length=True, strided=True, kv_3d=True, indices_3d=True,
     attn_sink="infinite",
-)
+)  # fmt: skip
 """Slots from 129 and 35 to 128 and none; one window begins before the first row."""
 SMALL = SparseMlaCase(
     "no row, and 5", 3, 0, 20, 64, d_qk=512, extra_keys=5, extra_topk=4, duplicates=True
 )
 IN_GROUPS = SparseMlaCase(
-    "a group and a half",
-    3,
-    150,
-    32,
-    60,
-    d_qk=512,
-    extra_keys=40,
-    extra_topk=30,
-    duplicates=True,
-    invalid=True,
-    nan_row=True,
-    attn_sink="finite",
-)
+    "a group and a half", 3, 150, 32, 60, d_qk=512, extra_keys=40, extra_topk=30, duplicates=True,
+    invalid=True, nan_row=True, attn_sink="finite",
+)  # fmt: skip
 
 LONG = SparseMlaCase(
-    "ids and a window of four items",
-    4,
-    384,
-    64,
-    300,
-    d_qk=512,
-    extra_keys=256,
-    extra_topk=200,
-    ranges="extra_kv",
-    invalid=True,
-    topk_length=True,
-    poison=True,
-    attn_sink="finite",
-)
+    "ids and a window of four items", 4, 384, 64, 300, d_qk=512, extra_keys=256, extra_topk=200,
+    ranges="extra_kv", invalid=True, topk_length=True, poison=True, attn_sink="finite",
+)  # fmt: skip
 
 
 def run(case: SparseMlaCase, device: Device, when: str = "late") -> list[LaunchSetup]:
