@@ -199,20 +199,9 @@ LIBRARY = ("adapters", "backends", "dispatch", "distributed", "integrations", "o
 # Factories of torch whose result has the default dtype, which is the caller's, or may have it.
 # `arange` of integers is int64 whatever that is.
 FACTORIES = {
-    "empty",
-    "empty_strided",
-    "eye",
-    "full",
-    "linspace",
-    "logspace",
-    "normal",
-    "ones",
-    "rand",
-    "randn",
-    "scalar_tensor",
-    "tensor",
-    "zeros",
-}
+    "empty", "empty_strided", "eye", "full", "linspace", "logspace", "normal", "ones", "rand",
+    "randn", "scalar_tensor", "tensor", "zeros",
+}  # fmt: skip
 
 
 def _factories_without_a_dtype(tree: ast.Module) -> Iterator[int]:

@@ -124,14 +124,9 @@ def run(
         module.device = device
     seen = Recorder()
     result = module.launch(
-        "k",
-        grid,
-        block,
-        args=list(own.values()),
-        cluster=cluster,
-        policy=policy or Policy(),
+        "k", grid, block, args=list(own.values()), cluster=cluster, policy=policy or Policy(),
         observer=seen,
-    )
+    )  # fmt: skip
     return Ran(own, seen, result)
 
 

@@ -42,17 +42,9 @@ def test_top_k_as_slots_of_a_page_table() -> None:
     pages = _int32([4, 6, 0, 0], [3, 8, 5, 1])
     raw, out = torch.empty(3, 3, dtype=torch.int32), torch.empty(3, 3, dtype=torch.int32)
     got = flashinfer.top_k_page_table_transform(
-        scores,
-        pages,
-        lengths,
-        3,
-        row_to_batch=_int32(0, 1, 1),
-        row_starts=starts,
-        page_table_row_starts=_int32(0, 1, 2),
-        page_size=4,
-        out=out,
-        out_raw_indices=raw,
-    )
+        scores, pages, lengths, 3, row_to_batch=_int32(0, 1, 1), row_starts=starts,
+        page_table_row_starts=_int32(0, 1, 2), page_size=4, out=out, out_raw_indices=raw,
+    )  # fmt: skip
     assert got is out
     assert raw.tolist() == [[1, 3, 4], [0, 1, 2], [0, 1, -1]]
     assert out.tolist() == [[17, 19, 24], [32, 33, 34], [20, 21, -1]]

@@ -33,17 +33,12 @@ def code(*rows: str, lines: dict[int, Line] | None = None, called_from: int | No
         shown = " ".join([opcode, *conditions, *(f"`({t})" for t in targets), *_numbers(operands)])
         instructions.append(
             Instruction(
-                address=16 * index,
-                text=f"{guard} {shown}".strip(),
-                opcode=opcode,
-                guard=guard,
+                address=16 * index, text=f"{guard} {shown}".strip(), opcode=opcode, guard=guard,
                 reads=sum(1 << int(r) for r in read.split()),
-                writes=sum(1 << int(w) for w in written.split()) if "=" in rest else 0,
-                live=0,
-                targets=targets,
-                line=(lines or {}).get(index),
+                writes=sum(1 << int(w) for w in written.split()) if "=" in rest else 0, live=0,
+                targets=targets, line=(lines or {}).get(index),
             )
-        )
+        )  # fmt: skip
     return Code("k", tuple(instructions), labels, called_from)
 
 

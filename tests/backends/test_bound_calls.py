@@ -36,7 +36,7 @@ class Pretended:
     def __init__(self) -> None:
         self.asked: list[KernelPlan] = []
         """Plans of functions, in the order in which they were asked for."""
-        self.launched: list[tuple[KernelPlan, tuple[Any, ...]]] = []
+        self.launched: list[tuple[Any, tuple[Any, ...]]] = []
         self.refuses: Callable[..., Any] = lambda *_: False
         """Whether functions raise in place of a launch of such arguments."""
 

@@ -20,14 +20,9 @@ from flashdsa.kernels.catalog import KERNELS
 from tests.support.subtests import CaseLoop
 
 COMMANDS = (
-    "demo",
-    "info",
-    "check",
-    "bench",
-    "choose sparse_mla",
-    *(f"plan {spec.name}" for spec in KERNELS if spec.plans[0].roles),
-    "inspect",
-)
+    "demo", "info", "check", "bench", "choose sparse_mla",
+    *(f"plan {spec.name}" for spec in KERNELS if spec.plans[0].roles), "inspect",
+)  # fmt: skip
 Run = Callable[..., Result]
 
 

@@ -13,11 +13,6 @@ from flashdsa.demo import DemoOptions
 def tiny(tmp_path: Path) -> DemoOptions:
     """Two steps, one of each of the indexer's stages."""
     return DemoOptions(
-        steps=2,
-        window=192,
-        num_queries=8,
-        topk=64,
-        num_heads=1,
-        eval_windows=1,
+        steps=2, window=192, num_queries=8, topk=64, num_heads=1, eval_windows=1,
         picture=tmp_path / "new" / "demo.png",
-    )
+    )  # fmt: skip

@@ -24,17 +24,10 @@ def run(
     report: Report = []
     folder = tmp_path_factory.mktemp("demo") / "new"
     options = DemoOptions(
-        form=request.param,
-        steps=24,
-        window=320,
-        num_queries=96,
-        topk=TOPK[request.param],
-        num_heads=2,
-        eval_every=8,
-        eval_windows=2,
-        picture=folder / "demo.png",
+        form=request.param, steps=24, window=320, num_queries=96, topk=TOPK[request.param],
+        num_heads=2, eval_every=8, eval_windows=2, picture=folder / "demo.png",
         indices=folder / "indices.pt",
-    )
+    )  # fmt: skip
     return run_demo(options, lambda *event: report.append(event)), report
 
 

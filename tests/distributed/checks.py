@@ -395,14 +395,9 @@ def check_indexer_equals_one_process() -> None:
             for from_pages in (False, True):
                 with nullcontext() if not from_pages else _without_prefill():
                     indices = context_parallel_topk_indexer(
-                        parts,
-                        layout.shard(k),
-                        layout.shard(weights),
-                        mesh,
-                        layout=layout,
-                        topk=topk,
-                        query_chunk=100,
-                    )
+                        parts, layout.shard(k), layout.shard(weights), mesh, layout=layout,
+                        topk=topk, query_chunk=100,
+                    )  # fmt: skip
                 positions = layout.token_of(indices)
                 assert torch.equal(positions, layout.shard(expected, padding=-1)), layout
                 assert torch.equal(layout.key_row(positions), indices), layout

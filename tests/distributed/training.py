@@ -51,14 +51,9 @@ def check_weights_learn_as_in_one_process() -> None:
     tokens = layout.positions[rows]
     local_kv, local_k = layout.shard(kv), layout.shard(k_index)
     indices = context_parallel_topk_indexer(
-        q8[tokens],
-        local_k.detach().bfloat16(),
-        weights8[tokens],
-        mesh,
-        layout=layout,
-        topk=TOPK,
+        q8[tokens], local_k.detach().bfloat16(), weights8[tokens], mesh, layout=layout, topk=TOPK,
         query_rows=rows,
-    )
+    )  # fmt: skip
     selected = layout.token_of(indices)
     where = torch.searchsorted(asked, tokens)
     assert torch.equal(selected, ids[where])

@@ -20,11 +20,12 @@ ROWS = [
     for line in PAGE.splitlines()
     if line.startswith("| ") and not line.startswith(("| requirement", "| ---"))
 ]
+SLOW = "check|inspect|split-heads"
+"""Commands that compile and emulate what tests of the kernels and of the laboratory do."""
 COMMANDS = [
-    pytest.param(command, marks=pytest.mark.slow if re.search("check|inspect", command) else ())
+    pytest.param(command, marks=pytest.mark.slow if re.search(SLOW, command) else ())
     for command in sorted({found for row in ROWS for found in re.findall("`([^`]+)`", row[1])})
 ]
-"""Those that compile and emulate what tests of the kernels do are slow tests."""
 PROGRAMS = {"flashdsa": cli, "python -m workbench": workbench}
 
 

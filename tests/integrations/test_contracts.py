@@ -101,19 +101,10 @@ def test_megatrons_own_dispatch_calls_the_hook_and_agrees_with_its_torch_path() 
             kv_lora_rank=512, dsa_kernel_backend=backend, attention_backend=None
         )
         out = dsa._run_sparse_attention(
-            absorbed_mla=True,
-            query=query,
-            key=key,
-            value=None,
-            up_v_weight=up,
-            topk_indices=ids,
-            softmax_scale=576**-0.5,
-            config=config,
-            mask=torch.zeros(2, 12, 20),
-            varlen_starts=None,
-            varlen_ends=None,
-            key_positions=None,
-        )
+            absorbed_mla=True, query=query, key=key, value=None, up_v_weight=up, topk_indices=ids,
+            softmax_scale=576**-0.5, config=config, mask=torch.zeros(2, 12, 20), varlen_starts=None,
+            varlen_ends=None, key_positions=None,
+        )  # fmt: skip
         torch.manual_seed(1)
         return out.detach(), torch.autograd.grad(out, (query, key), torch.randn_like(out))
 

@@ -14,7 +14,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 import flashdsa
 from flashdsa.backends.emulated.devices import Device
-from flashdsa.backends.emulated.runner import compiled, emulation
+from flashdsa.backends.emulated.runner import emulation
 from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import SM100
 from flashdsa.kernels.catalog import KERNELS
@@ -23,6 +23,7 @@ from flashdsa.toolchain.ptxas import Assembler
 from flashdsa.verify.compare import Comparison, failures
 from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
+from tests.kernels.assembled import ptx_of
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
 SPECS = [pytest.param(spec, id=spec.name) for spec in KERNELS if spec.arch == SM100.name]
@@ -30,11 +31,6 @@ GPUS = ("sm_100a", "sm_103a")
 ONE_PAIR = Device(2, MappingProxyType({1: 2, 2: 1}))
 LENGTHS = [130, 1, 0]
 ONE_BLOCK = SparseMlaCase("one block", 1, 50, 128, 32, invalid=True)
-
-
-def text_of(spec: KernelSpec) -> str:
-    """PTX of the kernel's first plan."""
-    return str(compiled(spec, spec.plans[0]).__ptx__)
 
 
 def module_of(instruction: str, target: str) -> str:
@@ -53,7 +49,7 @@ ret;
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_both_gpus_take_the_code_of_each_kernel(spec: KernelSpec) -> None:
-    text, assembler = text_of(spec), Assembler.find()
+    text, assembler = ptx_of(spec, spec.plans[0]), Assembler.find()
     assert re.findall(r"^\.target (\w+)", text, re.MULTILINE) == [SM100.target]
     if assembler is None:
         pytest.skip("needs ptxas: pip install 'flashdsa[assemble]'")

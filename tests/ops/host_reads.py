@@ -10,17 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _READING = (
-    "_local_scalar_dense",
-    "equal",
-    "is_nonzero",
-    "masked_select",
-    "nonzero",
-    "unique",
-    "_unique",
-    "_unique2",
-    "unique_dim",
-    "unique_consecutive",
-)
+    "_local_scalar_dense", "equal", "is_nonzero", "masked_select", "nonzero", "unique", "_unique",
+    "_unique2", "unique_dim", "unique_consecutive",
+)  # fmt: skip
 """What gives a number to Python, or a tensor as long as values say."""
 
 

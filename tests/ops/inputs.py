@@ -7,7 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+import flashdsa
+from workbench.public_calls import Call, Sizes, public_calls
+
 PAGES = 5
+SIZES = Sizes(s=3, s_kv=64, h=4, h_index=4, topk=8, indexer_topk=8, pages=4)
 
 
 class Attention(NamedTuple):
@@ -69,3 +73,20 @@ def indexer(seed: int = 0) -> Indexer:
         seq_lens=torch.tensor([130, 70], dtype=torch.int32),
         block_table=torch.tensor([[3, 0, 4], [1, 2, 0]], dtype=torch.int32),
     )
+
+
+def small_calls() -> dict[str, Call]:
+    """`public_calls` of few rows and heads, with keys in the caches."""
+    calls, scored = public_calls("cpu", SIZES), indexer()._asdict()
+    for name, call in calls.items():
+        if "q_index_fp8" in call.arguments:
+            arguments = {**call.arguments, **scored}
+            if call.written:
+                arguments["topk_indices"] = torch.full((2, 8), -7, dtype=torch.int32)
+            calls[name] = call._replace(arguments=arguments)
+    cache = calls["read_index_k_cache"].arguments["cache"]
+    cache.copy_(scored["k_index_cache_fp8"][: len(cache)])
+    for form in ("", ", packed"):
+        held = {name: calls["read_kv_cache" + form].arguments[name] for name in ("cache", "slots")}
+        flashdsa.write_kv_cache(calls["write_kv_cache"].arguments["kv"], **held)
+    return calls

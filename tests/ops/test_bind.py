@@ -15,49 +15,12 @@ from flashdsa.dispatch.registration import custom_op
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.ops import OPERATIONS, bound
 from tests.ops import inputs
-from workbench.public_calls import public_calls
 
 X = inputs.attention(torch.float32)
 OUT = torch.zeros(*X.q.shape[:2], X.d_v)
 LSE = torch.zeros(X.q.shape[:2])
 INDEX = inputs.indexer()
 IDS = torch.zeros(2, 16, dtype=torch.int32)
-PARAMETERS: dict[str, Any] = {
-    "d_v": X.d_v, "sm_scale": 0.3, "max_len": 140, "topk": 5, "table_page_size": 64,
-}  # fmt: skip
-
-
-def normal(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
-
-
-def operands_of() -> dict[str, tuple[Tensor | None, ...]]:
-    """Operands by the name of an operation; of others, those of `public_calls`."""
-    forward = X.q, X.kv, X.indices
-    learned = normal(3, 4, 128), normal(X.kv.shape[0], 128), normal(3, 4), X.indices
-    scores, target = normal(3, 6), normal(3, 6).abs()
-    ends = torch.tensor([3, 0, 7], dtype=torch.int32)
-    cache, slots = INDEX.k_index_cache_fp8.clone(), torch.tensor([3, 64], dtype=torch.int32)
-    none = (None,) * 7
-    return {
-        "sparse_mla_fwd": (*forward, *none),
-        "sparse_mla_fwd_out": (*forward, OUT.clone(), LSE.clone(), None, *none),
-        "mla_bwd": (X.q, X.kv, OUT + 1, LSE, OUT, X.indices, *none),
-        "dsa_topk_indexer": (*INDEX, IDS.clone(), None),
-        "indexer_logits": tuple(INDEX),
-        "topk_indices": (scores, torch.tensor([6, 2, 0], dtype=torch.int32)),
-        "dsa_topk_prefill": (*learned[:3], ends, IDS[:1].expand(3, -1).clone(), *none[:3]),
-        "prefill_logits": (*learned[:3], ends, None, None),
-        "quantize_index_k": (normal(4, 128),),
-        "quantize_index_q": (normal(3, 4, 128), normal(3, 4)),
-        "write_index_k_cache": (normal(2, 128), slots, cache),
-        "read_index_k_cache": (cache, slots),
-        "attention_target": (X.q, X.kv, LSE, X.indices, None, None),
-        "indexer_scores": (*learned, None),
-        "indexer_bwd": (*learned, scores, None),
-        "indexer_kl": (scores, target),
-        "indexer_kl_bwd": (scores, target, normal(3)),
-    }
 
 
 def changed(spec: OpSpec, operands: tuple[Tensor | None, ...], seed: int) -> list[Tensor | None]:
@@ -67,8 +30,8 @@ def changed(spec: OpSpec, operands: tuple[Tensor | None, ...], seed: int) -> lis
     for row, x in zip(spec.operands, operands, strict=True):
         if x is not None and row.written and x.dtype is not torch.uint8:
             x = torch.full_like(x, -9)
-        elif x is not None and x.dtype is torch.float32:
-            x = torch.rand(x.shape, generator=generator)
+        elif x is not None and x.is_floating_point() and x.itemsize > 1:
+            x = torch.rand(x.shape, generator=generator).to(x.dtype)
         made.append(None if x is None else x.clone())
     return made
 
@@ -88,10 +51,10 @@ def tensors(spec: OpSpec, results: Any, operands: list[Tensor | None]) -> list[T
 
 @pytest.mark.parametrize("spec", OPERATIONS.values(), ids=lambda spec: spec.operation)
 def test_bound_calls_give_what_unbound_ones_do(spec: OpSpec, new_calls: Callable[[], None]) -> None:
-    bound_to, chosen = operands_of().get(spec.operation), PARAMETERS
-    if bound_to is None:
-        chosen = dict(public_calls("cpu")[spec.operation].arguments)
-        bound_to = tuple(chosen.get(row.name) for row in spec.operands)
+    name = spec.operation.replace("_out", ", buffers")
+    chosen = dict(inputs.small_calls()[name].arguments)
+    bound_to = tuple(chosen.get(row.name) for row in spec.operands)
+    chosen |= {"d_v": 512, "sm_scale": 0.3, "table_page_size": 64}
     names = [x.name for x in spec.parameters if x.passed]
     given = {name: chosen[name] for name in names if name in chosen}
     serve = flashdsa.bind(spec.operation, bound_to, backend="cpu", **given)

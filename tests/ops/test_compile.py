@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cached_property
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,9 +9,17 @@ from torch import Tensor
 import flashdsa
 from flashdsa.ops import OPERATIONS
 from tests.ops import inputs
+from tests.ops.test_compiled_sizes import EXPORTED, GRADIENTS, assert_alike, forget_tables
 from workbench.public_calls import public_calls
 
 PUBLIC = {*OPERATIONS} | {"sparse_mla", "indexer_kl_loss"}
+FURTHER = [
+    name
+    for name in public_calls("cpu")
+    if name.partition(",")[0] in PUBLIC
+    and (name in GRADIENTS or (", " in name and name not in EXPORTED))
+]
+"""Calls of operations whose sizes are not changed, or only where a gradient is asked for."""
 
 
 @pytest.fixture(autouse=True)
@@ -73,25 +77,12 @@ def test_indexer_compiles_whole_and_writes_its_output() -> None:
     assert torch.equal(compiled, expected + 1)
 
 
-@pytest.mark.parametrize("name", [n for n in public_calls("cpu") if n.partition(",")[0] in PUBLIC])
+@pytest.mark.parametrize("name", FURTHER)
 def test_the_first_call_of_a_process_may_be_compiled(name: str, new_calls: None) -> None:
-    """Nothing of a table was looked up before."""
+    """Others are in test_compiled_sizes.py."""
     call = public_calls("cpu")[name]
-    for spec in OPERATIONS.values():
-        for table in (spec, *spec.operands):
-            for attribute, value in vars(type(table)).items():
-                if isinstance(value, cached_property):
-                    vars(table).pop(attribute, None)
-
-    def results(function: Callable[..., Any]) -> list[Tensor]:
-        copies = {n: x.clone() if n in call.tensors else x for n, x in call.arguments.items()}
-        given = function(**copies)
-        given = [given] if isinstance(given, Tensor) else list(given or ())
-        return [*given, *(copies[name] for name in call.tensors)]
-
-    compiled = results(torch.compile(call.function, fullgraph=True, backend="aot_eager"))
-    for got, expected in zip(compiled, results(call.function), strict=True):
-        torch.testing.assert_close(got, expected, equal_nan=True)
+    forget_tables()
+    assert_alike(call, torch.compile(call.function, fullgraph=True, backend="aot_eager"))
 
 
 def test_compiled_calls_of_a_kv_cache_check_slots() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import flashdsa
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.cpu import prefill as cpu_prefill
 from flashdsa.dispatch.registration import custom_op
-from flashdsa.dispatch.spec import OpSpec
 from flashdsa.ops import OPERATIONS
 from tests.ops import inputs
 
@@ -53,13 +51,8 @@ def test_opcheck_of_two_sources(grad: bool) -> None:
     )
     out, lse = torch.randn(3, 2, x.d_v), torch.randn(3, 2)
     args = (
-        q.detach(),
-        kv.detach(),
-        out,
-        lse,
-        out,
-        *(None if y is None else y.detach() for y in lists),
-    )
+        q.detach(), kv.detach(), out, lse, out, *(None if y is None else y.detach() for y in lists),
+    )  # fmt: skip
     opcheck(custom_op(OPERATIONS["mla_bwd"]), (*args, 0.3, True, None, 2, "cpu"))
 
 
@@ -100,91 +93,42 @@ def test_opcheck_mla_bwd(optional: bool, dkv_dtype: torch.dtype | None) -> None:
     opcheck(custom_op(OPERATIONS["mla_bwd"]), (*args, *NO_RANGES, 0.3, True, dkv_dtype, 1, "cpu"))
 
 
-def _indexer_out() -> tuple[Any, ...]:
-    ids, blocks = torch.zeros(2, 16, dtype=torch.int32), torch.tensor([[1, 0], [3, -1]]).int()
-    operands = (*inputs.indexer(), ids, blocks)
-    values = OPERATIONS["dsa_topk_indexer"].filled(operands, {"block": 8, "check": True})
-    return (*operands, *values.values(), "cpu")
+INDEXER = {
+    "dsa_topk_indexer": {"candidates": torch.tensor([[1, 0], [3, -1]]).int(), "block": 8},
+    "indexer_logits": {},
+    "topk_indices": {"sorted": True},
+    "dsa_topk_prefill": {
+        "q_index": torch.randn(3, 4, 128).bfloat16(),
+        "k_index": torch.randn(64, 128).bfloat16(),
+        "k_scale": None,
+        "sorted": True,
+        "block": 2,
+    },
+    "prefill_logits": {"starts": None},
+    "quantize_index_k": {"k": torch.randn(3, 128).bfloat16()},
+    "quantize_index_q": {"q": torch.randn(3, 4, 128).bfloat16(), "mxfp4": True},
+    "write_index_k_cache": {},
+    "read_index_k_cache": {},
+    "attention_target": {"sm_scale": 0.3},
+    "indexer_scores": {},
+    "indexer_bwd": {"deterministic": True},
+    "indexer_kl": {},
+    "indexer_kl_bwd": {},
+}
+"""What is other than in a small call."""
 
 
-def _prefill_args(dtype: torch.dtype) -> tuple[Any, ...]:
-    ends = torch.tensor([5, 9], dtype=torch.int32)
-    q, k = torch.randn(2, 4, 128).to(dtype), torch.randn(9, 128).to(dtype)
-    return q, k, torch.randn(2, 4), ends
-
-
-def _written_cache() -> tuple[Any, ...]:
-    slots = torch.tensor([70, -1, 3], dtype=torch.int32)
-    return (torch.randn(3, 128).bfloat16(), slots, inputs.indexer().k_index_cache_fp8, "cpu")
-
-
-def _target_args() -> tuple[Any, ...]:
-    x = inputs.attention(torch.bfloat16)
-    lse = torch.randn(x.q.shape[:2])
-    return (x.q, x.kv, lse, x.indices, x.topk_length, x.attn_sink, 0.3, "cpu")
-
-
-def _index_args(grad: bool) -> tuple[Any, ...]:
-    q, k, weights = torch.randn(3, 4, 128), torch.randn(7, 128), torch.randn(3, 4)
-    indices = inputs.attention(torch.float32).indices
-    return (*(x.requires_grad_(grad) for x in (q, k, weights)), indices)
-
-
-@pytest.mark.parametrize(
-    ("spec", "args"),
-    [
-        (OPERATIONS["dsa_topk_indexer"], _indexer_out),
-        (OPERATIONS["indexer_logits"], lambda: (*inputs.indexer(), 200, 64, "cpu")),
-        (
-            OPERATIONS["topk_indices"],
-            lambda: (torch.randn(2, 9), torch.tensor([9, 3], dtype=torch.int32), 4, True, "cpu"),
-        ),
-        (
-            OPERATIONS["dsa_topk_prefill"],
-            lambda: (
-                *_prefill_args(torch.bfloat16),
-                torch.zeros(2, 6, dtype=torch.int32),
-                torch.tensor([1, 2], dtype=torch.int32),
-                None,
-                None,
-                True,
-                2,
-                "cpu",
-            ),
-        ),
-        (
-            OPERATIONS["prefill_logits"],
-            lambda: (*_prefill_args(torch.float8_e4m3fn), None, torch.rand(9), "cpu"),
-        ),
-        (OPERATIONS["quantize_index_k"], lambda: (torch.randn(3, 128).bfloat16(), False, "cpu")),
-        (
-            OPERATIONS["quantize_index_q"],
-            lambda: (torch.randn(2, 4, 128).bfloat16(), torch.randn(2, 4), True, "cpu"),
-        ),
-        (OPERATIONS["write_index_k_cache"], _written_cache),
-        (
-            OPERATIONS["read_index_k_cache"],
-            lambda: (inputs.indexer().k_index_cache_fp8, torch.tensor([0, 200]), "cpu"),
-        ),
-        (OPERATIONS["attention_target"], _target_args),
-        (OPERATIONS["indexer_scores"], lambda: (*_index_args(True), None, False, "cpu", "cpu")),
-        (
-            OPERATIONS["indexer_bwd"],
-            lambda: (*_index_args(False), torch.randn(3, 6), None, True, None, "cpu"),
-        ),
-        (
-            OPERATIONS["indexer_kl"],
-            lambda: (torch.randn(3, 6).requires_grad_(), torch.rand(3, 6), "cpu", "cpu"),
-        ),
-        (
-            OPERATIONS["indexer_kl_bwd"],
-            lambda: (torch.randn(3, 6), torch.rand(3, 6), torch.randn(3), "cpu"),
-        ),
-    ],
-    ids=lambda value: getattr(value, "operation", ""),
-)
-def test_opcheck_indexer(spec: OpSpec, args: Callable[[], tuple[Any, ...]]) -> None:
-    opcheck(custom_op(spec), args())
+@pytest.mark.parametrize("name", INDEXER)
+def test_opcheck_indexer(name: str) -> None:
+    spec, call = OPERATIONS[name], inputs.small_calls()[name]
+    given = {**call.arguments, **INDEXER[name]}
+    operands = tuple(given.get(row.name) for row in spec.operands)
+    if name in ("indexer_scores", "indexer_kl"):
+        for argument in ("q_index", "k_index", "weights", "scores"):
+            if argument in given:
+                given[argument].requires_grad_()
+    values = spec.filled(operands, {"table_page_size": 64, "check": True, **given})
+    opcheck(custom_op(spec), (*operands, *values.values(), "cpu"))
 
 
 def test_fakes_give_the_shapes_and_dtypes_of_the_real_ones_beyond_2_31_elements() -> None:

@@ -14,15 +14,8 @@ from tests.support.subtests import CaseLoop
 from workbench.public_calls import public_calls
 
 COUNTS = {
-    "block",
-    "index_block",
-    "ratio",
-    "d_v",
-    "max_len",
-    "topk",
-    "num_queries",
-    "table_page_size",
-}
+    "block", "index_block", "ratio", "d_v", "max_len", "topk", "num_queries", "table_page_size",
+}  # fmt: skip
 EACH = [
     (name, argument)
     for name, call in public_calls("cpu").items()

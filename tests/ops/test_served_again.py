@@ -369,18 +369,10 @@ def _under(context: object) -> Callable[[inputs.Attention], None]:
         (_on_meta, True),
     ],
     ids=[
-        "plain",
-        "inference",
-        "gradient",
-        "parameter",
-        "vmap",
-        "autocast",
-        "mode",
-        "fakes",
-        "profiler",
-        "meta",
+        "plain", "inference", "gradient", "parameter", "vmap", "autocast", "mode", "fakes",
+        "profiler", "meta",
     ],
-)
+)  # fmt: skip
 def test_the_dispatcher_is_asked_where_it_has_something_to_do(
     call: Callable[[inputs.Attention], None], dispatched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,14 +35,9 @@ def check(
     }
     module = api.load(source(body, own, **(how or {})))
     result = module.launch(
-        "k",
-        grid,
-        block,
-        args=list(own.values()),
-        cluster=cluster,
-        policy=policy or Policy(),
+        "k", grid, block, args=list(own.values()), cluster=cluster, policy=policy or Policy(),
         check=True,
-    )
+    )  # fmt: skip
     return result.findings
 
 

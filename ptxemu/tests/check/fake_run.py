@@ -162,19 +162,11 @@ class FakeRun:
         self.checker.instruction_executed(agent, instruction, 32)
         self.checker.accessed(
             Access(
-                agent,
-                space,
-                None if space is GLOBAL else (cta.index if owner is None else owner),
-                np.atleast_1d(np.array(starts, dtype=np.int64)),
-                size,
-                AccessKind(kind),
-                Proxy.GENERIC if generic else Proxy.ASYNC,
-                instruction,
-                order,
-                scope,
-                is_silent,
+                agent, space, None if space is GLOBAL else (cta.index if owner is None else owner),
+                np.atleast_1d(np.array(starts, dtype=np.int64)), size, AccessKind(kind),
+                Proxy.GENERIC if generic else Proxy.ASYNC, instruction, order, scope, is_silent,
             )
-        )
+        )  # fmt: skip
 
     def read(self, agent: Any, starts: Any, size: int = 4, **rest: Any) -> None:
         """A load (of an operation: of its instruction)."""

@@ -123,14 +123,9 @@ class Interleaving:
         self._events[10 * self.run.instruction(text).pc] = event
         address = self._addresses.setdefault(op.location, 0x1000 * (1 + len(self._addresses)))
         self.run.access(
-            self._warps[event[0]],
-            text,
-            op.kind,
-            address,
-            space=GLOBAL,
-            order=op.order,
+            self._warps[event[0]], text, op.kind, address, space=GLOBAL, order=op.order,
             scope=SCOPES.get(op.scope, ""),
-        )
+        )  # fmt: skip
 
 
 def _machine(program: Program) -> tuple[FakeRun, list[FakeWarp]]:

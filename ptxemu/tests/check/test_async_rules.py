@@ -105,16 +105,10 @@ def test_tensor_maps_need_the_tensormap_fences(
         operation = run.issue(b, LOAD)
         run.checker.accessed(
             Access(
-                operation,
-                GLOBAL,
-                None,
-                np.array([0x3000]),
-                128,
-                AccessKind.READ,
-                Proxy.TENSORMAP,
+                operation, GLOBAL, None, np.array([0x3000]), 128, AccessKind.READ, Proxy.TENSORMAP,
                 operation.instruction,
             )
-        )
+        )  # fmt: skip
 
     run.write(a, 0x3000, space=GLOBAL)
     if released:

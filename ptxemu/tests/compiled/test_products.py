@@ -61,18 +61,9 @@ def test_products_have_numpys_bits(reads, negates, b_is_k_major):
         sums = -sums if negates else sums
         expected = dot.accumulated(d.view(np.uint32) if reads else None, sums, "f32")
     products.fragment_product(k)(
-        a.ctypes.data,
-        8 * k,
-        8,
-        stored.ctypes.data,
-        8 * k if b_is_k_major else 8,
-        8 if b_is_k_major else 8 * n,
-        n,
-        registers.ctypes.data,
-        places.ctypes.data,
-        reads,
-        negates,
-    )
+        a.ctypes.data, 8 * k, 8, stored.ctypes.data, 8 * k if b_is_k_major else 8,
+        8 if b_is_k_major else 8 * n, n, registers.ctypes.data, places.ctypes.data, reads, negates,
+    )  # fmt: skip
     np.testing.assert_array_equal(registers.view(np.uint32)[places // 128], expected)
 
 

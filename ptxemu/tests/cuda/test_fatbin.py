@@ -18,22 +18,9 @@ def _entry(kind: int, arch: int, payload: bytes, flags: int = 0, unpacked: int =
     stored = payload + bytes(-len(payload) % 8)
     packed = len(payload) if flags & (LZ4 | ZSTD) else 0
     head = struct.pack(
-        "<HHIQIIHHIIIQQQ",
-        kind,
-        0x101,
-        64,
-        len(stored),
-        packed,
-        0,
-        7,
-        8,
-        arch,
-        0,
-        0,
-        flags,
-        0,
+        "<HHIQIIHHIIIQQQ", kind, 0x101, 64, len(stored), packed, 0, 7, 8, arch, 0, 0, flags, 0,
         unpacked,
-    )
+    )  # fmt: skip
     return head + stored
 
 

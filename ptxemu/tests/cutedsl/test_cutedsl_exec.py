@@ -22,14 +22,9 @@ def execute(*args):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     environment.pop("CUTE_DSL_ARCH", None)
     return subprocess.run(
-        [sys.executable, "-m", "ptxemu", "exec", *args],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-        timeout=120,
-        check=False,
-    )
+        [sys.executable, "-m", "ptxemu", "exec", *args], capture_output=True, text=True,
+        env=environment, cwd=ROOT, timeout=120, check=False,
+    )  # fmt: skip
 
 
 def test_a_script_for_the_gpu_runs_and_is_reported(tmp_path):

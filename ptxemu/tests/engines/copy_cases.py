@@ -351,15 +351,9 @@ REPLACE_BASE = np.array(
 def all_cases() -> list[Case]:
     """Every case; names are unique."""
     cases = [
-        *element_stride_cases(),
-        *fill_cases(),
-        *tensor_reduce_cases(),
-        *cluster_cases(),
-        *thread_copy_cases(),
-        *whole_warp_cases(),
-        *placement_cases(),
-        *odd_cases(),
+        *element_stride_cases(), *fill_cases(), *tensor_reduce_cases(), *cluster_cases(),
+        *thread_copy_cases(), *whole_warp_cases(), *placement_cases(), *odd_cases(),
         *replace_cases(REPLACE_BASE),
-    ]
+    ]  # fmt: skip
     assert len({case.name for case in cases}) == len(cases)
     return cases

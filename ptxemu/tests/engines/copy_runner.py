@@ -40,17 +40,9 @@ def aligned(size: int) -> NDArray[np.uint8]:
 def encoded(spec: TensorMap, arrays: tuple[NDArray[np.uint8], ...]) -> bytes:
     """The tensor map of a case."""
     return encode_tiled(
-        spec.dtype,
-        address(arrays[spec.array]),
-        spec.dims,
-        spec.strides,
-        spec.box,
-        spec.steps,
-        spec.interleave,
-        spec.swizzle,
-        spec.l2_promotion,
-        spec.oob_fill,
-    )
+        spec.dtype, address(arrays[spec.array]), spec.dims, spec.strides, spec.box, spec.steps,
+        spec.interleave, spec.swizzle, spec.l2_promotion, spec.oob_fill,
+    )  # fmt: skip
 
 
 def run_case(case: Case, *, policy: Policy | None = None, observer: Observer | None = None) -> None:
@@ -65,15 +57,9 @@ def run_case(case: Case, *, policy: Policy | None = None, observer: Observer | N
         else:
             args.append(encoded(arg, case.arrays) if isinstance(arg, TensorMap) else arg)
     loaded(case.ptx).launch(
-        case.kernel,
-        case.grid,
-        32,
-        args=args,
-        smem=case.smem,
-        memory=memory,
-        policy=policy,
+        case.kernel, case.grid, 32, args=args, smem=case.smem, memory=memory, policy=policy,
         observer=observer,
-    )
+    )  # fmt: skip
 
 
 def run(

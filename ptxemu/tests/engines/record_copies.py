@@ -46,17 +46,11 @@ class Driver:
         array64 = lambda values: (ctypes.c_uint64 * 8)(*values)
         array32 = lambda values: (ctypes.c_uint32 * 8)(*values)
         code = self.status(
-            "cuTensorMapEncodeTiled",
-            ctypes.byref(raw, start * 8),
-            ctypes.c_int(case["dtype"]),
-            ctypes.c_uint32(case["rank"]),
-            ctypes.c_void_p(case["address"]),
-            array64(case["dims"]),
-            array64(case["strides"]),
-            array32(case["box"]),
-            array32(case["element_strides"]),
+            "cuTensorMapEncodeTiled", ctypes.byref(raw, start * 8), ctypes.c_int(case["dtype"]),
+            ctypes.c_uint32(case["rank"]), ctypes.c_void_p(case["address"]), array64(case["dims"]),
+            array64(case["strides"]), array32(case["box"]), array32(case["element_strides"]),
             *(ctypes.c_int(case[k]) for k in ("interleave", "swizzle", "l2_promotion", "oob_fill")),
-        )
+        )  # fmt: skip
         return code, list(raw[start : start + 16])
 
     def run(self, case: Case) -> None:

@@ -42,15 +42,9 @@ def test_every_tile_of_a_persistent_kernel_is_done_once(num_sms, seed):
         .replace("SYNC", "bar.sync 0;")
     )
     ran = run(
-        body,
-        grid=(6, 4),
-        block=64,
-        shared=32,
-        y=24,
-        arch="sm_100a",
-        device=replace(SM_100A, num_sms=num_sms),
-        policy=Policy(seed=seed),
-    )
+        body, grid=(6, 4), block=64, shared=32, y=24, arch="sm_100a",
+        device=replace(SM_100A, num_sms=num_sms), policy=Policy(seed=seed),
+    )  # fmt: skip
     assert ran.y.tolist() == [1] * 24
     assert ran.seen.codes == []
 
@@ -63,15 +57,9 @@ def test_a_multicast_response_reaches_every_cta_of_the_cluster():
         .replace("SYNC", "barrier.cluster.arrive; barrier.cluster.wait;")
     )
     ran = run(
-        body,
-        grid=8,
-        cluster=2,
-        block=32,
-        shared=32,
-        y=8,
-        arch="sm_100a",
+        body, grid=8, cluster=2, block=32, shared=32, y=8, arch="sm_100a",
         device=replace(SM_100A, num_sms=2),
-    )
+    )  # fmt: skip
     assert ran.y.tolist() == [1] * 8
 
 

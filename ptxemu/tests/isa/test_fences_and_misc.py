@@ -57,21 +57,14 @@ def test_an_unknown_fence_fails_before_the_run(instruction):
 @pytest.mark.parametrize(
     "instruction",
     [
-        "prefetch.global.L2 [%rd_x]",
-        "prefetch.tensormap [%rd_x]",
-        "prefetch.L1 [%rd_x+100000]",
-        "prefetchu.L1 [%rd_x]",
-        "applypriority.global.L2::evict_normal [%rd_x], 128",
-        "discard.global.L2 [%rd_x], 128",
-        "createpolicy.fractional.L2::evict_last.b64 %rd1, 1.0",
+        "prefetch.global.L2 [%rd_x]", "prefetch.tensormap [%rd_x]", "prefetch.L1 [%rd_x+100000]",
+        "prefetchu.L1 [%rd_x]", "applypriority.global.L2::evict_normal [%rd_x], 128",
+        "discard.global.L2 [%rd_x], 128", "createpolicy.fractional.L2::evict_last.b64 %rd1, 1.0",
         "createpolicy.fractional.L2::evict_first.L2::evict_unchanged.b64 %rd1, 0.5",
-        "griddepcontrol.wait",
-        "griddepcontrol.launch_dependents",
-        "nanosleep.u32 100",
-        "pmevent 3",
+        "griddepcontrol.wait", "griddepcontrol.launch_dependents", "nanosleep.u32 100", "pmevent 3",
         "brkpt",
     ],
-)
+)  # fmt: skip
 def test_hints_change_nothing(instruction):
     x = np.arange(64, dtype=np.uint32)
     np.testing.assert_array_equal(run(f"{instruction};", x=x).x, x)

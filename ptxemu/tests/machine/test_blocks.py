@@ -23,37 +23,17 @@ DECLARED = (
 )
 POOLS = {"r": WORDS, "f": FLOATS, "d": LONGS, "h": HALVES, "p": FLAGS, "q": ["%q0", "%q1"]}
 SHAPES = [
-    "add.s32 {r}, {r}, {r};",
-    "mad.lo.s32 {r}, {r}, {r}, 7;",
-    "shr.s32 {r}, {r}, 5;",
-    "mov.b32 {r}, {r};",
-    "mov.b32 {r}, {f};",
-    "mov.f32 {f}, {r};",
-    "mov.b32 {r}, 12;",
-    "mov.f32 {f}, 0f3F000000;",
-    "fma.rn.f32 {f}, {f}, {f}, {f};",
-    "add.f32 {f}, {f}, 0f3F800000;",
-    "max.f32 {f}, {f}, {f};",
-    "cvt.rn.bf16x2.f32 {r}, {f}, {f};",
-    "cvt.rn.f16.f32 {h}, {f};",
-    "cvt.f32.f16 {f}, {h};",
-    "cvt.u16.u32 {h}, {r};",
-    "cvt.s32.s16 {r}, {h};",
-    "cvt.s8.s32 {r}, {r};",
-    "mul.wide.s32 {d}, {r}, {r};",
-    "mov.b64 {d}, {{{r}, {f}}};",
-    "mov.b64 {{{r}, _}}, {d};",
-    "mov.b64 {{{f}, {r}}}, {d};",
-    "add.f32x2 {d}, {d}, {d};",
-    "mov.b128 {q}, {{{d}, {d}}};",
-    "mov.b128 {q}, {q};",
-    "mov.b128 {{{d}, {d}}}, {q};",
-    "setp.lt.s32 {p}, {r}, {r};",
-    "setp.lt.and.f32 {p}|{p}, {f}, {f}, !{p};",
-    "selp.b32 {r}, {r}, {f}, {p};",
-    "not.pred {p}, {p};",
-    "mov.pred {p}, {p};",
-]
+    "add.s32 {r}, {r}, {r};", "mad.lo.s32 {r}, {r}, {r}, 7;", "shr.s32 {r}, {r}, 5;",
+    "mov.b32 {r}, {r};", "mov.b32 {r}, {f};", "mov.f32 {f}, {r};", "mov.b32 {r}, 12;",
+    "mov.f32 {f}, 0f3F000000;", "fma.rn.f32 {f}, {f}, {f}, {f};", "add.f32 {f}, {f}, 0f3F800000;",
+    "max.f32 {f}, {f}, {f};", "cvt.rn.bf16x2.f32 {r}, {f}, {f};", "cvt.rn.f16.f32 {h}, {f};",
+    "cvt.f32.f16 {f}, {h};", "cvt.u16.u32 {h}, {r};", "cvt.s32.s16 {r}, {h};",
+    "cvt.s8.s32 {r}, {r};", "mul.wide.s32 {d}, {r}, {r};", "mov.b64 {d}, {{{r}, {f}}};",
+    "mov.b64 {{{r}, _}}, {d};", "mov.b64 {{{f}, {r}}}, {d};", "add.f32x2 {d}, {d}, {d};",
+    "mov.b128 {q}, {{{d}, {d}}};", "mov.b128 {q}, {q};", "mov.b128 {{{d}, {d}}}, {q};",
+    "setp.lt.s32 {p}, {r}, {r};", "setp.lt.and.f32 {p}|{p}, {f}, {f}, !{p};",
+    "selp.b32 {r}, {r}, {f}, {p};", "not.pred {p}, {p};", "mov.pred {p}, {p};",
+]  # fmt: skip
 
 
 def program(choose, length):

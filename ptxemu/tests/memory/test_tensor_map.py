@@ -136,33 +136,19 @@ def maps(draw: st.DrawFn) -> TensorMap:
 
     inner = 16 * 8 // ELEMENT_BITS[dtype]
     return TensorMap(
-        draw(st.integers(0, 2**53 - 1)) * 16,
-        dtype,
-        each(1, 2**32),
+        draw(st.integers(0, 2**53 - 1)) * 16, dtype, each(1, 2**32),
         tuple(16 * stride for stride in each(0, 2**36 - 1, rank - 1)),
-        (inner, *each(1, 8, rank - 1)),
-        each(1, 8),
-        0,
-        draw(st.sampled_from(list(Swizzle))),
-        draw(st.integers(0, 3)),
-        draw(st.integers(0, 1)) if "f" in dtype else 0,
-    )
+        (inner, *each(1, 8, rank - 1)), each(1, 8), 0, draw(st.sampled_from(list(Swizzle))),
+        draw(st.integers(0, 3)), draw(st.integers(0, 1)) if "f" in dtype else 0,
+    )  # fmt: skip
 
 
 @given(maps())
 def test_decoded_map_is_the_one_that_was_encoded(made: TensorMap) -> None:
     encoded = encode_tiled(
-        DRIVER_TYPES.index(made.dtype),
-        made.address,
-        made.dims,
-        made.strides,
-        made.box,
-        made.element_strides,
-        made.interleave,
-        made.swizzle,
-        made.l2_promotion,
-        made.fill,
-    )
+        DRIVER_TYPES.index(made.dtype), made.address, made.dims, made.strides, made.box,
+        made.element_strides, made.interleave, made.swizzle, made.l2_promotion, made.fill,
+    )  # fmt: skip
     assert decode(encoded) == made
 
 

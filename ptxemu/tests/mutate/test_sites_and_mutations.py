@@ -31,17 +31,9 @@ def opcodes(instruction):
 def test_sites_of_a_producer_consumer_kernel_in_program_order():
     sites = find_sites(kernel(producer_consumer.TEXT))
     assert [site.category for site in sites] == [
-        "init-fence",
-        "barrier",
-        "arrive",
-        "expect-tx",
-        "mbarrier-wait",
-        "barrier",
-        "proxy-fence",
-        "barrier",
-        "commit",
-        "group-wait",
-    ]
+        "init-fence", "barrier", "arrive", "expect-tx", "mbarrier-wait", "barrier", "proxy-fence",
+        "barrier", "commit", "group-wait",
+    ]  # fmt: skip
     assert sites[0].line == producer_consumer.line_of("fence.mbarrier_init")
 
 

@@ -56,15 +56,9 @@ def launch(body=WORK, *, grid=CTAS, sms=4, cluster=None, check=False, on_progres
     module = api.load(source(body, ["out"], shared=256))
     module.device = replace(device_for("sm_90a"), num_sms=sms)
     result = module.launch(
-        "k",
-        grid,
-        64,
-        args=[out],
-        cluster=cluster,
-        check=check,
-        policy=Policy(**policy),
+        "k", grid, 64, args=[out], cluster=cluster, check=check, policy=Policy(**policy),
         on_progress=on_progress,
-    )
+    )  # fmt: skip
     return out, result
 
 

@@ -92,18 +92,10 @@ class Case:
     def descriptor(self) -> InstructionDescriptor:
         """The instruction descriptor."""
         return InstructionDescriptor(
-            self.kind,
-            self.m,
-            self.n,
-            self.dtype,
-            self.atype,
-            self.btype,
-            negate_a=self.negate_a,
-            negate_b=self.negate_b,
-            transpose_a=self.a_major == "MN",
-            transpose_b=self.b_major == "MN",
-            saturate=self.saturate,
-        )
+            self.kind, self.m, self.n, self.dtype, self.atype, self.btype, negate_a=self.negate_a,
+            negate_b=self.negate_b, transpose_a=self.a_major == "MN",
+            transpose_b=self.b_major == "MN", saturate=self.saturate,
+        )  # fmt: skip
 
 
 def cell(case: Case, m: int, n: int) -> tuple[int, int, int]:

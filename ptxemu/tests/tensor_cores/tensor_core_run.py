@@ -87,15 +87,9 @@ def launch(
     recorder = Recorder(fill=fill)
     module = api.load(HEADER.format(target=target) + text)
     module.launch(
-        module.kernels[0],
-        cluster,
-        32 * warps,
-        cluster=cluster,
-        smem=DATA_BYTES,
-        args=args,
-        observer=recorder,
-        policy=policy,
-    )
+        module.kernels[0], cluster, 32 * warps, cluster=cluster, smem=DATA_BYTES, args=args,
+        observer=recorder, policy=policy,
+    )  # fmt: skip
     return recorder
 
 

@@ -86,15 +86,9 @@ def scaled(
             cta.tmem[spoil, SFB] ^= 0x01010101
 
     idesc = mma_run.scaled_descriptor(
-        kind=kind,
-        m=m,
-        n=n,
-        atype=atype,
-        btype=btype,
-        scale_type=scale_type,
-        scale_factor_a_id=ids[0],
-        scale_factor_b_id=ids[1],
-    )
+        kind=kind, m=m, n=n, atype=atype, btype=btype, scale_type=scale_type,
+        scale_factor_a_id=ids[0], scale_factor_b_id=ids[1],
+    )  # fmt: skip
     (a_at,) = mma_run.matrix_steps(a_raw[:rows], mma_run.A_AT, "128B", "K", 1)
     (b_at,) = mma_run.matrix_steps(b_raw[: n // group], mma_run.B_AT, "128B", "K", 1)
     a_operand = "[%r10]" if in_tmem else "%rd0"

@@ -24,16 +24,9 @@ BF16_CASES = [case for case in SPARSE_MLA_CASES if case.dtype == torch.bfloat16]
 def backward(inputs, O, lse, backend, **options):
     """The gradients by name."""
     results = flashdsa.mla_bwd(
-        inputs.q,
-        inputs.kv,
-        inputs.do,
-        lse,
-        O,
-        inputs.indices,
-        backend=backend,
-        **inputs.options,
+        inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices, backend=backend, **inputs.options,
         **options,
-    )
+    )  # fmt: skip
     assert len(results) == (2 if inputs.attn_sink is None else 3)
     return dict(zip(("dQ", "dKV", "d_sink"), results, strict=False))
 

@@ -67,20 +67,12 @@ def drawn(draw: random.Random, number: int) -> SparseMlaCase:
         queries, topk = draw.choice([40, 70, 70, 135, 150]), draw.choice([40, 1000, 2048])
     page, largest = found.get("page_size"), 1000 if "packed" in found else 5000
     return SparseMlaCase(
-        f"fuzzed {number}",
-        queries,
-        draw.choice([64, 320, 1024] if page else [1, 63, 64, 65, 300, largest]),
-        heads,
-        topk,
-        duplicates=draw.random() < 0.3,
-        invalid=draw.random() < 0.5,
-        empty_rows=draw.random() < 0.3,
-        topk_length=draw.random() < 0.5,
-        attn_sink=draw.choice([None, "finite", "infinite"]),
-        poison=draw.random() < 0.3,
-        strided=draw.random() < 0.3,
-        **found,
-    )
+        f"fuzzed {number}", queries,
+        draw.choice([64, 320, 1024] if page else [1, 63, 64, 65, 300, largest]), heads, topk,
+        duplicates=draw.random() < 0.3, invalid=draw.random() < 0.5, empty_rows=draw.random() < 0.3,
+        topk_length=draw.random() < 0.5, attn_sink=draw.choice([None, "finite", "infinite"]),
+        poison=draw.random() < 0.3, strided=draw.random() < 0.3, **found,
+    )  # fmt: skip
 
 
 def batch_of(number: int) -> list[SparseMlaCase]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from flashdsa.verify.judge_sparse_mla import (
 )
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.assembled import assert_it_assembles_without_spills, ptx_of
 from tests.kernels.findings import unexpected
 
 needs_dsl = pytest.mark.usefixtures("_dsl")
@@ -123,13 +122,12 @@ def test_the_public_operation_takes_every_feature_with_it() -> None:
 
 
 @needs_dsl
-def test_it_adds_nothing_in_memory_and_spills_nothing(tmp_path: Path) -> None:
-    from flashdsa.backends.emulated.runner import compiled
+def test_it_adds_nothing_in_memory_and_spills_nothing() -> None:
 
-    text = str(compiled(MLA_BWD, BwdPlan(deterministic=True)).__ptx__).rstrip("\0")
+    text = ptx_of(MLA_BWD, BwdPlan(deterministic=True))
     assert "cp.async.bulk.global.shared::cta.bulk_group" in text
     assert not re.search(r"cp\.reduce|\b(red|atom)\.\S*global", text)
-    assert_it_assembles_without_spills(text, tmp_path, "sm_100a", functions=3)
+    assert_it_assembles_without_spills(MLA_BWD, BwdPlan(deterministic=True), functions=3)
 
 
 ROW = 4 * 576

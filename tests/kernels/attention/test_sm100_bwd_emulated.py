@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import MappingProxyType
 
 import pytest
@@ -15,7 +14,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.analysis.compile_kernel import compile_and_keep
 from flashdsa.backends.emulated.devices import SMALL, Device
-from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
+from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm100 import mla_bwd as backend
 from flashdsa.backends.sm100.mla_bwd import launch_checked, launch_raw
 from flashdsa.errors import ArgumentValueError, UnsupportedError
@@ -23,7 +22,6 @@ from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.core.tile import CLUSTER
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
 from flashdsa.ops.attention_backward import MlaBwdOperands
-from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import Disassembler
 from flashdsa.verify.compare import failures
@@ -35,7 +33,7 @@ from flashdsa.verify.judge_sparse_mla import (
 )
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.assembled import assert_it_assembles_without_spills, ptx_of
 from tests.kernels.features import EVERY_FEATURE
 from tests.kernels.findings import unexpected
 
@@ -193,24 +191,15 @@ def test_dq_is_written_by_whole_sectors() -> None:
 
 
 @pytest.mark.slow
-def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_arrival_is_found(one_more_arrival: Callable[[str], None]) -> None:
     """The plan's counts are the kernel's: one too many, and the cluster waits for ever."""
-    right = Barrier.arrivals.fget
-    assert right is not None
-    monkeypatch.setattr(
-        Barrier, "arrivals", property(lambda self: right(self) + (self.name == "partial_free"))
-    )
+    one_more_arrival("partial_free")
     with pytest.raises(Exception, match=r"(?i)deadlock"):
         launch(CASES[1], BwdPlan(index_stages=3))  # not one that is compiled already
 
 
-def ptx(plan: BwdPlan = PLAN) -> str:
-    """Of the backward, delta's kernel and, for a group, the union's."""
-    return str(compiled(MLA_BWD, plan).__ptx__).rstrip("\0")
-
-
 def test_the_instructions_that_make_it_this_kernel() -> None:
-    text = ptx()
+    text = ptx_of(MLA_BWD, PLAN)
     products = re.findall(r"tcgen05\.mma\S*\s+\[[^]]+\], (\[?)%", text)
     from_tmem = products.count("[")
     block = 16 + 2 + 2  # dP, dQ, dQ's RoPE dims; dP is issued in two places
@@ -225,12 +214,10 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
 
 
 @pytest.mark.parametrize("plan", [PLAN, BwdPlan(group=8)], ids=lambda plan: plan.name)
-def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
-    plan: BwdPlan, tmp_path: Path
-) -> None:
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(plan: BwdPlan) -> None:
     """Nor in the other kernels: of delta and, for a group, of the union and of what mends dQ."""
     functions = 4 if plan.group > 1 else 2
-    assert_it_assembles_without_spills(ptx(plan), tmp_path, "sm_100a", functions)
+    assert_it_assembles_without_spills(MLA_BWD, plan, functions)
 
 
 MODELS_TOPK = SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,12 +14,11 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 import flashdsa
 from flashdsa.analysis.compile_kernel import compile_and_keep
-from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm100.sparse_mla import bind_plan
 from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import KERNELS, SPARSE_MLA_FWD_SM100
-from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import Disassembler
 from flashdsa.toolchain.ptxas import Assembler
@@ -26,6 +26,7 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
+from tests.kernels.assembled import ptx_of
 from tests.kernels.features import EVERY_FEATURE
 from tests.support.forward_operands import forward_operands
 
@@ -154,7 +155,7 @@ def test_the_launch_is_what_the_plan_says() -> None:
     (setup,) = run(SparseMlaCase("one tile", 1, 50, HEADS, 64)).setups
     assert setup.smem == PLAN.smem.total
     assert (setup.grid[0], setup.block[0], setup.cluster[0]) == (2, PLAN.threads, 2)
-    text = ptx(PLAN)
+    text = ptx_of(SPARSE_MLA_FWD_SM100, PLAN)
     constants = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", text))
     initialised = re.findall(r"mbarrier\.init\.shared\.b64\s+\[[^]]+\],\s*(%?\w+);", text)
     counts = Counter(int(constants.get(count, count)) for count in initialised)
@@ -165,24 +166,15 @@ def test_the_launch_is_what_the_plan_says() -> None:
 
 
 @pytest.mark.slow
-def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_arrival_is_found(one_more_arrival: Callable[[str], None]) -> None:
     """The plan's counts are the kernel's: one too many, and the pair waits for ever."""
-    right = Barrier.arrivals.fget
-    assert right is not None
-    monkeypatch.setattr(
-        Barrier, "arrivals", property(lambda self: right(self) + (self.name == "p_ready"))
-    )
+    one_more_arrival("p_ready")
     with pytest.raises(Exception, match=r"(?i)deadlock"):
         run(SparseMlaCase("one tile", 1, 50, HEADS, 64), FwdPlan(lazy_log2=7.0))  # compiled anew
 
 
-def ptx(plan: FwdPlan) -> str:
-    """Of the plan's function."""
-    return str(compiled(SPARSE_MLA_FWD_SM100, plan).__ptx__).rstrip("\0")
-
-
 def test_the_instructions_that_make_it_this_kernel() -> None:
-    text = ptx(PLAN)
+    text = ptx_of(SPARSE_MLA_FWD_SM100, PLAN)
     products = re.findall(r"tcgen05\.mma\S*\s+\[[^]]+\], (\[?)%", text)
     from_tmem = products.count("[")
     # Q K^T of the first tile and of those behind it: 18 steps of 16 dims; P V: 4 steps, twice.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -15,32 +14,17 @@ from flashdsa.backends.sm90.mla_bwd_choice import capacity_of
 from flashdsa.heuristics.h200 import Backward
 from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
+from tests.backends.test_bound_calls import Pretended
 
 KEYS, TOPK = 300, 64
 
 
-class Noted:
-    """A runner whose functions do nothing: their kernels' names and arguments, in their order."""
-
-    num_sms = 4
-
-    def __init__(self) -> None:
-        self.launched: list[tuple[str, tuple[Any, ...]]] = []
+class Noted(Pretended):
+    """Launches have their kernels' names."""
 
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
+        """Does nothing."""
         return lambda *arguments: self.launched.append((spec.name, arguments))
-
-    def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
-        return serve
-
-    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype)
-
-    def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-        return partial(self.empty, *shape, dtype=dtype)
-
-    def workspace(self, key: int, allocate: Callable[..., Any], counters: int) -> tuple[Tensor]:
-        return (torch.zeros(counters, dtype=torch.int32),)
 
 
 def operands_of(heads: int, queries: int, value: float) -> MlaBwdOperands:

@@ -35,22 +35,13 @@ def fuzzed(seed: int) -> SparseMlaCase:
     rng = random.Random(seed)
     num_keys, topk = rng.choice((1, 40, 200, 1000)), rng.choice((1, 7, 64, 70, 129, 300))
     return SparseMlaCase(
-        f"fuzz {seed}",
-        rng.choice((1, 2, 3, 5, 9, 17, 100)),
-        num_keys,
-        rng.choice((8, 16, 32, 64, 128)),
-        topk,
-        duplicates=rng.random() < 0.3,
-        invalid=rng.random() < 0.5,
-        empty_rows=rng.random() < 0.3,
-        topk_length=rng.random() < 0.5,
-        poison=rng.random() < 0.5,
-        attn_sink=rng.choice((None, "finite", "infinite")),
-        strided=rng.random() < 0.2,
-        cancels=num_keys == 1 or topk == 1,
-        d_qk=rng.choice((512, 576)),
+        f"fuzz {seed}", rng.choice((1, 2, 3, 5, 9, 17, 100)), num_keys,
+        rng.choice((8, 16, 32, 64, 128)), topk, duplicates=rng.random() < 0.3,
+        invalid=rng.random() < 0.5, empty_rows=rng.random() < 0.3, topk_length=rng.random() < 0.5,
+        poison=rng.random() < 0.5, attn_sink=rng.choice((None, "finite", "infinite")),
+        strided=rng.random() < 0.2, cancels=num_keys == 1 or topk == 1, d_qk=rng.choice((512, 576)),
         **rng.choice(LISTS),
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
-from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
@@ -27,7 +26,7 @@ from flashdsa.kernels.attention.sm90.core.tile import ROWS, WITHOUT_ROPE, Tile
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ
 from flashdsa.plan.kernel_spec import KernelSpec
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.assembled import assert_it_assembles_without_spills, ptx_of
 from tests.kernels.findings import unexpected
 
 CAPACITY = 192
@@ -38,7 +37,9 @@ FIRST_GROUP = 1
 """The launches begin behind the first group of COUNTS."""
 NAN = float("nan")
 PRODUCTS = [
-    pytest.param(spec, plan, id=plan.name)
+    pytest.param(
+        spec, plan, id=plan.name, marks=pytest.mark.slow if plan.tile == WITHOUT_ROPE else ()
+    )
     for spec in (MLA_BWD_DQ, MLA_BWD_DKV)
     for plan in spec.plans
 ]
@@ -212,31 +213,30 @@ def test_other_heads_and_orders(check: Any, heads: int) -> None:
         check(heads, Policy(asynchronous=when, seed=seed))
 
 
-def ptx(spec: KernelSpec, plan: Any) -> str:
-    """Of the plan's function."""
-    return str(compiled(spec, plan).__ptx__).rstrip("\0")
-
-
 @pytest.mark.parametrize(
     ("spec", "plan", "shapes"),
     [
         (MLA_BWD_DQ, DqPlan(), {"m64n192": 8}),
-        (MLA_BWD_DQ, DqPlan(WITHOUT_ROPE), {"m64n192": 8, "m64n128": 8}),
+        pytest.param(
+            *(MLA_BWD_DQ, DqPlan(WITHOUT_ROPE), {"m64n192": 8, "m64n128": 8}),
+            marks=pytest.mark.slow,
+        ),
         # Twice, of a slice with 192 latent dims and of the one with 128; four steps a matrix.
         (MLA_BWD_DKV, DkvPlan(), {"m64n192": 48, "m64n128": 16}),
-        (MLA_BWD_DKV, DkvPlan(WITHOUT_ROPE), {"m64n192": 32, "m64n128": 32}),
+        pytest.param(
+            *(MLA_BWD_DKV, DkvPlan(WITHOUT_ROPE), {"m64n192": 32, "m64n128": 32}),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_products_are_those_of_the_design(
     spec: KernelSpec, plan: Any, shapes: dict[str, int]
 ) -> None:
-    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", ptx(spec, plan))
+    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", ptx_of(spec, plan))
     assert {shape: found.count(shape) for shape in found} == shapes
 
 
 @pytest.mark.parametrize(("spec", "plan"), PRODUCTS)
-def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
-    tmp_path: Path, spec: KernelSpec, plan: Any
-) -> None:
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(spec: KernelSpec, plan: Any) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    assert_it_assembles_without_spills(ptx(spec, plan), tmp_path)
+    assert_it_assembles_without_spills(spec, plan)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.packed_rows import parts_of
 from flashdsa.backends.sm90.sparse_mla import bind_decode
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
@@ -32,10 +31,11 @@ from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.tolerances import BIAS_TOLERANCE, F16_ROUNDING
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.assembled import assert_it_assembles_without_spills, ptx_of
 from tests.kernels.features import EVERY_FEATURE
 
 LATER = pytest.mark.slow
+LATE = Policy(asynchronous="late")
 TWO_STEPS = SparseMlaCase("two steps", 1, 90, 16, 180, duplicates=True, invalid=True, poison=True)
 ALL_AT_ONCE = SparseMlaCase(
     "every feature", 3, 60, 40, 140, attn_sink="infinite", **EVERY_FEATURE | {"kv_3d": False}
@@ -85,6 +85,12 @@ def launched(
     return out, lse
 
 
+def assert_near(got: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+    """O and lse as float64 has them."""
+    assert (got[0].double() - expected[0]).norm() <= 2.5e-3 * expected[0].norm()
+    torch.testing.assert_close(got[1].double(), expected[1], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "plan", [DecodePlan(), pytest.param(FewHeadsPlan(), marks=pytest.mark.slow)], ids=["64", "16"]
 )
@@ -96,11 +102,9 @@ def test_ctas_with_a_tile_share_a_short_item(plan: DecodePlan | FewHeadsPlan) ->
     lengths = torch.tensor([0, 60, 128, 190, 520], dtype=torch.int32)
     rows = flashdsa.quantize_kv(kv, scale="fp32") if plan.packed else kv.bfloat16()
     operands = SparseMlaOperands(q, rows, indices, lengths)
-    O, lse = launched(plan, operands, 8, 576**-0.5, Policy(asynchronous="late"))
     values = reference.unpack_kv(rows) if plan.packed else rows
     expected = reference.sparse_mla_fwd(q, values, indices, topk_length=lengths)
-    assert (O.double() - expected[0]).norm() <= 2.5e-3 * expected[0].norm()
-    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
+    assert_near(launched(plan, operands, 8, 576**-0.5, LATE), expected)
 
 
 @pytest.mark.parametrize(
@@ -148,53 +152,56 @@ def pages_of(name: str, rows: Tensor, page_size: int) -> Tensor:
     ],
 )
 def test_pages_of_other_formats(name: str, size: int, page_size: int) -> None:
-    """Two steps; rows that no slot names hold NaN, codes and scales. V4.1's rows are read in
-    test_sm90_mixed_emulated.py, too."""
-    draw = torch.Generator().manual_seed(0)
-    rows = flashdsa.quantize_kv(torch.randn(90, 512, generator=draw), kv_format=name)
-    q = torch.randn(1, 40, 512, generator=draw).bfloat16()
-    indices = torch.randint(-1, 85, (1, 180), generator=draw).int()
-    expected = reference.sparse_mla_fwd(q, reference.unpack_kv(rows, name), indices)
-    rows[85:] = 0xFF
+    """V4.1's rows are read in test_sm90_mixed_emulated.py, too."""
     plan = DecodePlan(packed=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
-    operands = SparseMlaOperands(q, pages_of(name, rows, page_size), indices)
-    O, lse = launched(plan, operands, size, 512**-0.5, Policy(asynchronous="late"))
-    assert (O.double() - expected[0]).norm() <= 2.5e-3 * expected[0].norm()
-    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
+    check_pages(plan, size, 1, page_size)
+
+
+def check_pages(plan: DecodePlan | FewHeadsPlan, size: int, queries: int, page_size: int) -> None:
+    """Two steps, and lengths and sinks beside them if there are two queries; rows that no slot
+    names hold NaN, codes and scales."""
+    draw, name, heads = torch.Generator().manual_seed(0), plan.form.name, 40 // queries
+    rows = flashdsa.quantize_kv(torch.randn(90, 512, generator=draw), kv_format=name)
+    q = torch.randn(queries, heads, 512, generator=draw).bfloat16()
+    indices = torch.randint(-1, 85, (queries, 180), generator=draw).int()
+    given = {}
+    if queries > 1:
+        given["topk_length"] = torch.tensor([180, 40], dtype=torch.int32)
+        given["attn_sink"] = torch.randn(heads, generator=draw)
+    expected = reference.sparse_mla_fwd(q, reference.unpack_kv(rows, name), indices, **given)
+    rows[85:] = 0xFF
+    operands = SparseMlaOperands(q, pages_of(name, rows, page_size), indices, **given)
+    assert_near(launched(plan, operands, size, 512**-0.5, LATE), expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "size"), [("v4", 2), ("v32_no_rope", 1)])
 def test_pages_of_two_sources_of_one_format(name: str, size: int) -> None:
+    plan = DecodePlan(packed=True, joined=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
+    check_pages_of_two_sources(plan, size, 1)
+
+
+def check_pages_of_two_sources(plan: DecodePlan | FewHeadsPlan, size: int, queries: int) -> None:
     """Ids beside a range; pages of either source have sizes of their own, one no power of two."""
-    draw = torch.Generator().manual_seed(0)
+    draw, name = torch.Generator().manual_seed(0), plan.form.name
     main, extra = (
         flashdsa.quantize_kv(torch.randn(count, 512, generator=draw), kv_format=name)
         for count in (90, 150)
     )
-    q = torch.randn(1, 40, 512, generator=draw).bfloat16()
-    ids = torch.randint(-1, 90, (1, 100), generator=draw).int()
-    starts, ends = torch.tensor([[3]], dtype=torch.int32), torch.tensor([131], dtype=torch.int32)
+    q = torch.randn(queries, 40 // queries, 512, generator=draw).bfloat16()
+    ids = torch.randint(-1, 90, (queries, 100), generator=draw).int()
+    starts, ends = (torch.tensor(x[:queries], dtype=torch.int32) for x in ([3, 0], [131, 70]))
     rows, joined = reference.join_sources(
         reference.unpack_kv(main, name),
         ids,
         extra_kv=reference.unpack_kv(extra, name),
-        extra_indices=(starts[:, 0], ends),
+        extra_indices=(starts, ends),
     )
     expected = reference.sparse_mla_fwd(q, rows, joined)
-    extra[:3], extra[131:] = 0xFF, 0xFF
-    operands = SparseMlaOperands(
-        q,
-        pages_of(name, main, 32),
-        ids,
-        extra_kv=pages_of(name, extra, 3),
-        extra_indices=starts,
-        extra_ends=ends,
-    )
-    plan = DecodePlan(packed=True, joined=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
-    O, lse = launched(plan, operands, size, 512**-0.5, Policy(asynchronous="late"))
-    assert (O.double() - expected[0]).norm() <= 2.5e-3 * expected[0].norm()
-    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
+    extra[: 3 if queries == 1 else 0], extra[131:] = 0xFF, 0xFF
+    sources = pages_of(name, main, 32), ids, None, None, None, pages_of(name, extra, 3)
+    operands = SparseMlaOperands(q, *sources, extra_indices=starts[:, None], extra_ends=ends)
+    assert_near(launched(plan, operands, size, 512**-0.5, LATE), expected)
 
 
 POWERS = [7, 0, -8, -14, -15, -20, -24, -27, -33, -60, -127]
@@ -245,7 +252,7 @@ def assert_each_row_is_read(name: str, rows: Tensor) -> None:
     q = torch.zeros(count, 1, form.d_qk, dtype=torch.bfloat16)
     operands = SparseMlaOperands(q, pages_of(name, rows, 2), slots)
     plan = DecodePlan(packed=True, form=form, tile=Tile(form.d_qk))
-    O, _ = launched(plan, operands, 1, 1.0)
+    O, _ = launched(plan, operands, 1 if name == "v32" else 2, 1.0)  # that others compile, too
     assert torch.equal(O[:, 0], reference.unpack_kv(rows, name)[:, :512].half().bfloat16())
 
 
@@ -281,10 +288,8 @@ def test_scales_that_f16_has_no_room_for_are_right() -> None:
     q = torch.randn(1, 40, 576, generator=draw).bfloat16()
     indices = torch.randperm(64, generator=draw).int()[None]
     operands = SparseMlaOperands(q, kv, indices, None, None)
-    O, lse = launched(DecodePlan(packed=True), operands, 1, 576**-0.5)
-    ref_O, ref_lse = reference.sparse_mla_fwd(q, kv, indices)
-    assert (O.double() - ref_O).norm() <= 2.5e-3 * ref_O.norm()
-    torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-6, atol=1e-6)
+    got = launched(DecodePlan(packed=True), operands, 1, 576**-0.5)
+    assert_near(got, reference.sparse_mla_fwd(q, kv, indices))
 
 
 @pytest.mark.slow
@@ -315,7 +320,12 @@ def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
     run(SparseMlaCase("huge", 1, 50, 8, 130, packed=packed, logit_scale=1e30), 2)
 
 
-OF_V4 = DecodePlan(packed=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE)
+ASSEMBLED = (
+    DecodePlan(),
+    DecodePlan(packed=True, alone=True),
+    DecodePlan(packed=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE),
+)
+"""One of each kind; others are slow tests."""
 
 
 @pytest.mark.parametrize(
@@ -323,7 +333,7 @@ OF_V4 = DecodePlan(packed=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE)
     [
         pytest.param(
             replace(plan, alone=alone),
-            marks=[] if plan in (DecodePlan(), OF_V4) else pytest.mark.slow,
+            marks=[] if replace(plan, alone=alone) in ASSEMBLED else pytest.mark.slow,
         )
         for plan in (
             DecodePlan(),
@@ -339,11 +349,11 @@ OF_V4 = DecodePlan(packed=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE)
     ],
     ids=lambda plan: plan.name,
 )
-def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, plan: DecodePlan) -> None:
+def test_the_newest_assembler_takes_it_and_spills_nothing(plan: DecodePlan) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    text = str(compiled(SPARSE_MLA_DECODE, plan).__ptx__).rstrip("\0")
+    text = ptx_of(SPARSE_MLA_DECODE, plan)
     kinds = {"f16"} if plan.packed else {"bf16"}
     if plan.tile.has_rope:
         kinds.add("bf16")
     assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == kinds
-    assert_it_assembles_without_spills(text, tmp_path)
+    assert_it_assembles_without_spills(SPARSE_MLA_DECODE, plan)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.backends.emulated.runner import compiled
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE_FEW_HEADS
@@ -22,24 +20,24 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.assembled import assert_it_assembles_without_spills, ptx_of
 from tests.kernels.attention.test_row_formats import rows_of_every_code
-from tests.kernels.attention.test_sm90_decode_emulated import launched, pages_of, run
+from tests.kernels.attention.test_sm90_decode_emulated import (
+    check_pages,
+    check_pages_of_two_sources,
+    launched,
+    pages_of,
+    run,
+)
 from tests.kernels.features import EVERY_FEATURE
 
 TWO_STEPS = SparseMlaCase(
     "two steps", 1, 90, 11, 180, packed="ue8m0", duplicates=True, invalid=True, poison=True
 )
 ALL_AT_ONCE = SparseMlaCase(
-    "every feature",
-    3,
-    60,
-    20,
-    140,
-    packed="ue8m0",
-    attn_sink="infinite",
+    "every feature", 3, 60, 20, 140, packed="ue8m0", attn_sink="infinite",
     **EVERY_FEATURE | {"kv_3d": False},
-)
+)  # fmt: skip
 
 
 NO_ROPE = FewHeadsPlan.formats[1]
@@ -58,56 +56,13 @@ def test_rows_without_rope_in_pages(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_pages_of_v4(size: int) -> None:
-    """Scales behind the rows of a page, bf16 columns of the value; pages of 24 rows, of which those
-    that no slot names hold NaN."""
-    draw = torch.Generator().manual_seed(0)
-    rows = flashdsa.quantize_kv(torch.randn(90, 512, generator=draw), kv_format="v4")
-    q = torch.randn(2, 20, 512, generator=draw).bfloat16()
-    indices = torch.randint(-1, 85, (2, 180), generator=draw).int()
-    lengths, sink = torch.tensor([180, 40], dtype=torch.int32), torch.randn(20, generator=draw)
-    values = reference.unpack_kv(rows, "v4")
-    given = {"topk_length": lengths, "attn_sink": sink}
-    expected = reference.sparse_mla_fwd(q, values, indices, **given)
-    rows[85:] = 0xFF
-    operands = SparseMlaOperands(q, pages_of("v4", rows, 24), indices, lengths, sink)
-    plan = FewHeadsPlan(ROW_FORMATS["v4"])
-    O, lse = launched(plan, operands, size, 512**-0.5, Policy(asynchronous="late", seed=3))
-    assert (O.double() - expected[0]).norm() <= 2.5e-3 * expected[0].norm()
-    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
+    """Scales behind the rows of a page, bf16 columns of the value."""
+    check_pages(FewHeadsPlan(ROW_FORMATS["v4"]), size, 2, 24)
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_pages_of_two_sources_of_v4(size: int) -> None:
-    """Ids beside a range; a page of either source has a size of its own."""
-    draw = torch.Generator().manual_seed(0)
-    main, extra = (
-        flashdsa.quantize_kv(torch.randn(count, 512, generator=draw), kv_format="v4")
-        for count in (90, 150)
-    )
-    q = torch.randn(2, 20, 512, generator=draw).bfloat16()
-    ids = torch.randint(-1, 90, (2, 100), generator=draw).int()
-    starts = torch.tensor([[3], [0]], dtype=torch.int32)
-    ends = torch.tensor([131, 70], dtype=torch.int32)
-    rows, joined = reference.join_sources(
-        reference.unpack_kv(main, "v4"),
-        ids,
-        extra_kv=reference.unpack_kv(extra, "v4"),
-        extra_indices=(starts[:, 0], ends),
-    )
-    expected = reference.sparse_mla_fwd(q, rows, joined)
-    extra[131:] = 0xFF
-    operands = SparseMlaOperands(
-        q,
-        pages_of("v4", main, 32),
-        ids,
-        extra_kv=pages_of("v4", extra, 3),
-        extra_indices=starts,
-        extra_ends=ends,
-    )
-    plan = FewHeadsPlan(ROW_FORMATS["v4"], joined=True)
-    O, lse = launched(plan, operands, size, 512**-0.5, Policy(asynchronous="late"))
-    assert (O.double() - expected[0]).norm() <= 2.5e-3 * expected[0].norm()
-    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
+    check_pages_of_two_sources(FewHeadsPlan(ROW_FORMATS["v4"], joined=True), size, 2)
 
 
 def test_every_code_of_rows_without_rope_beside_every_scale() -> None:
@@ -217,11 +172,11 @@ def test_any_finite_scale_and_large_logits(scale: float) -> None:
     [FewHeadsPlan.formats[0], pytest.param(FewHeadsPlan.formats[1], marks=pytest.mark.slow)],
     ids=lambda form: form.name,
 )
-def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, form: RowFormat) -> None:
+def test_the_newest_assembler_takes_it_and_spills_nothing(form: RowFormat) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
     plan = FewHeadsPlan(form)
-    text = str(compiled(SPARSE_MLA_DECODE_FEW_HEADS, plan).__ptx__).rstrip("\0")
+    text = ptx_of(SPARSE_MLA_DECODE_FEW_HEADS, plan)
     kinds = {"bf16", "f16"} if plan.tile.has_rope else {"f16"}
     assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == kinds
     assert set(re.findall(r"wgmma\.\S*m64n(\d+)k16", text)) == {str(HEADS)}
-    assert_it_assembles_without_spills(text, tmp_path)
+    assert_it_assembles_without_spills(SPARSE_MLA_DECODE_FEW_HEADS, plan)

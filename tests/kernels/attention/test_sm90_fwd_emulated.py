@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +13,17 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 from flashdsa.backends.emulated.devices import Device
-from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.sparse_mla import bind_way
 from flashdsa.backends.sm90.sparse_mla_ways import Way
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
-from flashdsa.plan import Barrier
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.assembled import assert_it_assembles_without_spills, ptx_of
 from tests.kernels.features import EVERY_FEATURE
 from tests.support.forward_operands import forward_operands
 
@@ -32,17 +31,9 @@ TWO_STEPS = SparseMlaCase(
     "two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True, max_logits=True
 )
 GROUP = SparseMlaCase(
-    "a group and a half",
-    5,
-    300,
-    16,
-    70,
-    duplicates=True,
-    invalid=True,
-    topk_length=True,
-    attn_sink="finite",
-    max_logits=True,
-)
+    "a group and a half", 5, 300, 16, 70, duplicates=True, invalid=True, topk_length=True,
+    attn_sink="finite", max_logits=True,
+)  # fmt: skip
 ALL_AT_ONCE = SparseMlaCase(
     "every feature", 3, 60, 20, 140, attn_sink="infinite", max_logits=True, **EVERY_FEATURE
 )
@@ -123,12 +114,19 @@ def test_a_group_of_queries_over_the_union_of_their_rows() -> None:
         pytest.param(
             replace(TWO_STEPS, d_qk=512), FwdPlan(tile=WITHOUT_ROPE), marks=pytest.mark.slow
         ),
-        (replace(GROUP, d_qk=512, max_logits=False), FwdPlan(4, True, True, tile=WITHOUT_ROPE)),
+        pytest.param(
+            replace(GROUP, d_qk=512, max_logits=False),
+            FwdPlan(4, True, True, tile=WITHOUT_ROPE),
+            marks=pytest.mark.slow,
+        ),
+        (replace(GROUP, max_logits=False), FwdPlan(4, True, True)),
     ],
-    ids=["1", "4"],
+    ids=["1 of 512", "4 of 512", "4"],
 )
-def test_rows_that_are_k_and_v_alike(case: SparseMlaCase, plan: FwdPlan) -> None:
-    """The largest logits that a plan writes and nobody asked for go nowhere."""
+def test_rows_that_are_k_and_v_alike_and_logits_that_nobody_asked_for(
+    case: SparseMlaCase, plan: FwdPlan
+) -> None:
+    """They go nowhere; 512 columns of both sources are in test_sm90_joined_emulated.py, too."""
     run(case, plan, Policy(asynchronous="late"))
 
 
@@ -149,24 +147,15 @@ def test_nothing_to_do() -> None:
 
 
 @pytest.mark.slow
-def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_arrival_is_found(one_more_arrival: Callable[[str], None]) -> None:
     """The plan's counts are the kernel's: one too many, and the CTA waits for ever."""
-    right = Barrier.arrivals.fget
-    assert right is not None
-    monkeypatch.setattr(
-        Barrier, "arrivals", property(lambda self: right(self) + (self.name == "p1_full"))
-    )
+    one_more_arrival("p1_full")
     with pytest.raises(Exception, match=r"(?i)deadlock"):
         run(SparseMlaCase("one step", 1, 50, 64, 64), FwdPlan(lazy_log2=7.0))  # compiled anew
 
 
-def ptx(plan: FwdPlan) -> str:
-    """Of the plan's function."""
-    return str(compiled(SPARSE_MLA_FWD, plan).__ptx__).rstrip("\0")
-
-
 def test_the_instructions_that_make_it_this_kernel() -> None:
-    text = ptx(FwdPlan(max_logits=True))
+    text = ptx_of(SPARSE_MLA_FWD, FwdPlan(max_logits=True))
     products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", text)
     # S is issued in three places, twice for tile 0; P V in four, four steps of 16 keys each.
     assert products.count("m64n64") == 3 * 36
@@ -179,14 +168,15 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [FwdPlan(max_logits=True), FwdPlan(4, True, True, tile=WITHOUT_ROPE)],
+    [
+        FwdPlan(max_logits=True),
+        pytest.param(FwdPlan(4, True, True, tile=WITHOUT_ROPE), marks=pytest.mark.slow),
+    ],
     ids=["1", "4 of 512"],
 )
-def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
-    tmp_path: Path, plan: FwdPlan
-) -> None:
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(plan: FwdPlan) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    assert_it_assembles_without_spills(ptx(plan), tmp_path)
+    assert_it_assembles_without_spills(SPARSE_MLA_FWD, plan)
 
 
 @pytest.mark.slow

@@ -21,22 +21,17 @@ def sparse_mla_inputs(draw, dtypes=DTYPES) -> SparseMlaInputs:
     """Any indices and lengths over small dimensions; rows that no valid slot names hold poison."""
     d_v = draw(st.sampled_from([1, 8, 16]), label="d_v")
     case = SparseMlaCase(
-        name="drawn",
-        num_queries=draw(st.integers(0, 4), label="S"),
+        name="drawn", num_queries=draw(st.integers(0, 4), label="S"),
         num_keys=draw(st.integers(0, 12), label="S_kv"),
-        num_heads=draw(st.integers(1, 5), label="H"),
-        topk=draw(st.integers(1, 40), label="topk"),
-        d_qk=d_v + draw(st.integers(1, 9), label="d_rope"),
-        d_v=d_v,
+        num_heads=draw(st.integers(1, 5), label="H"), topk=draw(st.integers(1, 40), label="topk"),
+        d_qk=d_v + draw(st.integers(1, 9), label="d_rope"), d_v=d_v,
         dtype=draw(st.sampled_from(dtypes), label="dtype"),
         sm_scale=draw(st.sampled_from([None, None, 0.0, 0.25]), label="sm_scale"),
         logit_scale=draw(st.sampled_from([1.0, 1.0, 1e4]), label="logit_scale"),
-        strided=draw(st.booleans(), label="strided"),
-        kv_3d=draw(st.booleans(), label="kv_3d"),
+        strided=draw(st.booleans(), label="strided"), kv_3d=draw(st.booleans(), label="kv_3d"),
         indices_3d=draw(st.booleans(), label="indices_3d"),
-        attn_sink=draw(st.sampled_from([None, "finite"]), label="sink"),
-        cancels=True,
-    )
+        attn_sink=draw(st.sampled_from([None, "finite"]), label="sink"), cancels=True,
+    )  # fmt: skip
     inputs = make_sparse_mla_inputs(case, draw(st.integers(0, 2**31), label="seed"))
 
     bad = st.sampled_from(invalid_values(case.num_keys))

@@ -54,14 +54,9 @@ def test_the_loss_is_what_it_is_made_of_and_teaches_the_indexer_alone(
     options = {"topk_length": attention.topk_length, "backend": backend}
     indices = inputs.indices
     loss = flashdsa.indexer_kl_loss(
-        *learned,
-        indices,
-        q=taught[0],
-        kv=taught[1],
-        lse=taught[2],
-        attn_sink=attention.attn_sink,
+        *learned, indices, q=taught[0], kv=taught[1], lse=taught[2], attn_sink=attention.attn_sink,
         **options,
-    )
+    )  # fmt: skip
     target = flashdsa.attention_target(
         attention.q, attention.kv, lse, indices, attn_sink=attention.attn_sink, **options
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
-from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
+from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm90 import attention_target, indexer_scores
 from flashdsa.kernels.catalog import ATTENTION_TARGET, INDEXER_SCORES
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TargetPlan
@@ -22,7 +21,7 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.indexer_training_cases import IndexerTrainingCase, make_indexer_training_inputs
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.assembled import assert_it_assembles_without_spills, ptx_of
 from tests.kernels.features import EVERY_FEATURE
 
 LATER = pytest.mark.slow
@@ -143,16 +142,16 @@ def test_a_ring_in_which_a_consumer_could_wait_a_round_ahead_is_refused() -> Non
 
 @pytest.mark.parametrize("plan", [TargetPlan(), ScoresPlan()], ids=["target", "scores"])
 def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
-    tmp_path: Path, plan: TargetPlan | ScoresPlan
+    plan: TargetPlan | ScoresPlan,
 ) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
     is_target = isinstance(plan, TargetPlan)
     # The loop of the scores has two tiles of two chunks.
     spec, chunks = (ATTENTION_TARGET, 9) if is_target else (INDEXER_SCORES, 4)
-    text = str(compiled(spec, plan).__ptx__).rstrip("\0")
+    text = ptx_of(spec, plan)
     products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", text)
     assert products == [f"m64n{plan.num_heads}"] * (4 * chunks)
-    assert_it_assembles_without_spills(text, tmp_path)
+    assert_it_assembles_without_spills(spec, plan)
 
 
 @pytest.mark.slow

@@ -94,19 +94,13 @@ BATCH = 20
 def drawn(draw: random.Random, number: int) -> IndexerTrainingCase:
     """Any shape and features."""
     attention = SparseMlaCase(
-        f"fuzzed {number}",
-        draw.choice([1, 2, 3, 7, 140, 300]),
-        draw.choice([1, 63, 64, 65, 300, 3000]),
-        draw.choice([1, 8, 16, 20, 32, 64, 65, 100, 128]),
-        draw.choice([1, 63, 64, 65, 128, 257, 320]),
-        duplicates=draw.random() < 0.3,
-        invalid=draw.random() < 0.5,
-        empty_rows=draw.random() < 0.3,
-        topk_length=draw.random() < 0.5,
-        attn_sink=draw.choice([None, "finite", "infinite"]),
-        poison=draw.random() < 0.3,
-        strided=draw.random() < 0.3,
-    )
+        f"fuzzed {number}", draw.choice([1, 2, 3, 7, 140, 300]),
+        draw.choice([1, 63, 64, 65, 300, 3000]), draw.choice([1, 8, 16, 20, 32, 64, 65, 100, 128]),
+        draw.choice([1, 63, 64, 65, 128, 257, 320]), duplicates=draw.random() < 0.3,
+        invalid=draw.random() < 0.5, empty_rows=draw.random() < 0.3,
+        topk_length=draw.random() < 0.5, attn_sink=draw.choice([None, "finite", "infinite"]),
+        poison=draw.random() < 0.3, strided=draw.random() < 0.3,
+    )  # fmt: skip
     heads = draw.choice([1, 16, 30, 32, 64])
     return IndexerTrainingCase(attention, index_heads=heads, bf16_weights=draw.random() < 0.3)
 

@@ -37,18 +37,10 @@ def fuzzed(seed: int) -> IndexerTrainingCase:
     if keys > 9000:
         queries = min(queries, 17)  # the reference takes 0.1 s a query for the gradient of all keys
     case = SparseMlaCase(
-        f"fuzz {seed}",
-        queries,
-        keys,
-        8,
-        rng.choice((1, 7, 63, 64, 65, 129, 257, 300, 1100)),
-        duplicates=rng.random() < 0.3,
-        invalid=rng.random() < 0.5,
-        empty_rows=rng.random() < 0.3,
-        topk_length=rng.random() < 0.5,
-        poison=rng.random() < 0.5,
-        strided=rng.random() < 0.2,
-    )
+        f"fuzz {seed}", queries, keys, 8, rng.choice((1, 7, 63, 64, 65, 129, 257, 300, 1100)),
+        duplicates=rng.random() < 0.3, invalid=rng.random() < 0.5, empty_rows=rng.random() < 0.3,
+        topk_length=rng.random() < 0.5, poison=rng.random() < 0.5, strided=rng.random() < 0.2,
+    )  # fmt: skip
     heads = rng.choice((16, 32, 64))
     return IndexerTrainingCase(case, index_heads=heads, bf16_weights=rng.random() < 0.2)
 

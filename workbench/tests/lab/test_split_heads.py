@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from click.testing import CliRunner
@@ -17,6 +18,7 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from ptxemu import Policy
 from workbench.__main__ import cli
+from workbench.lab import split_heads
 from workbench.lab.kernels.split_heads.mma import products_of
 from workbench.lab.kernels.split_heads.plan import PARTS, SPLIT_HEADS, HeadsPlan
 from workbench.lab.split_heads import judge
@@ -29,9 +31,14 @@ CASES = [
 ]
 
 
-def test_the_command_judges_three_blocks_in_which_every_ring_goes_round() -> None:
-    run = CliRunner().invoke(cli, ["lab", "split-heads", "--json"])
-    assert run.exit_code == 0, run.output
+def test_the_command_judges_three_blocks_in_which_every_ring_goes_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(split_heads, "judge", cache(judge))  # one run for both forms
+    shown, run = (
+        CliRunner().invoke(cli, ["lab", "split-heads", *form]) for form in ([], ["--json"])
+    )
+    assert (shown.exit_code, run.exit_code) == (0, 0) and "dKV" in shown.output, run.output
     document = json.loads(run.stdout)
     assert [verdict["output"] for verdict in document["verdicts"]] == ["dQ", "dKV"]
     assert (document["passed"], document["findings"], document["grid"][0]) == (True, [], 4)
