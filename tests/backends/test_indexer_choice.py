@@ -19,7 +19,7 @@ from flashdsa.backends.indexer.choice import (
     gpu_of,
 )
 from flashdsa.backends.indexer.launch import Kernels
-from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100, INDEXER_UNSCORED
+from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100
 from flashdsa.kernels.indexer.sizes import SPLITS_BY_SIZE
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from tests.support.subtests import CaseLoop
@@ -35,17 +35,17 @@ next_n rows | 32       64       150      200      400      500      600      900
 1        40 | unscored sha 15x8 sha 15x8 sha 15x8 sha 15x8 sha 15x8 sha 15x8 sha 15x8 sha 15x8
 1        61 | unscored row 61x2 row 61x2 sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4
 1       300 | unscored sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4
-2         2 | unscored row 2x8  row 2x13 row 2x13 row 2x13 row 2x13 row 2x13 two 2x13 two 2x13
-2        14 | unscored row 14x8 row 14x8 row 14x8 row 14x8 row 14x8 two 14x8 two 14x8 two 14x8
-2        32 | unscored row 32x3 row 32x3 row 32x3 two 15x8 two 15x8 two 15x8 two 15x8 two 15x8
-2        34 | unscored row 34x3 row 34x3 row 34x3 sha 15x8 sha 15x8 sha 15x8 sha 15x8 sha 15x8
-2        62 | unscored row 62x2 row 62x2 sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4 pai 66x2
-2       120 | unscored sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4 pai 66x2
-2       122 | unscored pai 66x2 pai 66x2 pai 66x2 pai 66x2 pai 66x2 pai 66x2 pai 66x2 pai 66x2
+2         2 | unscored row 2x8  row 2x13 row 2x13 row 2x13 row 2x13 row 2x13 ranked   ranked
+2        14 | unscored row 14x8 row 14x8 row 14x8 row 14x8 row 14x8 ranked   ranked   ranked
+2        32 | unscored row 32x3 row 32x3 row 32x3 ranked   ranked   ranked   ranked   ranked
+2        34 | unscored row 34x3 row 34x3 row 34x3 ranked   ranked   ranked   ranked   ranked
+2        62 | unscored row 62x2 row 62x2 ranked   ranked   ranked   ranked   ranked   ranked
+2       120 | unscored ranked   ranked   ranked   ranked   ranked   ranked   ranked   ranked
+2       122 | unscored ranked   ranked   ranked   ranked   ranked   ranked   ranked   ranked
 3        33 | unscored row 33x3 row 33x3 row 33x3 sha 15x8 sha 15x8 sha 15x8 sha 15x8 sha 15x8
 3       300 | unscored sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4 sha 30x4
-4        16 | unscored row 16x6 row 16x6 row 16x6 row 16x6 two 15x8 two 15x8 two 15x8 two 15x8
-4       124 | unscored pai 66x2 pai 66x2 pai 66x2 pai 66x2 pai 66x2 pai 66x2 pai 66x2 pai 66x2
+4        16 | unscored row 16x6 row 16x6 row 16x6 row 16x6 ranked   ranked   ranked   ranked
+4       124 | unscored ranked   ranked   ranked   ranked   ranked   ranked   ranked   ranked
 """
 """The first letters of the kind; clusters x CTAs of each, in tables of so many pages a row."""
 
@@ -56,9 +56,12 @@ def ways_of(gpu: Gpu, rows: str) -> str:
     table = [first]
     for line in lines:
         next_n, count = map(int, line.split("|")[0].split())
-        call = Call(count, count // next_n, unscored_pages=32, pairs=True)
+        call = Call(count, count // next_n, unscored_pages=32, ranks=True)
         ways = [choose(call, pages, gpu) for pages in PAGES]
-        words = [f"{kind[:3]} {clusters}x{size}" for kind, clusters, size in ways[1:]]
+        words = [
+            f"{kind[:3]} {clusters}x{size}" if clusters else str(kind)
+            for kind, clusters, size in ways[1:]
+        ]
         assert ways[0].kind is Kind.UNSCORED
         words.insert(0, ways[0].kind)
         table.append(f"{next_n} {count:9} | {' '.join(f'{w:8}' for w in words)}".rstrip())
@@ -80,7 +83,7 @@ def test_a_way_prints() -> None:
 def test_sorted_rows_have_a_cluster_each(pages: int) -> None:
     gpu = gpu_of(Emulator(), IndexerPlan())
     for rows in (1, 40, 200):
-        way = choose(Call(rows, rows, sorted=True, pairs=True), pages, gpu)
+        way = choose(Call(rows, rows, sorted=True, ranks=True), pages, gpu)
         assert way == (Kind.SORTED, *clusters_for(gpu, rows))
 
 
@@ -153,7 +156,7 @@ def test_no_cluster_is_launched_that_the_device_cannot_run() -> None:
         gpu = Gpu(capacity[1], capacity)
         for rows in range(1, 300):
             for pages in PAGES:
-                way = choose(Call(rows, -(-rows // 2), pairs=True), pages, gpu)
+                way = choose(Call(rows, -(-rows // 2)), pages, gpu)
                 assert 1 <= way.clusters <= capacity[way.size]
                 assert way.kind is not Kind.ROW or way.clusters == rows
 
@@ -162,9 +165,15 @@ def test_every_way_has_a_kernel() -> None:
     """Of both architectures, and of a topk between two kernels' widths, which is sorted."""
     for spec in (INDEXER, INDEXER_SM100):
         for num_heads, topk in ((64, 2048), (16, 512), (32, 700)):
-            kernels = Kernels(spec, INDEXER_UNSCORED, num_heads, topk, topk == 700, False)
-            for kind in (Kind.SORTED, Kind.ROW, Kind.SHARED, Kind.PAIRS):
-                missing = spec is INDEXER_SM100 and kind is Kind.PAIRS
-                assert (kernels.plan(kind) is None) == missing
+            kernels = Kernels(spec, None, num_heads, topk, topk == 700, False)
+            assert all(kernels.plan(kind) for kind in (Kind.SORTED, Kind.ROW, Kind.SHARED))
+
+
+def test_a_topk_between_the_kernels_widths_is_ranked_on_hopper_and_sorted_elsewhere() -> None:
+    gpu = gpu_of(Emulator(), IndexerPlan())
+    for rows in (1, 300):
+        assert choose(Call(rows, rows, ranks=True, cut=True), 900, gpu) == Way(Kind.RANKED)
+        assert choose(Call(rows, rows, cut=True), 900, gpu).kind is Kind.SORTED
+
     gathering = replace(INDEXER_SM100.plans[0], gathers=True)
     assert Kernels(INDEXER_SM100, None, 64, 2048, False, False, True).plan(Kind.ROW) == gathering

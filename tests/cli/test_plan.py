@@ -33,7 +33,7 @@ def test_json_holds_every_region_barrier_and_role(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [(), ("--markdown",), ("--sorted",), ("--rows", "pairs")], ids=str
+    "option", [(), ("--markdown",), ("--sorted",), ("--rows", "clusters")], ids=str
 )
 def test_text_and_markdown_show_all_tables_in_100_columns(run: Run, option: tuple[str]) -> None:
     output = run("plan", "indexer", "--arch", "sm_90a", *option).output
@@ -55,7 +55,7 @@ def test_brackets_are_text(run: Run) -> None:
         (("--num-heads", "48"), "--num-heads: expected 16, 32 or 64; got 48"),
         (("--topk", "100"), "--topk: expected 512, 1024 or 2048; got 100"),
         (("--arch", "sm_80"), "'sm_80' is not one of 'sm_90a', 'sm_100a'"),
-        (("--rows", "pages"), "--rows: expected cluster, clusters or pairs; got pages"),
+        (("--rows", "pages"), "--rows: expected cluster or clusters; got pages"),
         (
             ("--positions", "--num-heads", "16"),
             "no variant is compiled with --positions and --num-heads 16",

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.indexer.choice import clusters_for, gpu_of
-from flashdsa.backends.indexer.two_launches import bind_two_launches
 from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.ranked import bind_ranked
 from flashdsa.dispatch.registration import custom_op
 from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100, PREFILL_ORDER
 from flashdsa.kernels.indexer.plan import TOPK, SelectPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, pairs_plan
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
 from flashdsa.verify.compare import Comparison, compare_exact
@@ -61,7 +60,7 @@ class Ranked:
         plan: choices of its plan; more than a catalog's plan has: emulated only.
         values: as `make_inputs` of tests/kernels/indexer/exact_inputs.py has them.
         bad_pages: every third page id is outside the cache. next_n: neighbouring rows that share a
-            row of the table, which is the last one's. pairs: two of them are scored together.
+            row of the table, which is the last one's.
     """
 
     name: str
@@ -71,7 +70,6 @@ class Ranked:
     values: str = "random"
     bad_pages: bool = False
     next_n: int = 1
-    pairs: bool = False
     backend: str = HOPPER
     sms: int = 0
 
@@ -84,7 +82,7 @@ class Ranked:
     def kernel_plan(self) -> SelectPlan:
         if self.backend == BLACKWELL:
             return sm100.IndexerPlan(**self.plan)
-        return pairs_plan(**self.plan) if self.pairs else IndexerPlan(**self.plan)
+        return IndexerPlan(**self.plan)
 
     def inputs(self) -> Inputs:
         """Return inputs on the CPU; a request has the pages of its longest row."""
@@ -122,23 +120,21 @@ class Ranked:
 
 
 @dataclass(frozen=True)
-class Apart(Ranked):
-    """The same by two launches, of scores and of their ranking; rows come in pairs.
+class InTwoLaunches(Ranked):
+    """The same by two launches, of all scores and of their ranking.
 
     Attributes:
-        clusters: as the runner's device allows.
+        clusters: as the runner's device and the rows say.
     """
 
     clusters: tuple[int, int] = (0, 0)
     next_n: int = 2
-    pairs: bool = True
     sms: int = 2
 
     def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
         plan, rows = self.kernel_plan, len(self.lengths)
-        clusters = clusters_for(gpu_of(runner, INDEXER.plans[0]), rows)
-        how = plan.num_heads, plan.topk, plan.positions, rows, clusters
-        serve = bind_two_launches(runner, *how)
+        how = plan.num_heads, plan.topk, plan.positions, rows, self.next_n
+        serve = bind_ranked(runner, *how)
         q, cache, *others = operands[:6]
         with runner.launching():
             serve(q, cache.view(torch.uint8), *others)

@@ -7,7 +7,6 @@ round, CTAs have several work items, and rows have parts without work.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,6 @@ from flashdsa.backends.sm100 import mla_bwd as sm100_bwd
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.indexer.plan import By, Lists, Sharing
-from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS
 from flashdsa.verify import check_cases
 from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
@@ -36,7 +34,7 @@ from workbench.small_calls.attention import (
     shorter,
 )
 from workbench.small_calls.call import BLACKWELL, HOPPER, Row, SmallCall
-from workbench.small_calls.direct import Apart, Order, Ranked
+from workbench.small_calls.direct import InTwoLaunches, Order, Ranked
 from workbench.small_calls.prefill import PREFILL_IN_CLUSTERS, prefill, prefill_of_64
 
 
@@ -98,21 +96,16 @@ _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
 _SLOT_OFFSETS = "flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets"
 _rows = partial(_slots, settings={f"{_SLOT_OFFSETS}:MOST_OF_WARP": 8})
 
-_TIGHT = {
-    "num_heads": 16, "topk": 512,
-    "sharing": Sharing(select_pages=1, merge_pages=3, settling_ctas=2, settling_pages=15,
-                       count_polls=100_000),
-}  # fmt: skip
-_SMALL_LISTS = {"capacity": 2048, "first_fill_pages": 10, "fill_step_pages": 2}
-"""Lists so small that short rows compact them; selecting counts for so little that rows of this
-length are split."""
+# Lists are so small that short rows compact them, and selecting counts for so little that rows of
+# this length are split.
 _tight = partial(
     Ranked,
-    plan={**_TIGHT, "rows": By.CLUSTERS, "lists": Lists(**{**_SMALL_LISTS, "capacity": 3072})},
-)
-_pairs = partial(
-    Ranked, plan={**_TIGHT, "lists": replace(PAIR_LISTS, **_SMALL_LISTS)}, next_n=2, pairs=True
-)
+    plan={
+        "num_heads": 16, "topk": 512, "rows": By.CLUSTERS,
+        "sharing": Sharing(select_pages=1, merge_pages=3),
+        "lists": Lists(capacity=3072, first_fill_pages=10, fill_step_pages=2),
+    },
+)  # fmt: skip
 _blackwell = partial(
     Ranked,
     plan={
@@ -122,17 +115,22 @@ _blackwell = partial(
     backend=BLACKWELL,
 )  # fmt: skip
 _OF_16 = {"num_heads": 16, "topk": 512}
-_APART = (
-    Apart(
+_two = partial(InTwoLaunches, plan=_OF_16)
+_SCORES = (
+    _two(
         "CTAs with several tiles",
         (1000, 999, 5, 4, 1500, 1501, 700, 640, 1200, 1199, 64, 65, 900, 901, 1300, 1299),
-        plan=_OF_16,
     ),
-    Apart("two CTAs of a row", (1300, 1290), plan=_OF_16, sms=4),
-    Apart("bad pages", (1300, 1290, 513, 512), plan=_OF_16, values="two", bad_pages=True),
-    Apart("two pairs", (700, 701, 90, 600), plan=_OF_16),
-    Apart("four queries", (600, 700, 0, 530, 513, 2, 640, 650), plan=_OF_16, next_n=4),
-    Apart("lists are cut", (43_999, 44_000), plan=_OF_16),
+    _two("bad pages", (1300, 1290, 513, 512), values="two", bad_pages=True),
+    _two("four queries", (600, 700, 0, 530, 513, 2, 640, 650), next_n=4),
+    _two("three queries", (1300, 513, 512), next_n=3),
+)
+_RANKS = (
+    *_SCORES[:2],
+    _two("a row's CTAs", (8400, 8300), sms=16),
+    _two("a long row", (700, 17_000, 513, 512, 600), next_n=1),
+    *(_two(f"{values} keys", (5200, 4000), values=values, sms=16) for values in ("two", "equal")),
+    _two("crowded", (6000, 5990), values="crowded", sms=16),
 )
 _SHORT_ROWS = 600, 70, 560, 513, 10, 520, 640
 _shared = {"rows": By.CLUSTERS}
@@ -377,30 +375,10 @@ TABLE: dict[str, Row] = {
         Ranked("pages outside", (4000, 300), (1, 2), _shared, bad_pages=True),
         Ranked("shared row", (700,), (1, 2), _OF_16),
         Ranked("compacted, 16 heads", (8300,), (1, 1), _OF_16),
-        *checked("dsa_topk_indexer", "page edges", "3 queries a request, sorted"),
+        *checked("dsa_topk_indexer", "3 queries a request, sorted"),
     ), mutated=17, scratch=("argument 7",)),
-    "two-levels-sm_90a": Row("two_levels", two_levels.TOKENS),
-    "two-levels-blocks-sm_90a": Row("two_levels", two_levels.BLOCKS),
-    "indexer-pairs-sm_90a": Row("indexer", (
-        _pairs("a pair", (1300, 1301), (1, 1)),
-        _pairs("two keys", (1500, 1400), (1, 2), values="two"),
-        _pairs("six pairs", (0, 0, 5, 513, 600, 512, 900, 3, 700, 650, 0, 530), (2, 1)),
-        _pairs("compacts its lists, another tile comes", (2240, 2230, 600, 601), (1, 1)),
-        _pairs("one key", (1300, 5), (1, 2), values="equal"),
-        _pairs("bad pages", (700, 690), (1, 1), bad_pages=True),
-        _pairs("a pair that is split", (530, 529, 6000, 5999), (4, 1)),
-        _pairs("a row that needs no scores", (3200, 5, 513, 514), (3, 2), values="equal"),
-        _pairs("candidates of two CTAs", (1500, 1499), (1, 2)),
-        _pairs("candidates of one key", (513, 514), (1, 1), values="two"),
-        _pairs("compacts, waits for counts", (9000, 8999, 513, 512), (3, 1), values="two"),
-        _pairs("a crowd", (6000, 5999, 513, 512), (4, 1), values="crowded"),
-        _pairs("what others published is cut", (4400, 4399), (6, 1), values="equal"),
-        _pairs("what others published is counted", (2300, 2290), (4, 1), values="crowded"),
-        _pairs("the same pages", (9000, 9001), (1, 1), values="pages"),
-        _pairs("two streams", (3000, 3001, 3002, 3003) * 3, (5, 1), next_n=4),
-        _pairs("two windows of the bitmap", (33000, 5), (1, 1), values="two"),
-        Ranked("long", (2100, 2101, 66_000, 66_001, 2500, 9000), (4, 2), next_n=2, pairs=True),
-    ), mutated=17, scratch=("argument 7",)),
+    "two-levels-sm_90a": Row("indexer_rank", two_levels.TOKENS),
+    "two-levels-blocks-sm_90a": Row("indexer_rank", two_levels.BLOCKS),
     "indexer-sm_100a": Row("indexer", (
         _blackwell("two rows", (1300, 900), (1, 1)),
         _blackwell("two CTAs of a row", (1500,), (1, 2)),
@@ -412,15 +390,14 @@ TABLE: dict[str, Row] = {
         _blackwell("fills the list again", (6000,), (1, 1)),
         _blackwell("two windows of the bitmap", (131400,), (1, 1), values="two"),
     )),
-    "indexer-unscored-sm_90a": Row("indexer_unscored", checked(
-        "dsa_topk_indexer", "all of at most 450 tokens"), mutated=0),
     "indexer-logits-sm_90a": Row(
         "indexer_logits", checked("indexer_logits", "page edges", "keys of 68 bytes"), mutated=0),
-    "topk-indices-sm_90a": Row("topk_indices", checked(
-        "topk_indices", "512 of 6000", "ties and NaN", "ties and NaN, sorted"
+    "topk-indices-sm_90a": Row("indexer_rank", (
+        *checked("topk_indices", "512 of 6000", "ties and NaN", "ties and NaN, sorted"),
+        *checked("dsa_topk_indexer", "all of at most 450 tokens", "page edges"),
     ), mutated=0),
-    "indexer-logits-pairs-sm_90a": Row("indexer_logits", _APART, mutated=3),
-    "indexer-ranking-sm_90a": Row("indexer_ranking", _APART, mutated=3),
+    "indexer-ranked-scores-sm_90a": Row("indexer_logits", _SCORES, mutated=3),
+    "indexer-rank-sm_90a": Row("indexer_rank", _RANKS, mutated=3),
     "prefill-logits-sm_90a": Row(
         "prefill_logits", checked("prefill_logits", "16 heads, 512 of 600 keys"), mutated=0),
     "prefill-scores-sm_90a": Row(

@@ -20,6 +20,7 @@ FOLDERS = {
     "decode, few heads, dealt": "attention/sm90/decode/few_heads/dealt",
     "decode, 64 heads, clusters": "attention/sm90/decode/full",
     "decode, 64 heads, dealt": "attention/sm90/decode/full/dealt",
+    "ranked": "indexer/sm90/rank",
 }
 """Folders of kernels, by kind; other kinds share theirs and count as 0 lines."""
 

@@ -127,16 +127,12 @@ class Indexer:
     """Pages of the table for each CTA of a cluster, and as many more, from which clusters share a
     row; a row of a narrower table is one cluster's."""
     MANY_ROWS = 0.46
-    """Rows for each SM from which rows are *many*: two SMs for each are too many. So many pairs of
-    rows are always scored as pairs."""
-    WIDE_PAGES = 2000
-    """Pages of the table from which many rows are scored as pairs, too."""
-    FEW_ROWS = 0.25
-    """Rows for each SM up to which pairs are scored by one launch and ranked by another."""
+    """Rows for each SM from which rows are *many*: two SMs for each are too many."""
     SHARING_FEW, SHARING_MANY = 8, 4
     """CTAs of each of the clusters that share rows, of fewer rows and of many."""
-    RANKING = 8
-    """CTAs of each of the clusters of the second of two launches, at least."""
+    RANK_CLUSTERS = ((0.0625, 8), (0.25, 4), (0.5, 2))
+    """Rows for each SM up to which a ranking gives each row a cluster of so many CTAs. More rows
+    get a CTA each."""
     NARROW_PAGES, NARROW_CLUSTER = 64, 8
     """Pages of the table up to which more than so many CTAs of a cluster do not help a row."""
     SIZES = (16, 14, 13, 12, 10, 8, 7, 6, 5, 4, 3, 2)

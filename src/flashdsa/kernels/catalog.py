@@ -33,12 +33,10 @@ from flashdsa.kernels.entries.sm90 import plan as entries
 from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
 from flashdsa.kernels.indexer.sm90.listed.plan import ListedPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
-from flashdsa.kernels.indexer.sm90.plan import LOGITS_PLANS, PAIR_PLANS, IndexerPlan
+from flashdsa.kernels.indexer.sm90.plan import LOGITS_PLANS, IndexerPlan
 from flashdsa.kernels.indexer.sm90.prefill import plan as prefill
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
-from flashdsa.kernels.indexer.sm90.topk_plan import RANKING_PLANS, TOPK_PLANS
-from flashdsa.kernels.indexer.sm90.two_levels.plan import LevelPlan
-from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan
+from flashdsa.kernels.indexer.sm90.rank.plan import RANK_PLANS
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
@@ -76,13 +74,8 @@ INDEXER = _hopper(
     "indexer", "dsa_topk_indexer", "indexer.sm90.kernel:compile_indexer", "indexer_kernel",
     (*(IndexerPlan(num_heads, topk, **kind)
        for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), FUSED_KINDS)),
-     *(IndexerPlan(**choices) for choices in POSITIONS),
-     *PAIR_PLANS),
-    load="load PAGES", select="consume page_source pair_source")
-INDEXER_UNSCORED = _hopper(
-    "indexer_unscored", "dsa_topk_indexer",
-    "indexer.sm90.unscored.kernel:compile_unscored", "unscored_kernel",
-    map(UnscoredPlan, (False, True)))
+     *(IndexerPlan(**choices) for choices in POSITIONS)),
+    load="load PAGES", select="consume page_source")
 INDEXER_LOGITS = _hopper(
     "indexer_logits", "indexer_logits dsa_topk_indexer",
     "indexer.sm90.kernel:compile_logits", "logits_kernel",
@@ -103,26 +96,10 @@ INDEXER_LOGITS_SM100 = _blackwell(
      *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
      sm100.LogitsPlan(gathers=True)),
     load="load_partition loader_of", mma="run_mma", select="consume_pages page_source")
-TOPK_INDICES = _hopper(
-    "topk_indices", "topk_indices", "indexer.sm90.topk_kernel:compile_topk", "topk_kernel",
-    TOPK_PLANS,
-    load="load_scheduled DESCRIPTIONS",
-    select="select_tiles select_by_cluster read_batch emit_unscored_rows")
-INDEXER_RANKING = _hopper(
-    "indexer_ranking", "dsa_topk_indexer",
-    "indexer.sm90.topk_kernel:compile_topk", "cached_topk_kernel",
-    RANKING_PLANS,
-    load="load_scheduled DESCRIPTIONS",
-    select="select_tiles select_by_cluster read_batch emit_unscored_rows")
-TWO_LEVELS = _hopper(
-    "two_levels", "dsa_topk_indexer dsa_topk_prefill",
-    "indexer.sm90.two_levels.kernel:compile_level", "level_kernel",
-    (LevelPlan(topk=topk, sorted=by_score, positions=positions, among=among)
-     for topk in (2048, 512)
-     for positions, among, by_score in product((False, True), repeat=3)
-     if among or topk == 2048 or not positions),
-    load="load_scheduled DESCRIPTIONS",
-    select="select_tiles select_by_cluster list_entries emit_unscored_rows")
+INDEXER_RANK = _hopper(
+    "indexer_rank", "dsa_topk_indexer dsa_topk_prefill topk_indices",
+    "indexer.sm90.rank.kernel:compile_rank", "rank_kernel",
+    RANK_PLANS)
 PREFILL = _hopper(
     "prefill", "dsa_topk_prefill", "indexer.sm90.prefill.kernel:compile_prefill", "prefill_kernel",
     prefill.RANKING,

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from flashdsa.backends.emulated.runner import POISON, Emulator
 from flashdsa.dispatch.registration import custom_op
-from flashdsa.kernels.catalog import TOPK_INDICES
 from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.kernels.indexer.sizes import SLOT_HEADER_WORDS
-from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
 from ptxemu import Policy
 from tests.kernels.findings import RISING_BOUND
@@ -75,24 +73,3 @@ def published_counts(launch: Emulator) -> Tensor:
     slots = launch.workspaces[0][1]
     headers = slots.flatten()[: len(slots) * SLOT_HEADER_WORDS]
     return headers.view(len(slots), SLOT_HEADER_WORDS)[:, 0]
-
-
-def emulate_topk(
-    plan: TopkPlan,
-    scores: Tensor,
-    lengths: Tensor,
-    positions: Tensor,
-    *,
-    clusters: tuple[int, int] = (2, 2),
-    seed: int = 0,
-) -> Emulator:
-    """One checked launch of the plan's kernel, written into `positions`.
-
-    Args:
-        clusters: how many, and CTAs of each. seed: as in `emulate_indexer`.
-    """
-    runner = Emulator(policy=Policy(seed=seed))
-    function = runner.function(TOPK_INDICES, plan)
-    with runner.launching():
-        function(scores, lengths, positions, *clusters)
-    return runner

@@ -52,7 +52,7 @@ def make_inputs(
             scores that grow with the position, all different; "descending"; "level": they grow up
             to the middle of a row, and stay; "nan": every third token's key is NaN, as far as it
             has one; "pages": every page has the same keys; "crowded": random scores within 2**-10
-            above 1; "part crowded": but for the last quarter of a row, which has others.
+            above 1.
     """
     generator = torch.Generator().manual_seed(seed)
     pages_of = [-(-length // 64) for length in lengths]
@@ -78,7 +78,7 @@ def make_inputs(
         keys[:], scales[:] = keys[0].clone(), scales[0].clone()
     if values == "nan":
         keys[:, ::3, 5] = torch.nan
-    if values in ("ascending", "descending", "level", "crowded", "part crowded"):
+    if values in ("ascending", "descending", "level", "crowded"):
         _set_scores(q, keys, weights, scales, table, lengths, values)
     cache = torch.empty(num_pages, PAGE_BYTES, dtype=torch.uint8)
     cache[:, :PAGE_KEY_BYTES] = keys.to(torch.float8_e4m3fn).view(torch.uint8).view(num_pages, -1)
@@ -132,12 +132,9 @@ def _set_scores(
         scores = length + 1 - rising if values == "descending" else rising
         if values == "level":
             scores = rising.clamp_max(length // 2)
-        if values.endswith("crowded"):
+        if values == "crowded":
             generator = torch.Generator().manual_seed(row)
             scores = 1 + torch.rand(len(rising), generator=generator).mul(2**12).floor() * 2**-22
-        if values == "part crowded":
-            last = rising > 0.75 * length
-            scores = torch.where(last, 1 / (1 + rising % 64), scores)
         scales[pages] = scores.view(-1, 64)
 
 

@@ -19,7 +19,7 @@ from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.indexer.plan import By, Lists, Sharing
-from flashdsa.kernels.indexer.sizes import MAX_OWN_ROWS, ROW_COUNTERS
+from flashdsa.kernels.indexer.sizes import MAX_OWN_ROWS, MOST_WEIGHED
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.ops.indexer import TopkIndexerOperands
 from flashdsa.problem import PAGE_SIZE
@@ -371,7 +371,7 @@ def test_the_public_operation_splits_a_row_that_may_be_long() -> None:
         flashdsa.dsa_topk_indexer(*inputs, got, backend="emulate-sm90")
     assert torch.equal(got, expected)
     ((arrivals, _),) = emulator.workspaces.values()
-    assert len(arrivals) == devices.SMALL.num_sms * ROW_COUNTERS and not arrivals.any()
+    assert len(arrivals) == MOST_WEIGHED and not arrivals.any()
     assert [setup.grid[0] for setup in emulator.setups] == [4]
 
 

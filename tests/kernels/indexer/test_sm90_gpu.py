@@ -21,7 +21,7 @@ from flashdsa.heuristics.h200 import Indexer
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By
-from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, ROW_COUNTERS
+from flashdsa.kernels.indexer.sizes import MAX_CLUSTER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE_ANY_DATA
 from tests.kernels.indexer.exact_ids import expected_ids, select
@@ -191,8 +191,9 @@ def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
 
 def split_workspace(plan: IndexerPlan, num_ctas: int) -> tuple[Tensor, Tensor]:
     """Counters at 0, and slots with anything."""
-    counters = torch.zeros(num_ctas * ROW_COUNTERS, dtype=torch.int32, device="cuda")
-    return counters, torch.empty(num_ctas, plan.slot_words, dtype=torch.int32, device="cuda")
+    sizes = plan.split_workspace(num_ctas)
+    counters = torch.zeros(sizes.counters, dtype=torch.int32, device="cuda")
+    return counters, torch.empty(sizes.slots, dtype=torch.int32, device="cuda")
 
 
 @pytest.mark.parametrize("values", VALUES)

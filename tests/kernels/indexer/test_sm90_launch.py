@@ -16,13 +16,14 @@ from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
-from flashdsa.backends.indexer.choice import Call, Kind, Way
-from flashdsa.backends.indexer.launch import Kernels, Launches, bind_way
-from flashdsa.backends.sm90 import indexer, topk
+from flashdsa.backends.indexer.launch import Kernels, Launches
+from flashdsa.backends.sm90 import indexer, ranked, topk
+from flashdsa.backends.sm90.ranked import bind_ranked
+from flashdsa.backends.sm90.ranking import cluster_of
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan
 from flashdsa.ops.indexer import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
@@ -223,7 +224,8 @@ def test_given_scores_are_launched_alike(gpu: Gpu) -> None:
         lengths = torch.full((count,), 600, dtype=torch.int32)
         operands = TopkOperands(torch.zeros(count, 600), lengths)
         topk.bind(gpu_runner(GPU), operands, topk=512, sorted=False)(operands)
-    assert [arguments[3:] for arguments in gpu.launches] == [(1, 4), (2, 2)]
+    clusters = [arguments[-2:] for arguments in gpu.launches]
+    assert clusters == [(4, 1), (4, 0)], "on 4 SMs"
 
 
 def test_nothing_is_launched_without_rows_or_pages(gpu: Gpu) -> None:
@@ -265,49 +267,43 @@ def test_checked_calls_check_values_where_that_is_asked_for(
     assert len(gpu.launches) == 3
 
 
-@pytest.mark.parametrize(
-    ("next_n", "requests", "kind"),
-    [
-        (2, 61, By.PAIRS),
-        (2, 60, By.CLUSTERS),
-        (4, 31, By.PAIRS),
-        (4, 30, By.CLUSTERS),
-        (3, 62, By.CLUSTERS),
-    ],
-)
-@pytest.mark.parametrize(
-    "of_calls",
-    [
-        (64, 2048, False, False),
-        (32, 1024, False, False),
-        (16, 512, False, False),
-        (32, 2048, False, True),
-    ],
-)
-def test_pairs_of_queries_are_scored_together_where_they_are_many(
-    gpu: Gpu,
-    next_n: int,
-    requests: int,
-    kind: By,
-    of_calls: tuple[int, int, bool, bool],
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("next_n", "scored"), [(1, By.CLUSTER), (3, By.CLUSTER), (4, By.PAIRS)])
+def test_two_launches_score_and_rank(gpu: Gpu, next_n: int, scored: By) -> None:
+    """Two rows of a request are scored together; the table has a row a request."""
+    inputs, count = rows(2 * next_n), 2 * next_n
+    bind = bind_ranked(gpu_runner(GPU), 16, 700, False, count, next_n)
+    ids = inputs.output(700)
+    bind(*inputs._replace(block_table=inputs.block_table[::next_n].contiguous()), ids)
+    score, rank = gpu.launches
+    assert [plan.rows for plan in gpu.plans if isinstance(plan, LogitsPlan)] == [scored]
+    assert score[4].shape[0] == 2 and score[5].shape == (count, 64 * inputs.block_table.shape[1])
+    assert rank[0] is score[5] and rank[6] is score[6] and rank[7].data_ptr() == ids.data_ptr()
+    assert score[7:] == (700, gpu_runner(GPU).num_sms) and not torch.from_dlpack(score[6]).any()
+
+
+def test_many_scores_are_ranked_a_chunk_at_a_time(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the heads and topk; a request of four queries has two pairs."""
-    gpu.capacity = dict(devices.H200.clusters)
-    monkeypatch.setattr(runner.Gpu, "num_sms", devices.H200.num_sms)
-    kernels = Kernels(INDEXER, None, *of_calls)
-    Launches(kernels, gpu_runner(GPU), next_n * requests, requests).of_width(400)
-    assert [plan.rows for plan in gpu.plans] == [kind]
+    """Whole requests, whose ids go to their rows."""
+    inputs = rows(6)
+    width = 64 * inputs.block_table.shape[1]
+    monkeypatch.setattr(ranked, "SCORES_AT_ONCE", 5 * width)
+    ids = inputs.output(512)
+    table = inputs.block_table[::2].contiguous()
+    bind_ranked(gpu_runner(GPU), 16, 512, False, 6, 2)(*inputs._replace(block_table=table), ids)
+    chunks = [arguments[5].shape[0] for arguments in gpu.launches[::2]]
+    assert chunks == [4, 2]
+    assert [a[7].data_ptr() for a in gpu.launches[1::2]] == [ids.data_ptr(), ids[4:].data_ptr()]
 
 
-def test_two_launches_score_and_rank(gpu: Gpu) -> None:
-    kernels = Kernels(INDEXER, None, 16, 512, sorted=False, positions=False)
-    way, inputs = Way(Kind.TWO_LAUNCHES, 15, 8), rows(4)
-    launch_both = bind_way(way, Call(4, 2), kernels, gpu_runner(GPU))
-    launch_both(*inputs._replace(block_table=inputs.block_table[:2]), inputs.output(512))
-    scored, ranked = gpu.launches
-    assert scored[5].shape == (4, 64 * inputs.block_table.shape[1]) and ranked[0] is scored[5]
-    assert scored[6] == gpu_runner(GPU).num_sms and ranked[-2:] == (15, 8)
+@pytest.mark.parametrize(
+    ("count", "cluster"),
+    [(1, (8, 1)), (8, (8, 1)), (9, (4, 1)), (33, (4, 1)), (34, (2, 1)), (66, (2, 1)), (67, (8, 0))],
+)
+def test_a_ranking_gives_few_rows_large_clusters(count: int, cluster: tuple[int, int]) -> None:
+    """More rows than half the SMs get a CTA each, and clusters for what is long."""
+    assert cluster_of(count, 132, devices.H200.clusters) == cluster
+    assert cluster_of(count, 132, {1: 132}) == (1, 1)
 
 
 @pytest.mark.parametrize("device", [devices.H200, devices.SMALL], ids=["H200", "small"])

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 import flashdsa
+from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.errors import UnsupportedError
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
 
-from flashdsa.kernels.indexer.sizes import ORDERED_ROWS
-from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
-from tests.kernels.indexer.emulation import emulate_topk
+from flashdsa.kernels.catalog import INDEXER_RANK
+from flashdsa.kernels.indexer.sm90.rank.plan import MANY, Of, RankPlan
+from ptxemu import Policy
 
 pytestmark = pytest.mark.usefixtures("small_device", "lines")
 
 WIDTH = 700
-# What the check says of the right kernel, by the file of the first access.
-KNOWN_WARNINGS = {
-    # `load4`: the list's last words are loaded as one vector with words behind its end, which are
-    # compared and then not counted.
-    ("uninitialised-read", "smem.py")
-}
+PLAN = RankPlan(Of.SCORES, **MANY)
 
 
 def awkward_scores() -> dict[str, Tensor]:
@@ -55,89 +50,93 @@ def awkward_scores() -> dict[str, Tensor]:
 
 
 def assert_exact(
-    plan: TopkPlan, scores: Tensor, lengths: list[int], clusters: tuple[int, int], seed: int = 0
+    scores: Tensor,
+    lengths: list[int],
+    cluster: tuple[int, int],
+    topk: int = 512,
+    *,
+    unscored: int | None = None,
+    seed: int = 0,
 ) -> None:
-    """The emulated kernel gives what the CPU backend gives; nothing unknown is found.
+    """The emulated kernel gives what the CPU backend gives, and nothing is found.
 
     Args:
-        clusters: how many, and CTAs of each.
+        cluster: CTAs of it, and 1: it has a row; 0: each of its CTAs has one.
+        unscored: entries of rows that are all written; default: topk.
     """
     given = torch.tensor(lengths, dtype=torch.int32)
-    positions = torch.full((len(lengths), plan.topk), -99, dtype=torch.int32)
-    runner = emulate_topk(plan, scores, given, positions, clusters=clusters, seed=seed)
+    positions = torch.full((len(lengths), topk), -99, dtype=torch.int32)
+    runner, nothing = Emulator(policy=Policy(seed=seed)), torch.empty(0, 0, dtype=torch.int32)
+    function = runner.function(INDEXER_RANK, PLAN)
+    with runner.launching():
+        most = topk if unscored is None else unscored
+        function(scores, given, nothing, 0, 0, most, positions, nothing, *cluster)
     clamped = given.clamp(0, scores.shape[1])
-    expected = flashdsa.topk_indices(scores, clamped, plan.topk, sorted=plan.sorted, backend="cpu")
+    expected = flashdsa.topk_indices(scores, clamped, topk, backend="cpu")
     wrong = (positions != expected).any(1).nonzero().flatten().tolist()
-    assert wrong == []
-    assert {
-        (f.code, Path(f.first.source_file or "").name) for f in runner.findings
-    } <= KNOWN_WARNINGS
+    assert wrong == [] and runner.findings == []
 
 
-def test_awkward_scores():
+@pytest.mark.parametrize("cluster", [(1, 1), (4, 0)], ids=["alone", "a CTA each"])
+def test_awkward_scores(cluster):
     rows = awkward_scores()
-    assert_exact(TopkPlan(topk=512), torch.stack(list(rows.values())), [WIDTH] * len(rows), (1, 2))
+    assert_exact(torch.stack(list(rows.values())), [WIDTH] * len(rows), cluster)
 
 
-@pytest.mark.slow
-def test_awkward_scores_sorted():
-    rows = awkward_scores()
-    scores = torch.stack([rows[name] for name in ("two values", "NaN and infinities", "random")])
-    assert_exact(TopkPlan(topk=512, sorted=True), scores, [WIDTH] * len(scores), (1, 3))
-
-
-@pytest.mark.parametrize("by_score", [False, True], ids=["default order", "sorted"])
-def test_any_lengths_and_distances_between_rows(by_score):
-    lengths = [0, 1, 513, 65, 1500] if by_score else [0, 1, 511, 512, 513, 65, 1500, 64]
+@pytest.mark.parametrize("unscored", [512, 0])
+def test_any_lengths_and_distances_between_rows(unscored):
+    lengths = [0, 1, 511, 512, 513, 65, 1500, 64, -5, 2**31 - 1]
     wide = torch.randn(len(lengths), 1600, generator=torch.Generator().manual_seed(1))
-    plan = TopkPlan(topk=512, sorted=by_score)
-    assert_exact(plan, wide[:, 3:1503], lengths, (2, 2))
+    assert_exact(wide[:, 3:1503], lengths, (2, 1), unscored=unscored)
 
 
-@pytest.mark.parametrize(
-    "values", [pytest.param("random", marks=pytest.mark.slow), "ascending", "two"]
-)
-def test_rows_beyond_the_lists_capacity_on_one_cta_and_shared(values):
-    length = 24_000 + (values == "ascending") * 10_000  # which is cut twice
-    scores = torch.randn(2, length, generator=torch.Generator().manual_seed(2))
-    if values == "ascending":
-        scores = scores.sort(dim=1).values
-    if values == "two":
-        scores = (scores > 0).float()
-    plan = TopkPlan(topk=512)
-    assert length > plan.lists.capacity >= length / 2
-    assert_exact(plan, scores[:1], [length - 1], (1, 1))
-    # A part of one CTA is longer than its list, one of two is not.
-    assert_exact(plan, scores, [length, 5000], (1, 2))
+CROWDED = {
+    "random": lambda x: x,
+    "near each other": lambda x: x * 1e-3 + 100,
+    "rounded": lambda x: x.mul(4).round(),
+    "two values": lambda x: (x > 0).float(),
+    "one value": lambda x: x * 0 - 2.5,
+    "nearly all NaN": lambda x: torch.where(x > 2.9, x, math.nan),
+}
+"""Rows by what is in the bin of the last winner: few entries, more than the list has room for,
+more than one key, one key."""
 
 
-def test_a_part_longer_than_the_list_of_a_shared_row():
-    """Both CTAs compact before they meet, and the second has all of the best."""
-    scores = torch.arange(42_000.0)[None]
+@pytest.mark.parametrize("values", CROWDED)
+def test_rows_that_the_ctas_of_a_cluster_share(values):
+    """The second row is one CTA's, the third ends in the middle of a part."""
+    scores = torch.randn(3, 20_000, generator=torch.Generator().manual_seed(2))
+    assert_exact(CROWDED[values](scores), [20_000, 4000, 12_289], (4, 1), 1000)
+
+
+@pytest.mark.parametrize("values", ["random", "one value"])
+def test_a_cluster_shares_the_longest_of_its_ctas_rows(values):
+    """It is longer than the others together; the second cluster has no such row, and a CTA without
+    one."""
+    lengths = [513, 17_000, 100, 5000, 3000, 2900, 600]
+    scores = torch.randn(len(lengths), 17_000, generator=torch.Generator().manual_seed(3))
+    assert_exact(CROWDED[values](scores), lengths, (4, 0))
+
+
+def test_rows_in_order():
+    """The best are all in one part, and in the first or the last one."""
+    scores = torch.arange(18_000.0)[None]
     for sign in (1, -1):
-        assert_exact(TopkPlan(topk=512), sign * scores, [42_000], (1, 2))
-
-
-def test_more_rows_than_are_ordered():
-    """In the order of the batch: every consumer finds the place of one row, so of 512 at most."""
-    lengths = [3, 0, 1, 2, 5, 4] * 87
-    lengths[7:500:100] = [513, 700, 600, 514, 515]
-    assert len(lengths) > ORDERED_ROWS
-    scores = torch.randn(len(lengths), 700, generator=torch.Generator().manual_seed(6))
-    assert_exact(TopkPlan(topk=512), scores, lengths, (9, 1))
-
-
-def test_lengths_outside_the_scores_are_clamped():
-    scores = torch.randn(3, 700, generator=torch.Generator().manual_seed(3))
-    plan = TopkPlan(topk=512)
-    assert_exact(plan, scores, [-5, 2**31 - 1, 701], (1, 2))
+        assert_exact(sign * scores, [18_000], (4, 1))
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2))])
-def test_no_order_of_warps_and_copies_matters(seed):
-    scores = torch.randn(1, 2000, generator=torch.Generator().manual_seed(4)).mul(8).round()
-    plan = TopkPlan(topk=512)
-    assert_exact(plan, scores, [2000], (1, 4), seed)
+def test_no_order_of_warps_matters(seed):
+    scores = torch.randn(1, 9000, generator=torch.Generator().manual_seed(4)).mul(8).round()
+    assert_exact(scores, [9000], (2, 1), seed=seed)
+
+
+@pytest.mark.slow
+def test_the_plan_for_few_rows():
+    scores = torch.randn(2, 9000, generator=torch.Generator().manual_seed(9))
+    lengths = torch.tensor([9000, 700], dtype=torch.int32)
+    got = flashdsa.topk_indices(scores, lengths, 512, backend="emulate-sm90")
+    assert torch.equal(got, flashdsa.topk_indices(scores, lengths, 512, backend="cpu"))
 
 
 @pytest.mark.slow

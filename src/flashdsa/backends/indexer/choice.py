@@ -16,9 +16,8 @@ from flashdsa.backends.runner import Runner
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.indexer.plan import SelectPlan
 
-# Measured on an H200: 307 draws, each by every way, in
-# workbench/results/indexer/2026-11-29-h200-by-kernel.json.gz, and few pairs in
-# 2026-11-28-h200-pairs-apart.json.gz. Rows are counted for each SM, so that they scale with a GPU.
+# Measured on an H200: workbench/results/ways. Rows are counted for each SM, so that they scale with
+# a GPU.
 USUAL_CLUSTER = 13
 """The most CTAs without FLASHDSA_MAX_CLUSTER. A cluster starts when one GPC has as many free SMs.
 132 SMs are in at most 8 GPCs, so that one has 13 free ones whichever 35 SMs other streams hold."""
@@ -31,20 +30,20 @@ class Kind(StrEnum):
     SORTED = "sorted"  # one cluster has a row, and sorts its winners
     ROW = "row"  # one cluster has a row
     SHARED = "shared"  # clusters share the rows by their lengths
-    PAIRS = "pairs"  # two rows of a request are scored together, and shared by their lengths
-    TWO_LAUNCHES = "two launches"  # all scores, of pairs, then all rankings
+    RANKED = "ranked"  # all scores in one launch, of two rows together, then all rankings
 
 
 class Way(NamedTuple):
     """A way to serve a call."""
 
     kind: Kind
-    clusters: int  # of the launch that selects
-    size: int  # CTAs of each
+    clusters: int = 0  # of the fused launch; the others have what they need
+    size: int = 0  # CTAs of each
 
     def __str__(self) -> str:
         """The kind and its clusters."""
-        return f"{self.kind}, {self.clusters} clusters of {self.size}"
+        clusters = f", {self.clusters} clusters of {self.size}" if self.clusters else ""
+        return f"{self.kind}{clusters}"
 
 
 class Call(NamedTuple):
@@ -54,7 +53,13 @@ class Call(NamedTuple):
     requests: int  # each has next_n neighbouring rows, which share a row of the table
     sorted: bool = False
     unscored_pages: int = -1  # of the widest table in which nothing is scored; -1: no kernel
-    pairs: bool = False  # there is a kernel for them
+    ranks: bool = False  # there are kernels that score and rank in two launches
+    cut: bool = False  # no fused kernel writes as many ids as the call wants
+
+    @property
+    def next_n(self) -> int:
+        """Neighbouring rows of a request."""
+        return self.rows // max(self.requests, 1)
 
 
 class Gpu(NamedTuple):
@@ -76,19 +81,16 @@ def choose(call: Call, pages: int, gpu: Gpu) -> Way:
     rows, many = call.rows, Indexer.MANY_ROWS * gpu.num_sms
     number, size = clusters_for(gpu, rows)
     if pages <= call.unscored_pages:
-        return Way(Kind.UNSCORED, rows, 1)
-    if call.sorted:
+        return Way(Kind.UNSCORED)
+    if call.ranks and call.cut and not call.sorted:
+        return Way(Kind.RANKED)
+    if call.sorted or call.cut:
         return Way(Kind.SORTED, number, size)
     if rows <= number and pages < Indexer.PAGES_ALONE * (size + 1):
         most = Indexer.NARROW_CLUSTER if pages <= Indexer.NARROW_PAGES else size
         return Way(Kind.ROW, rows, min(size, most))
-    if call.pairs and rows in (2 * call.requests, 4 * call.requests):
-        if rows >= 2 * many or (rows >= many and pages >= Indexer.WIDE_PAGES):
-            return Way(Kind.PAIRS, *clusters_up_to(gpu, 2))
-        if rows <= Indexer.FEW_ROWS * gpu.num_sms:
-            large = size >= Indexer.RANKING
-            ranking = (number, size) if large else clusters_up_to(gpu, Indexer.RANKING)
-            return Way(Kind.TWO_LAUNCHES, *ranking)
+    if call.ranks and call.next_n in (2, 4):
+        return Way(Kind.RANKED)
     sharing = Indexer.SHARING_FEW if rows < many else Indexer.SHARING_MANY
     return Way(Kind.SHARED, *clusters_up_to(gpu, sharing))
 
@@ -97,15 +99,14 @@ def ways(call: Call, pages: int, gpu: Gpu) -> dict[Way, float]:
     """Every way that serves a call: 0 of the one that is taken, infinite of the others, in the
     order in which they would replace it. The judge of ways times them."""
     found = [choose(call, pages, gpu)]
-    if not call.sorted:
+    if not call.sorted and not call.cut:
         sizes = Indexer.SHARING_FEW, Indexer.SHARING_MANY
         if call.rows >= Indexer.MANY_ROWS * gpu.num_sms:
             sizes = sizes[::-1]
         found += [Way(Kind.SHARED, *clusters_up_to(gpu, size)) for size in sizes]
         found.append(Way(Kind.ROW, *clusters_for(gpu, call.rows)))
-        if call.pairs and call.rows in (2 * call.requests, 4 * call.requests):
-            found.append(Way(Kind.PAIRS, *clusters_up_to(gpu, 2)))
-            found.append(Way(Kind.TWO_LAUNCHES, *clusters_up_to(gpu, Indexer.RANKING)))
+        if call.ranks:
+            found.append(Way(Kind.RANKED))
     return dict.fromkeys(found, inf) | {found[0]: 0.0}
 
 

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.indexer.choice import Call, Gpu, Kind, Way, choose, gpu_of
-from flashdsa.backends.indexer.two_launches import bind_two_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
-from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan, most_pages
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.problem import PAGE_SIZE
 
@@ -25,22 +23,29 @@ REFUSALS = (TypeError, ValueError, BufferError)
 """Errors of a launch before anything is launched."""
 
 
-SELECTS = {Kind.SHARED: By.CLUSTERS, Kind.PAIRS: By.PAIRS}
-"""Who selects in a row: of the other kinds a cluster."""
+class Others(NamedTuple):
+    """Launches of an architecture that are not of the fused kernel; each binds a `Launch`.
+
+    Attributes:
+        ranked: (runner, num_heads, topk, positions, rows, next_n). unscored: (runner, topk,
+            positions, rows).
+    """
+
+    ranked: Callable[..., Launch]
+    unscored: Callable[..., Launch]
 
 
 class Kernels(NamedTuple):
     """The kernels of an architecture, and a call's choices among them.
 
     Attributes:
-        indexer: the fused kernel. unscored: the one for tables in which no row has more than `topk`
-            tokens; None: there is none.
+        indexer: the fused kernel. others: None: there is only the fused one.
         topk: at most what the widest of the kernels writes.
         gathers: the block table has a slot for each token.
     """
 
     indexer: KernelSpec
-    unscored: KernelSpec | None
+    others: Others | None
     num_heads: int
     topk: int
     sorted: bool
@@ -62,7 +67,7 @@ class Kernels(NamedTuple):
             "topk": self.width,
             "positions": self.positions,
             "sorted": kind is Kind.SORTED,
-            "rows": SELECTS.get(kind, By.CLUSTER),
+            "rows": By.CLUSTERS if kind is Kind.SHARED else By.CLUSTER,
         }
         if self.gathers:
             wanted["gathers"] = True
@@ -82,13 +87,11 @@ class Launches:
         Args:
             requests: of the rows, each 1 to 4 neighbouring ones.
         """
-        cut = kernels.width > kernels.topk  # the best of a wider list: those that are sorted first
-        by_score = kernels.sorted or cut
-        unscored = -1
-        if kernels.unscored is not None and not kernels.sorted:
-            unscored = most_pages(kernels.topk)
-        pairs = kernels.plan(Kind.PAIRS) is not None
-        self.call = Call(rows, requests, by_score, unscored, pairs)
+        unscored, ranks = -1, kernels.others is not None
+        if ranks and not kernels.sorted:
+            unscored = kernels.topk // PAGE_SIZE
+        cut = kernels.width > kernels.topk
+        self.call = Call(rows, requests, kernels.sorted, unscored, ranks, cut)
         self.gpu: Gpu = gpu_of(runner, kernels.indexer.plans[0])
         self._kernels, self._runner = kernels, runner
         self._page_entries = PAGE_SIZE if kernels.gathers else 1
@@ -109,13 +112,14 @@ class Launches:
 
 def bind_way(way: Way, call: Call, kernels: Kernels, runner: Runner) -> Launch:
     """Load the way's kernels; return its launch."""
-    topk, positions = kernels.topk, kernels.positions
+    topk, positions, others = kernels.topk, kernels.positions, kernels.others
     if way.kind is Kind.UNSCORED:
-        assert kernels.unscored is not None
-        unscored = runner.function(kernels.unscored, UnscoredPlan(positions))
-        return partial(_launch_unscored, unscored)
-    if way.kind is Kind.TWO_LAUNCHES:
-        return bind_two_launches(runner, kernels.num_heads, topk, positions, call.rows, way[1:])
+        assert others is not None
+        return others.unscored(runner, topk, positions, call.rows)
+    if way.kind is Kind.RANKED:
+        assert others is not None
+        sizes = call.rows, call.next_n
+        return others.ranked(runner, kernels.num_heads, topk, positions, *sizes)
     plan = kernels.plan(way.kind)
     assert plan is not None
     function = runner.function(kernels.indexer, plan)
@@ -129,12 +133,6 @@ def bind_way(way: Way, call: Call, kernels: Kernels, runner: Runner) -> Launch:
 def _launch(function: Launch, way: Way, *tensors: Tensor) -> None:
     """Launch a kernel that gives each row one cluster."""
     function(*tensors, way.clusters, way.size)
-
-
-def _launch_unscored(function: Launch, *tensors: Tensor) -> None:
-    """Launch a kernel that scores nothing."""
-    _, pages, _, seq_lens, block_table, topk_indices = tensors
-    function(seq_lens, block_table, topk_indices, pages.shape[0])
 
 
 def _launch_sharing(

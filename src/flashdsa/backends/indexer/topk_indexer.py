@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
-from flashdsa.backends.indexer.launch import REFUSALS, Kernels, Launches
+from flashdsa.backends.indexer.launch import REFUSALS, Kernels, Launches, Others
 from flashdsa.backends.indexer.tensors import as_read, slots_of_tokens, values_are_checked
 from flashdsa.backends.memory import written_apart
 from flashdsa.backends.runner import Runner
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def bind(
     spec: KernelSpec,
-    unscored: KernelSpec | None,
+    others: Others | None,
     runner: Runner,
     operands: TopkIndexerOperands,
     *,
@@ -39,8 +39,7 @@ def bind(
     Default order: ascending token position; `sorted`: descending score, ties by position.
 
     Args:
-        spec: the architecture's kernel. unscored: its kernel for tables in which no row has more
-            than `topk` tokens, unless they are `sorted`; None: it has none.
+        spec: the architecture's fused kernel. others: None: it has no others.
         positions: an id is the token's position in its row, not its slot.
         table_page_size: tokens that an entry of the block table names; the table of 2 to 32 is
             spelt out as slots, 4 bytes a token beside the 132 that are read of each.
@@ -56,7 +55,7 @@ def bind(
     launches: Launches | None = None
     if rows and cache.numel():
         num_heads, topk = q_index_fp8.shape[1], topk_indices.shape[1]
-        kernels = Kernels(spec, unscored, num_heads, topk, sorted, positions, gathers)
+        kernels = Kernels(spec, others, num_heads, topk, sorted, positions, gathers)
         launches = Launches(kernels, runner, rows, block_table.shape[0])
         # Loads the kernel of tables like this one.
         launches.of_width(block_table.shape[1] * (table_page_size if spelt_out else 1))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from flashdsa.backends.indexer import logits as scores
-from flashdsa.backends.indexer import topk_indexer as fused
-from flashdsa.kernels.catalog import INDEXER, INDEXER_LOGITS, INDEXER_UNSCORED
+from flashdsa.backends.indexer import topk_indexer
+from flashdsa.backends.indexer.launch import Others
+from flashdsa.backends.sm90.ranked import bind_ranked, bind_unscored
+from flashdsa.kernels.catalog import INDEXER, INDEXER_LOGITS
 
-bind = partial(fused.bind, INDEXER, INDEXER_UNSCORED)
+bind = partial(topk_indexer.bind, INDEXER, Others(bind_ranked, bind_unscored))
 bind_logits = partial(scores.bind, INDEXER_LOGITS)

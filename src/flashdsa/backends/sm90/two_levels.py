@@ -23,12 +23,13 @@ from flashdsa.backends.indexer.tensors import as_read, values_are_checked
 from flashdsa.backends.memory import written_apart
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import prefill
-from flashdsa.backends.sm90.topk import bind_ranking, width_for
+from flashdsa.backends.sm90.ranking import bind_ranking
 from flashdsa.errors import UnsupportedError
-from flashdsa.kernels.catalog import INDEXER_LOGITS, PREFILL_LISTED, PREFILL_LOGITS, TWO_LEVELS
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.catalog import INDEXER_LOGITS, PREFILL_LISTED, PREFILL_LOGITS
 from flashdsa.kernels.indexer.sm90.listed.plan import ListedPlan
 from flashdsa.kernels.indexer.sm90.plan import BLOCK
-from flashdsa.kernels.indexer.sm90.two_levels.plan import WORD_BITS, LevelPlan
+from flashdsa.kernels.indexer.sm90.rank.plan import Of, RankPlan
 from flashdsa.problem import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def bind_listed(
     scores and ranking."""
     kind, (keys, _) = type(operands), operands.k_index.shape
     plan = prefill.plan_of(operands.inputs, among=True, with_scores=sorted)
-    words = keys // WORD_BITS + 3  # a warp reads up to 64 bits past the last key
+    words = keys // WARP_SIZE + 3  # a warp reads up to 64 bits past the last key
     rows = queries_at_once(words, runner.num_sms * plan.tile_queries)
     chunks = [slice(*ends) for ends in spans(len(operands.q_index), rows)]
     ranks = {
@@ -151,7 +152,7 @@ def _queries(operands: TopkPrefillOperands, own: slice) -> Any:
 
 def queries_at_once(words: int, wave: int) -> int:
     """Queries of a chunk with `words` words of bits each: whole waves of `wave`, if one fits."""
-    most = max(BITS_AT_ONCE // (words * WORD_BITS), 1)
+    most = max(BITS_AT_ONCE // (words * WARP_SIZE), 1)
     return most // wave * wave or most
 
 
@@ -214,11 +215,9 @@ def bind_level(
         UnsupportedError: by the function; a row may have more blocks than a CTA can mark.
     """
     topk, among = operands.topk_indices.shape[1], operands.candidates is not None
-    plan = LevelPlan(sorted=sorted, among=among, positions=positions)
-    maps = not positions and width_for(TWO_LEVELS, plan, topk) > topk
-    plan = replace(plan, positions=positions or maps)
+    of = Of.LISTED if among else Of.BLOCKS
     bits, score_bits = block.bit_length() - 1, (block // each).bit_length() - 1
-    ranking = cache(lambda rows: bind_ranking(runner, TWO_LEVELS, plan, rows, topk))
+    ranking = cache(lambda rows: bind_ranking(runner, of, rows, topk, sorted=sorted))
 
     def rank(
         scores: Tensor,
@@ -231,24 +230,21 @@ def bind_level(
     ) -> None:
         candidates = lengths.new_empty(len(scores), 0)
         if operands.candidates is not None:
-            require_markable(plan, scores.shape[1], block)
+            require_markable(RankPlan(of), scores.shape[1], block)
             candidates = operands.candidates[own].contiguous()
         elif bits:
             lengths = lengths + (block - 1) >> bits
+        kind, slots = (starts, candidates, bits, score_bits), int(not positions)
         out = operands.topk_indices[own]
-        given = scores, lengths, starts, candidates, table, num_pages, bits, score_bits
-        ids = ranking(len(scores))(*given, out=out)
-        if maps:
-            at = ids.clamp_min(0).long()
-            slots = table.gather(1, at // PAGE_SIZE) * PAGE_SIZE + at % PAGE_SIZE
-            ids = torch.where(ids < 0, -1, slots)
+        ids = out if out.is_contiguous() else torch.empty_like(out)
+        ranking(len(scores))(scores, lengths, table, num_pages, slots, *kind, ids)
         if ids is not out:
             out.copy_(ids)
 
     return rank
 
 
-def require_markable(plan: LevelPlan, width: int, block: int) -> None:
+def require_markable(plan: RankPlan, width: int, block: int) -> None:
     """Require that a CTA can mark all blocks of a row.
 
     Raises:

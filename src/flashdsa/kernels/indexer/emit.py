@@ -213,7 +213,7 @@ class WarpSpan(NamedTuple):
 def own_span(s: Selecting, row: Int32, part: Part) -> WarpSpan:
     """The calling warp's span; asks for the ids, which are needed when the threshold is known."""
     output, thread, plan = s.output, s.thread, s.plan
-    assert const_expr(plan.ordered_entries <= plan.consumer_warps * WARP_SIZE * PAGE_SIZE)
+    assert const_expr(plan.lists.capacity <= plan.consumer_warps * WARP_SIZE * PAGE_SIZE)
     lane, pages = thread % WARP_SIZE, part.entries // PAGE_SIZE
     each = (pages + plan.consumer_warps - 1) // plan.consumer_warps
     first = cutlass.min(thread // WARP_SIZE * each, pages)

@@ -14,17 +14,9 @@ from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.emit import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.load_tiles import load_scheduled
-from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
-from flashdsa.kernels.indexer.schedule.work_tile import (
-    Coord,
-    Rows,
-    find_coord,
-    packed,
-    pairs_of,
-    rows_of,
-)
-from flashdsa.kernels.indexer.score_batch import score_batch, select_in_teams
+from flashdsa.kernels.indexer.schedule.work_tile import Coord, Rows, find_coord, packed, rows_of
+from flashdsa.kernels.indexer.score_batch import score_batch
 from flashdsa.kernels.indexer.select.tiles import (
     select_by_cluster,
     select_by_clusters,
@@ -78,7 +70,6 @@ class Cta(NamedTuple):
     lengths: Int32  # see `first_lengths`
     operands: Operands
     rows: Rows
-    scheduled: Rows  # rows, or pairs of them, as the schedule gives them out
 
 
 def find_caller(plan: Any) -> Caller:
@@ -127,20 +118,18 @@ def set_up(
         prims.prefetch_tensormap(queries_map.get_ptr())
     memory = IndexerMemory.allocate(plan)
     select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
-    rows = scheduled = rows_of(operands.seq_lens, operands.block_table, plan.entry_tokens)
-    if const_expr(plan.in_pairs):
-        scheduled = pairs_of(rows)
-    coord = find_coord(scheduled, plan)
+    rows = rows_of(operands.seq_lens, operands.block_table, plan.entry_tokens)
+    coord = find_coord(rows, plan)
     # Asked for before anything else: the path to the first page begins with the lengths.
-    lengths = first_lengths(select, scheduled, coord, caller.thread, caller.consumes, plan)
+    lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)
     if const_expr(allocate_tmem is not None):
         allocate_tmem(memory, caller.warp, plan)
     enter_cluster(memory, caller.thread, INITIALISING_WARPS)
     if const_expr(allocate_tmem is not None):
         tmem.after_sync()
     prefetch_meanwhile(caller, operands, plan)
-    coord = schedule_rows(select, scheduled, coord, lengths, caller.thread, caller.consumes, plan)
-    return Cta(caller, memory, select, cluster, coord, lengths, operands, rows, scheduled)
+    coord = schedule_rows(select, rows, coord, lengths, caller.thread, caller.consumes, plan)
+    return Cta(caller, memory, select, cluster, coord, lengths, operands, rows)
 
 
 @cute.jit
@@ -196,9 +185,7 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
     s = Selecting(
         inputs, x.select, x.cluster, coords, output, operands.published, caller.thread, Static(plan)
     )
-    if const_expr(plan.in_pairs):
-        select_in_teams(s, memory, pages, caller.num_ctas)
-    elif const_expr(plan.rows is By.CLUSTERS):
+    if const_expr(plan.splits):
         select_tiles(s, pages, score_batch, select_by_clusters)
     else:
         select_tiles(s, pages, score_batch, select_by_cluster)

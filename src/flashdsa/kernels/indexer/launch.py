@@ -13,6 +13,7 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_pages, fake_tensor
+from flashdsa.hw import SM90
 from flashdsa.kernels.indexer.select.published import published_in
 from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES, page_step
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
@@ -41,7 +42,7 @@ def launch_indexer(
         topk_indices: (B, topk) int32, written.
         rest:
         of a plan with splits
-            arrivals: (CTAs * ROW_COUNTERS,) int32, counters, 0 before and after the launch.
+            arrivals: (MOST_WEIGHED,) int32, counters, 0 before and after the launch.
             slots: (CTAs, slot_words) int32.
         and at last
             num_clusters: best the number that runs at once.
@@ -71,15 +72,22 @@ def launch_logits(
     seq_lens: cute.Tensor,
     block_table: cute.Tensor,
     scores: cute.Tensor,
-    num_ctas: Int32,
+    *rest: Any,
 ):
     """Launch the scores-only kernel on `stream`. Other arguments as in `launch_indexer`.
 
     Args:
-        block_table: (B, max_pages) int32; of rows in pairs (B / next_n, max_pages).
-        scores: (B, max_len) fp32, written: -inf beyond a row's length and in bad pages.
-        num_ctas: CTAs of the grid, best one an SM.
+        block_table: (B, max_pages) int32; of ranked scores (B / next_n, max_pages).
+        scores: (B, max_len) fp32, written: -inf beyond a row's length and in bad pages. Ranked
+            ones: nothing beyond, and the word INVALID in bad pages.
+        rest:
+        of ranked scores
+            counts: (n,) int32, RANK_BINS a row, added to: its scores in each bin. (0,): no.
+            unscored: tokens up to which a row is not scored.
+        and at last
+            num_ctas: CTAs of the grid, best one an SM.
     """
+    *ranked, num_ctas = rest
     kernel(
         *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),
         plan.cache_operand(k_index_cache_fp8),
@@ -87,6 +95,7 @@ def launch_logits(
         seq_lens,
         block_table,
         scores,
+        *((tuple(ranked),) if const_expr(plan.arch is SM90) else ()),
         plan,
     ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
 
@@ -167,8 +176,8 @@ def compile_indexer(kernel: Any, plan: Any) -> Any:
 
 def compile_logits(kernel: Any, plan: Any) -> Any:
     """Compile `launch_logits`."""
-    rows, table, width = (cute.sym_int32() for _ in range(3))
-    requests = cute.sym_int32() if plan.teams > 1 else rows
+    rows, table, width, counted = (cute.sym_int32() for _ in range(4))
+    requests = cute.sym_int32() if plan.ranked else rows
     return compile_launch(
         plan.arch,
         launch_logits,
@@ -180,5 +189,6 @@ def compile_logits(kernel: Any, plan: Any) -> Any:
         fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
         rows_apart(Int32, requests, table),
         fake_tensor(Float32, (rows, width), WORD_ALIGNMENT),
+        *((fake_tensor(Int32, (counted,)), Int32(1)) if plan.ranked else ()),
         Int32(1),
     )

@@ -2,11 +2,10 @@
 
 Each row belongs to a group of CTAs, its pages to the group's CTAs. CTA `part` of `num_parts` gets
 the row's pages [part * pages / num_parts, (part + 1) * pages / num_parts), so that a smaller part
-has the smaller positions. A row that is split has several groups, next to each other, and parts are
-numbered on from one to the next: clusters (see select/tiles.py), or CTAs of rows in pairs
-(see select/shared_pairs.py). Rows are given out by their lengths (see
-schedule/row_schedule.py), or one a group and then in the order of the batch, forwards and backwards
-in turns.
+has the smaller positions. A row that is split has several groups, clusters next to each other, and
+parts are numbered on from one to the next (see select/tiles.py). Rows are given out by their
+lengths (see schedule/row_schedule.py), or one a group and then in the order of the batch, forwards
+and backwards in turns.
 
 `ctx` is the context of an architecture's role load. Its fields: `inputs`, the producer's end of
 InputBuffers; `queries_map`, a pointer to a tensor map, None: no pages follow; `weights` and
@@ -25,11 +24,9 @@ from cutlass import Float32, Int32, Int64, Uint32, Uint64, const_expr, cute
 from flashdsa.dsl.pipeline import PipelineState, RingProducer, acquire_reused
 from flashdsa.dsl.tma import EVICT_LAST, load_box, load_bytes
 from flashdsa.kernels.indexer.plan import By
-from flashdsa.kernels.indexer.schedule.spans import part_in_span, row_in_span
 from flashdsa.kernels.indexer.schedule.work_tile import (
     Coord,
     Rows,
-    Sharers,
     WorkTile,
     clamped,
     divide,
@@ -38,7 +35,6 @@ from flashdsa.kernels.indexer.schedule.work_tile import (
     pages_to_score,
     request_of,
     row_length,
-    sharing_word,
     whole_stages,
     write_tile,
 )
@@ -74,14 +70,9 @@ def row_of_turn(
     """(the row that the caller's group gets in that turn, its length, 0 if it gets none)."""
     if const_expr(plan.scheduled):
         row, length = index_of_turn(coord.group, coord.num_groups, turn), Int32(0)
-        has_span = cutlass.Boolean(False)
-        if const_expr(plan.in_pairs):
-            has_span = coord.has_span
-        if has_span:
-            row = row_in_span(select, turn)
-        elif coord.ordered:
+        if coord.ordered:
             row = select.own_rows[turn]
-        if coord.together == 1 and not has_span:
+        if coord.together == 1:
             if row < rows.count:
                 length = select.lengths[row]
         else:
@@ -131,21 +122,6 @@ def pages_of_share(share: Share, pages: Int32, plan: cutlass.Constexpr) -> tuple
 
 
 @cute.jit
-def part_of_pair(
-    select: SelectBuffers, coord: Coord, turn: Int32, pages: Int32, first: Int32, end: Int32
-) -> tuple[Int32, Int32, Int32]:
-    """(first page, one past the last, `sharing_word`) of the caller's part of a pair of rows; it
-    has those of its share, `first` to `end`, if it has no span."""
-    cta, _, _ = cute.arch.block_idx()
-    sharing = sharing_word(Sharers(cta - coord.group, coord.num_splits, coord.group))
-    if coord.num_splits == 1:
-        sharing = Int32(1)
-    elif coord.has_span:
-        first, end, sharing = part_in_span(select, turn, pages)
-    return first, end, sharing
-
-
-@cute.jit
 def load_scheduled(
     ctx: Any,
     loader: cutlass.Constexpr,
@@ -171,10 +147,7 @@ def load_scheduled(
         share = share_of_row(coord, plan)
         if pages > 0 and share.part < share.num_parts:
             first, end = pages_of_share(share, pages, plan)
-            sharing = share.num_splits
-            if const_expr(plan.in_pairs):
-                first, end, sharing = part_of_pair(select, coord, turn, pages, first, end)
-            tile = WorkTile(row, first, end - first, length, sharing, pages_done)
+            tile = WorkTile(row, first, end - first, length, share.num_splits, pages_done)
             ids = loader.announce(ctx, number, tile, lane, plan)
             if const_expr(loader.load_pages is not None):
                 loader.load_pages(ctx, tile, ids, coord.depth, lane, plan)

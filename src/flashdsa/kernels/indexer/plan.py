@@ -17,15 +17,15 @@ NUM_HEADS = (16, 32, 64)
 TOPK = (512, 1024, 2048)
 """Values of topk that kernels are compiled for."""
 CONSUMER_BARRIER = 1
-"""Named barrier of a CTA's consumers; its teams have the next ones."""
+"""Named barrier of a CTA's consumers."""
 
 
 class By(StrEnum):
-    """Who selects in a row: the modes of the selection."""
+    """Modes in which CTAs share rows; the first two are those of the selection."""
 
     CLUSTER = "cluster"  # the CTAs of a cluster, or of an equal part of one, together
     CLUSTERS = "clusters"  # several clusters, if the row is long; the lengths decide
-    PAIRS = "pairs"  # CTAs, each alone, in two rows of a request that are scored together
+    PAIRS = "pairs"  # two rows of a request are scored together, and ranked by another launch
 
 
 FUSED_KINDS: tuple[dict[str, Any], ...] = ({}, {"rows": By.CLUSTERS}, {"sorted": True})
@@ -69,26 +69,15 @@ class Lists:
 
 @dataclass(frozen=True)
 class Sharing:
-    """When CTAs share a row, and how long they wait for each other.
+    """When clusters share a row.
 
     Attributes:
         select_pages: pages that a CTA could score in the time in which it selects in a row.
         merge_pages: selection time of a split row, until the last CTA has merged, in pages scored.
-        settling_ctas: minimum CTAs of a split row that wait for each other's counts, if
-            each has at least `settling_pages`.
-        crowded_pages: pages of each from which fewer wait, too, if many of its scores are nearly
-            equal: see `SelectPlan.crowded_ctas`.
-        count_polls: how often such a CTA looks whether all others have counted their
-            parts, before it goes on without them; a look takes some 0.5 us. They end up to 4 us
-            apart where nothing else runs, and to go on alone costs 10 us.
     """
 
     select_pages: int = 20
     merge_pages: int = 50
-    settling_ctas: int = 12
-    settling_pages: int = 40
-    crowded_pages: int = 12
-    count_polls: int = 32
 
 
 @dataclass(frozen=True)
@@ -115,6 +104,7 @@ class SelectPlan:
 
     arch: ClassVar[ArchSpec]
     gathers = False  # the block table has a slot for each token, not a row's pages
+    ranked = False  # scores are ranked by a launch that begins early
 
     def __post_init__(self) -> None:
         if self.num_heads not in NUM_HEADS:
@@ -123,23 +113,18 @@ class SelectPlan:
             raise ValueError(f"topk: expected 512, 1024 or 2048; got {self.topk}")
         if self.splits and self.sorted:
             raise ValueError("rows: a kernel that sorts splits no rows")
+        if self.in_pairs and not self.ranked:
+            raise ValueError("rows: pairs are scored for a launch that ranks them")
         lists, capacity = self.lists, self.lists.capacity
-        if self.in_pairs and capacity % self.consumer_warps:
-            raise ValueError("lists.capacity: expected as many entries for each warp")
         if capacity < self.most_kept + self.refill_entries:
             raise ValueError("lists.capacity: no room for a batch of pages beside the best tokens")
-        if self.in_pairs and capacity < 2 * self.most_kept:
-            raise ValueError("lists.capacity: no room for what a CTA publishes beside the best")
-        if self.rows is By.CLUSTERS and min(self.most_at_bin) < self.most_kept:
+        if self.splits and min(self.most_at_bin) < self.most_kept:
             raise ValueError("lists.capacity: no room for what three clusters publish")
         first = lists.first_fill_pages * PAGE_SIZE
         most = first + (sizes.FILLS - 1) * lists.fill_step_pages * PAGE_SIZE
         if not self.topk <= first <= most <= capacity:
             raise ValueError("lists: a first fill has topk tokens and fits the capacity")
         assert self.smem.total <= self.arch.smem_bytes
-        if self.keys_alone:
-            between = self.smem.offset("positions") - self.smem.offset("keys")
-            assert between == self.smem.size("keys"), "the positions follow the keys"
 
     @property
     def name(self) -> str:
@@ -158,8 +143,8 @@ class SelectPlan:
 
     @property
     def splits(self) -> bool:
-        """Long rows may be shared, which takes a workspace."""
-        return self.rows is not By.CLUSTER
+        """Clusters may share long rows, which takes a workspace."""
+        return self.rows == By.CLUSTERS
 
     @property
     def token_bytes(self) -> int:
@@ -182,9 +167,8 @@ class SelectPlan:
 
     @property
     def in_pairs(self) -> bool:
-        """Two rows of a request are scored together. Each CTA of a split row selects alone; rows
-        may be cut so that all CTAs have equal spans of them (see schedule/spans.py)."""
-        return self.rows is By.PAIRS
+        """Two rows of a request are scored together."""
+        return self.rows == By.PAIRS
 
     @property
     def scheduled(self) -> bool:
@@ -194,52 +178,18 @@ class SelectPlan:
 
     @property
     def teams(self) -> int:
-        """Rows that are scored together, and parts of the consumers that rank one each."""
+        """Rows that are scored together."""
         return 2 if self.in_pairs else 1
 
     @property
     def max_candidates(self) -> int:
-        """Entries that are taken out of the lists to find the threshold; at most one a consumer of
-        the row."""
-        return self.consumer_threads // self.teams
-
-    @property
-    def compacted_together(self) -> int:
-        """Entries of a thread in registers while a list is rewritten."""
-        return 4 * self.teams
-
-    @property
-    def segment_entries(self) -> int:
-        """Entries of a segment. A list of rows in pairs that is not in order has a segment for each
-        of the CTA's warps, in the order of the warps."""
-        return self.lists.capacity // self.consumer_warps
-
-    @property
-    def keys_alone(self) -> bool:
-        """A list in the order of positions has keys only, in the memory of the positions too: an
-        entry's place in it says the position."""
-        return self.in_pairs
-
-    @property
-    def ordered_entries(self) -> int:
-        """Most entries of a list in the order of positions."""
-        return 2 * self.lists.capacity if self.keys_alone else self.lists.capacity
-
-    @property
-    def candidate_words(self) -> int:
-        """32-bit words for a row's own candidates, or for the offsets of published chunks."""
-        offsets = 3 * sizes.LISTED_SLOTS + self.lists.capacity // WARP_SIZE
-        return max(sizes.ENTRY_WORDS * self.max_candidates, -(-offsets // WARP_SIZE) * WARP_SIZE)
-
-    @property
-    def largest_cluster(self) -> int:
-        """CTAs that may share a row in a cluster."""
-        return sizes.PAIRS_CLUSTER if self.in_pairs else sizes.MAX_CLUSTER
+        """Entries that are taken out of the lists to find the threshold; at most one a consumer."""
+        return self.consumer_threads
 
     @property
     def most_kept(self) -> int:
-        """Entries that are left after a list is cut down at a bin, and that a CTA publishes: the
-        best, and those in the bin of the last of them."""
+        """Entries that are left after a list is cut down at a bin: the best, and those in the bin
+        of the last of them."""
         return self.topk + self.max_candidates
 
     @property
@@ -254,14 +204,7 @@ class SelectPlan:
     @property
     def most_published(self) -> int:
         """Entries that a CTA publishes, at most."""
-        return self.most_at_bin[0] if self.rows is By.CLUSTERS else self.most_kept
-
-    @property
-    def crowded_ctas(self) -> int:
-        """Minimum CTAs of a split row that wait for each other's counts, if each has many nearly
-        equal scores: so many may publish more than the last one's list has room for."""
-        most_at_once = self.lists.capacity // self.most_published
-        return min(self.sharing.settling_ctas, most_at_once + 1)
+        return self.most_at_bin[0]
 
     @property
     def unscored_length(self) -> int:
@@ -288,10 +231,6 @@ class SelectPlan:
     def consumer_warps(self) -> int:
         """Warps that score and select; the load warps follow them."""
         return self.consumer_threads // WARP_SIZE
-
-    def sync_barrier(self, thread: Any) -> Any:
-        """Named barrier of the consumers that `thread` of the CTA selects with."""
-        return CONSUMER_BARRIER
 
     @property
     def load_warps(self) -> int:
@@ -333,7 +272,7 @@ class SelectPlan:
 
     @property
     def received_bytes(self) -> int:
-        """Candidates of all CTAs of a row."""
+        """Candidates of all CTAs of a row; a CTA's own take as many."""
         return self.max_candidates * sizes.ENTRY_WORDS * 4
 
     @property
@@ -357,43 +296,9 @@ class SelectPlan:
     @property
     def slot_words(self) -> int:
         """Most 32-bit words that a CTA publishes: see select/published.py."""
-        return (
-            sizes.SLOT_HEADER_WORDS + self.published_bins + sizes.ENTRY_WORDS * self.most_published
-        )
-
-    @property
-    def published_bins(self) -> int:
-        """Bins that a CTA counts in its slot."""
-        return sizes.PUBLISHED_BINS if self.in_pairs else 0
+        return sizes.SLOT_HEADER_WORDS + sizes.ENTRY_WORDS * self.most_published
 
     def split_workspace(self, ctas: int) -> SplitWorkspace:
-        """Workspace of a launch of at most `ctas` CTAs: each selects in as many rows at once as it
-        has teams, and that is the largest number of counted rows. A CTA with a span publishes in
-        two of them: see `slot_number` in select/published.py."""
-        selecting = ctas * self.teams
-        slots = selecting * (1 + self.in_pairs)
-        return SplitWorkspace(selecting * sizes.ROW_COUNTERS, (slots, self.slot_words))
-
-
-@dataclass(frozen=True)
-class TeamPlan:
-    """The plan of a CTA as one of its teams sees it, whose consumers are the team's."""
-
-    cta: SelectPlan
-
-    def __getattr__(self, name: str) -> Any:
-        """All else is the CTA's."""
-        return getattr(self.cta, name)
-
-    @property
-    def consumer_threads(self) -> int:
-        """Threads that select in the team's row."""
-        return self.cta.consumer_threads // self.cta.teams
-
-    @property
-    def consumer_warps(self) -> int:
-        return self.consumer_threads // WARP_SIZE
-
-    def sync_barrier(self, thread: Any) -> Any:
-        """Named barrier of the team of `thread` of the CTA."""
-        return CONSUMER_BARRIER + 1 + thread // self.consumer_threads
+        """Workspace of a launch of at most `ctas` CTAs: a counter of each row of a batch whose rows
+        may be split, and a slot of each CTA."""
+        return SplitWorkspace(sizes.MOST_WEIGHED, (ctas, self.slot_words))

@@ -1,10 +1,14 @@
 """Sizes of the cache, the selection and the schedule that no architecture changes."""
 
-from flashdsa.hw import BULK_ALIGNMENT, MAX_CLUSTER_SIZE, WARP_SIZE
+from flashdsa.hw import BULK_ALIGNMENT, MAX_CLUSTER_SIZE
 from flashdsa.problem import MAX_NEXT_N
 
 NUM_BINS = 4096
 """Bins of the histogram over sortable keys (see select/keys.py)."""
+RANK_MANTISSA = 4
+"""Bits of the mantissa in the bins by which a launch of its own ranks scores."""
+RANK_BINS = 64 << RANK_MANTISSA
+"""These bins; see sm90/rank."""
 BIN_GROUP = 32
 """Bins that are summed for the first of a round's two messages (see select/exchange.py)."""
 BIN_GROUPS = NUM_BINS // BIN_GROUP
@@ -16,17 +20,6 @@ ENTRY_WORDS = 2
 """32-bit words of an entry on its way between CTAs: key and position."""
 SLOT_HEADER_WORDS = 4
 """32-bit words of the header of what a CTA publishes: see `Header` in select/published.py."""
-PUBLISHED_GROUPS = 8
-"""Groups of bins whose bins a CTA counts in its slot, where CTAs split a row."""
-PUBLISHED_BINS = PUBLISHED_GROUPS * BIN_GROUP
-STEPS = 32
-"""Steps of a range of keys by which CTAs that wait for each other count their parts."""
-NARROWINGS = 3
-"""Ranges that they count so, one after the other: a group of bins, a bin, and a step of a bin."""
-ROW_COUNTERS = 8 + BIN_GROUPS + NARROWINGS * STEPS
-"""32-bit counters of the CTAs of a split row: arrivals, CTAs that have counted their parts by
-groups of bins, that have seen different keys, and that have counted by the steps of each range, two
-unused, the entries of all groups, and of the steps."""
 TILE_WORDS = 6
 """32-bit words of a work tile's description (see schedule/work_tile.py)."""
 MAX_CLUSTER = MAX_CLUSTER_SIZE
@@ -34,10 +27,6 @@ MAX_CLUSTER = MAX_CLUSTER_SIZE
 SPLITS_BY_SIZE = 2
 """Clusters that share a row, at most, by the CTAs of each: one CTA's lists have room for what they
 publish."""
-PAIRS_CLUSTER = 4
-"""The same if rows are scored in pairs, which takes more shared memory for other things."""
-LISTED_SLOTS = 5 * WARP_SIZE
-"""Slots of a split row whose headers are read at once (see select/shared_pairs.py)."""
 ORDERED_ROWS = 512
 """The lengths decide who gets which row in batches of at most this many rows, or of so many
 requests, whose rows are weighed together (see schedule/row_schedule.py)."""
@@ -49,8 +38,6 @@ MAX_HALVINGS = 2
 """Maximum number of times that a cluster is halved into groups of CTAs that share rows."""
 SCRATCH_WORDS = 64
 """32-bit words for scans and broadcasts of the consumers (see smem_views.py)."""
-PAIRS_SCRATCH_WORDS = SCRATCH_WORDS + 32
-"""The same of a team."""
 FILLS = 8
 """Different numbers of pages that CTAs take before they first compact their lists."""
 DEPTH_STEPS = 8

@@ -11,7 +11,7 @@ from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer import sizes
-from flashdsa.kernels.indexer.plan import By
+from flashdsa.kernels.indexer.plan import CONSUMER_BARRIER
 
 
 class IndexerMemory(Memory):
@@ -34,11 +34,11 @@ class IndexerMemory(Memory):
     above: Region
     own_coarse: Region
     scratch: Region
-    other_team: Region
     lengths: Region
     own_rows: Region
     tickets: Region
     winners: Region
+    counts: Region
     tmem_start: Region
     page_full: Barriers
     page_empty: Barriers
@@ -58,14 +58,13 @@ class SelectBuffers(NamedTuple):
     that the producer reads `own_rows`, `lengths` and the scratch words of the schedule after a
     CTA-wide barrier."""
 
-    keys: cute.Tensor  # (list_capacity,) Int32, bits of Uint32; see the plan's `keys_alone`
+    keys: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
     positions: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
     histogram: cute.Tensor  # (NUM_BINS,) Int32
-    candidates: cute.Tensor  # (candidate_words,) Int32: keys and positions
+    candidates: cute.Tensor  # (max_candidates * ENTRY_WORDS,) Int32: keys and positions
     bitmap: cute.Tensor  # (BITMAP_WORDS,) Int32, the histogram's memory
     own_rows: Any  # (MAX_OWN_ROWS,) Int32: the group's rows, in their order; None: never ordered
-    lengths: Any  # (ORDERED_ROWS,) Int32: tokens of all rows, if each is weighed alone, or the rows
-    # of a stream: see schedule/spans.py; None: never
+    lengths: Any  # (ORDERED_ROWS,) Int32: tokens of all rows, if each is weighed alone; None: never
     scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32; what lies where: `Scratch`
 
 
@@ -75,24 +74,15 @@ class Scratch:
     WARP_SUMS = 0  # one word a consumer warp, also the result of its deadline
     FOUND = 16  # result of a round, see `Found`
     BEFORE = 23  # winning candidates of the CTAs before this one
-    CROWDED = 24  # what a crowd is known by, see select/published.py
-    SETTLED = 26  # whether CTAs that waited for each other found the floor, likewise
-    SHARERS = 28  # the sharers of a team's row, likewise
     COUNT = 36  # entries in the list
     CANDIDATES = 37  # entries among the candidates
     THRESHOLD = 38  # key and position of the last winner
     PART = 40  # first position of the part that is merged, and one past its last
     TALLY = 42  # tally of all rows, see schedule/row_schedule.py
     COORD = 48  # coordinates of the caller's group, see schedule/deadlines.py
-    FLOOR = 56  # a key below which no entry of a split row wins, see select/published.py
+    FLOOR = 56  # a key below which no entry of a split row wins, see select/tiles.py
     TOP = 57  # the best key that the caller, or the row, publishes, see select/published.py
-    TICKET = 58  # how many CTAs of the row came before, see select/shared_pairs.py
-    CHUNKS = 59  # loads that bring what others published, likewise
-    LIST_FLOOR = 60  # a key below which no entry of the list wins, see select/by_pairs.py
-    FULLEST = 61  # entries of the fuller of both teams' lists, likewise
-    RANGE = 62  # lowest and highest key of a range, see tiles.py and published.py
-    SEGMENTS = 64  # entries in the list's segment of each of the CTA's warps, see by_pairs.py
-    WARP_ROWS = 80  # one word a consumer warp, see schedule/spans.py
+    RANGE = 62  # lowest and highest key of the entries that may win, see select/tiles.py
 
 
 class ClusterBuffers(NamedTuple):
@@ -101,9 +91,9 @@ class ClusterBuffers(NamedTuple):
     the round before. The other buffers are written only after the `coarse` counts of this CTA
     came."""
 
-    coarse: cute.Tensor  # (largest_cluster * BIN_GROUPS,) Int32
+    coarse: cute.Tensor  # (MAX_CLUSTER * BIN_GROUPS,) Int32
     own_coarse: cute.Tensor  # (BIN_GROUPS,) Int32
-    fine: cute.Tensor  # (largest_cluster * BIN_GROUP,) Int32
+    fine: cute.Tensor  # (MAX_CLUSTER * BIN_GROUP,) Int32
     received: cute.Tensor  # (max_candidates * ENTRY_WORDS,) Int32: entries to compare
     above: cute.Tensor  # (MAX_CLUSTER,) Int32: entries above the last round's bin
     tickets: Any  # (MAX_CLUSTER,) Int32: see select/tiles.py; None: rows are not split
@@ -135,7 +125,7 @@ def select_buffers_in(memory: IndexerMemory, plan: Any) -> SelectBuffers:
         keys=memory.keys.array(Int32, plan.lists.capacity),
         positions=memory.positions.array(Int32, plan.lists.capacity),
         histogram=memory.histogram.array(Int32, sizes.NUM_BINS),
-        candidates=memory.candidates.array(Int32, plan.candidate_words),
+        candidates=memory.candidates.array(Int32, plan.max_candidates * sizes.ENTRY_WORDS),
         bitmap=memory.histogram.array(Int32, sizes.BITMAP_WORDS),
         own_rows=memory.own_rows.array(Int32, sizes.MAX_OWN_ROWS) if plan.scheduled else None,
         lengths=memory.lengths.array(Int32, sizes.ORDERED_ROWS) if plan.scheduled else None,
@@ -146,19 +136,17 @@ def select_buffers_in(memory: IndexerMemory, plan: Any) -> SelectBuffers:
 def cluster_buffers_in(memory: IndexerMemory, plan: Any) -> ClusterBuffers:
     """Views of what other CTAs write to."""
     return ClusterBuffers(
-        coarse=memory.coarse.array(Int32, plan.largest_cluster * sizes.BIN_GROUPS),
+        coarse=memory.coarse.array(Int32, sizes.MAX_CLUSTER * sizes.BIN_GROUPS),
         own_coarse=memory.own_coarse.array(Int32, sizes.BIN_GROUPS),
-        fine=memory.fine.array(Int32, plan.largest_cluster * sizes.BIN_GROUP),
+        fine=memory.fine.array(Int32, sizes.MAX_CLUSTER * sizes.BIN_GROUP),
         received=memory.received.array(Int32, plan.max_candidates * sizes.ENTRY_WORDS),
         above=memory.above.array(Int32, sizes.MAX_CLUSTER),
-        tickets=memory.tickets.array(Int32, sizes.MAX_CLUSTER)
-        if plan.rows is By.CLUSTERS
-        else None,
+        tickets=memory.tickets.array(Int32, sizes.MAX_CLUSTER) if plan.splits else None,
         winners=memory.winners.array(Int32, plan.topk * sizes.ENTRY_WORDS) if plan.sorted else None,
         coarse_full=memory.coarse_full,
         fine_full=memory.fine_full,
         received_full=memory.received_full,
-        tickets_full=memory.tickets_full if plan.rows is By.CLUSTERS else None,
+        tickets_full=memory.tickets_full if plan.splits else None,
         winners_full=memory.winners_full if plan.sorted else None,
     )
 
@@ -169,7 +157,7 @@ def input_buffers_in(memory: IndexerMemory, plan: Any, end: Any) -> InputBuffers
         pages=memory.pages.bytes(),
         queries=memory.queries.bytes(),
         weights=memory.weights.array(Float32, plan.lists.tile_stages * plan.tile_heads),
-        halves=memory.halves.array(Float32, plan.tile_heads) if plan.teams > 1 else None,
+        halves=memory.halves.array(Float32, plan.tile_heads) if plan.in_pairs else None,
         page_valid=memory.page_valid.array(Int32, plan.ring_stages * plan.valid_words),
         page_ring=end(memory.page_full, memory.page_empty),
     )
@@ -202,8 +190,7 @@ class Selecting(NamedTuple):
     output: Any  # Output
     published: Any  # Published; None: a row is one cluster's
     thread: Int32
-    static: Static  # the plan; of a team, if the CTA has several
-    team: Any = None  # Int32: the caller's, of which each selects in a row; None: only one
+    static: Static  # the plan
 
     @property
     def plan(self) -> Any:
@@ -219,7 +206,7 @@ class Selecting(NamedTuple):
 
     @property
     def most_parts(self) -> int:
-        return int(self.plan.largest_cluster)
+        return sizes.MAX_CLUSTER
 
     def sync(self) -> None:
         consumer_sync(self.plan)
@@ -231,11 +218,8 @@ def unpacked(s: Selecting) -> Selecting:
 
 
 def consumer_sync(plan: Any) -> None:
-    """Sync all consumers of the plan, a team's if the plan is a team's; it orders their shared
-    memory accesses."""
-    thread, _, _ = cute.arch.thread_idx()
-    barrier = plan.sync_barrier(thread)
-    cute.arch.barrier(barrier_id=barrier, number_of_threads=plan.consumer_threads)
+    """Sync all consumers; it orders their shared memory accesses."""
+    cute.arch.barrier(barrier_id=CONSUMER_BARRIER, number_of_threads=plan.consumer_threads)
 
 
 @cute.jit

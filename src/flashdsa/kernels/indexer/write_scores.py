@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, const_expr, cute
 
+from flashdsa.dsl.gmem import add_relaxed
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
@@ -20,14 +21,14 @@ from flashdsa.kernels.indexer.schedule.work_tile import (
     Rows,
     WorkTile,
     divide,
-    pages_to_score,
     row_length,
     wait_for_tile,
     whole_stages,
 )
 from flashdsa.kernels.indexer.score_batch import PageSource, Scoring, row_of_lane
-from flashdsa.kernels.indexer.select.keys import INVALID
-from flashdsa.kernels.indexer.select.lists import PageRange
+from flashdsa.kernels.indexer.select.keys import INVALID, bin_of, sortable
+from flashdsa.kernels.indexer.select.lists import PageRange, count_at
+from flashdsa.kernels.indexer.sizes import RANK_BINS, RANK_MANTISSA
 from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers, consumer_sync
 from flashdsa.problem import PAGE_SIZE
 
@@ -42,13 +43,22 @@ class Partition(NamedTuple):
 
 
 @cute.jit
-def make_partition(rows: Rows, num_ctas: Int32, lane: Int32, plan: cutlass.Constexpr) -> Partition:
+def scored_pages(rows: Rows, length: Int32) -> Int32:
+    """Pages of a row that are scored."""
+    pages = (length + PAGE_SIZE - 1) // PAGE_SIZE
+    if length <= rows.unscored:
+        pages = Int32(0)
+    return pages
+
+
+@cute.jit
+def make_partition(rows: Rows, num_ctas: Int32, lane: Int32) -> Partition:
     """Cut the line; a whole warp calls."""
     total = Int32(0)
     longest = Int32(0)
     scored = Int32(0)
     for row in cutlass.range(lane, rows.count, WARP_SIZE, unroll=4):
-        pages = pages_to_score(row_length(rows, row), plan)
+        pages = scored_pages(rows, row_length(rows, row))
         total += pages
         longest = cutlass.max(longest, pages)
         if pages > 0:
@@ -71,9 +81,8 @@ def make_partition(rows: Rows, num_ctas: Int32, lane: Int32, plan: cutlass.Const
     if aligned == 1:
         padded = Int32(0)
         for row in cutlass.range(lane, rows.count, WARP_SIZE, unroll=4):
-            padded += padded_pages(
-                pages_to_score(row_length(rows, row), plan), chunk, inverse, aligned
-            )
+            pages = scored_pages(rows, row_length(rows, row))
+            padded += padded_pages(pages, chunk, inverse, aligned)
         line = cute.arch.warp_redux_sync(padded, "add")
     return Partition(chunk, inverse, aligned, line)
 
@@ -98,7 +107,7 @@ def load_partition(
 ) -> None:
     """A load warp: load every work tile of this CTA, then announce that no more come. ctx: has
     `rows`, and is what the loader takes. loader: a TileLoader."""
-    partition = make_partition(ctx.rows, num_ctas, lane, plan)
+    partition = make_partition(ctx.rows, num_ctas, lane)
     cursor = cta * partition.chunk
     end = cutlass.min(cursor + partition.chunk, partition.total)
     pages_done = Int32(0)
@@ -108,7 +117,7 @@ def load_partition(
     while cursor < end:
         row = block + lane
         length = row_length(ctx.rows, row)
-        pages = pages_to_score(length, plan)
+        pages = scored_pages(ctx.rows, length)
         share = padded_pages(pages, partition.chunk, partition.inverse, partition.aligned)
         inclusive = prefix_sum(share, lane)
         block_share = cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1)
@@ -155,6 +164,8 @@ class WriteContext(NamedTuple):
     scores: Any  # (B, max_len) fp32, device memory
     max_len: Int32
     rows: Rows
+    bins: Any = None  # (teams * RANK_BINS,) Int32, shared memory: counts; None: no
+    counts: Any = None  # (B * RANK_BINS,) Int32, device memory; (0,): not wanted
 
 
 @cute.jit
@@ -216,11 +227,14 @@ def write_scores(
         sink = sink_of(ctx, tile, thread, plan)
         scoring = source.scoring
         x = Scoring(ctx.inputs, source.scorer, thread, Static(plan))
-        if const_expr(plan.teams > 1):
+        if const_expr(plan.in_pairs):
             # All consumers: nobody reads the halved weights of the tile before.
             consumer_sync(plan)
         prepared = scoring.prepare(x, stage)
         scoring.score_pages(x, prepared, pages, write, sink)
+        if const_expr(ctx.bins is not None):
+            if ctx.counts.shape[0] > 0:
+                flush_counts(ctx, tile.row, thread, plan)
         # Orders the reads of the tile's weights before the copy that may overwrite them later.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
@@ -231,13 +245,32 @@ def write_scores(
         tile = wait_for_tile(ctx.inputs, number, plan)
 
 
+@cute.jit
+def flush_counts(
+    ctx: WriteContext, tile_row: Int32, thread: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Add the tile's counts to its rows', and set them to 0. Starts and ends with a sync."""
+    bins, counts = ctx.bins, ctx.counts
+    consumer_sync(plan)  # all scores of the tile are counted
+    for i in cutlass.range_constexpr(plan.teams * RANK_BINS // plan.consumer_threads):
+        at = thread + i * plan.consumer_threads
+        row = tile_row * plan.teams + i // (RANK_BINS // plan.consumer_threads)
+        count = bins[at]
+        bins[at] = Int32(0)
+        # Nobody would set the counts of a row without scores to 0.
+        if count > 0 and row_length(ctx.rows, row) > ctx.rows.unscored:
+            at_row = Int64(row) * RANK_BINS + at % RANK_BINS
+            add_relaxed(counts.iterator + at_row, count)
+    consumer_sync(plan)  # all counts are 0
+
+
 class OutputSink(NamedTuple):
     """Destination of a lane's scores of a tile."""
 
     ctx: WriteContext
     row: Int32
     length: Int32  # of the row, in tokens
-    slot: Int32  # of no use here: what scores of rows in pairs pass on
+    slot: Int32  # index of the row's first bin in the tile's counts
 
 
 @cute.jit
@@ -245,11 +278,12 @@ def sink_of(
     ctx: WriteContext, tile: WorkTile, thread: Int32, plan: cutlass.Constexpr
 ) -> OutputSink:
     """The destination of the caller's scores."""
-    row, length = tile.row, tile.length
-    if const_expr(plan.teams > 1):
-        row = 2 * tile.row + row_of_lane(thread % WARP_SIZE)
+    row, length, slot = tile.row, tile.length, Int32(0)
+    if const_expr(plan.in_pairs):
+        second = row_of_lane(thread % WARP_SIZE)
+        row, slot = 2 * tile.row + second, second * RANK_BINS
         length = row_length(ctx.rows, row)
-    return OutputSink(ctx, row, length, Int32(0))
+    return OutputSink(ctx, row, length, slot)
 
 
 @cute.jit
@@ -268,13 +302,26 @@ def write_score(
 
 
 @cute.jit
+def write_ranked(
+    sink: OutputSink,
+    score: Float32,
+    position: Int32,
+    valid: cutlass.Boolean,
+    present: cutlass.Boolean,
+) -> None:
+    """Write a score to its position in the row, and count it; the word `INVALID` if its page id is
+    outside the cache."""
+    if present and position < sink.length:
+        word = score.bitcast(Int32) if valid else Int32(INVALID)
+        store_score(sink.ctx, sink.row, position, word.bitcast(Float32))
+        if valid and sink.ctx.counts.shape[0] > 0:
+            count_at(sink.ctx.bins, sink.slot + bin_of(sortable(score), RANK_MANTISSA))
+
+
+@cute.jit
 def write_of_pair(
     sink: OutputSink, slot: Int32, score: Float32, position: Int32, valid: cutlass.Boolean
 ) -> Int32:
-    """Same as `write_score` for a lane's row of a pair; `INVALID` if the page id is outside the
-    cache."""
-    if not valid:
-        score = Int32(INVALID).bitcast(Float32)
-    if position < sink.length:
-        store_score(sink.ctx, sink.row, position, score)
+    """Same as `write_ranked` for a lane's row of a pair."""
+    write_ranked(sink, score, position, valid, cutlass.Boolean(True))
     return slot

@@ -2,8 +2,7 @@
 
 Every CTA weighs the lengths of all rows, and all come to the same results. One row per cluster is
 kept if the lengths are even enough. Otherwise the rows are put in order, the longest first, and
-given out so that the last CTA ends early: see deadlines.py. Pairs of rows may be cut into spans
-instead: see spans.py.
+given out so that the last CTA ends early: see deadlines.py.
 
 A thread weighs one row, so there may be ORDERED_ROWS of them. Of more rows each request's are
 weighed together, as if all were as long as the longest of them.
@@ -18,7 +17,6 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer import sizes
 from flashdsa.kernels.indexer.schedule.deadlines import (
     ORDER_BITS,
-    WARP_BITS,
     Tally,
     best_division,
     give_out,
@@ -26,7 +24,6 @@ from flashdsa.kernels.indexer.schedule.deadlines import (
     least_time,
     of_group,
 )
-from flashdsa.kernels.indexer.schedule.spans import cut_spans, spans_end_before, time_of_spans
 from flashdsa.kernels.indexer.schedule.work_tile import (
     COORD_WORDS,
     Coord,
@@ -102,7 +99,7 @@ def schedule_rows(
                 if consumes:
                     put_in_order(select, rows, coord.together, key, thread, plan)
                     consumer_sync(plan)
-                    give_out_or_cut(select, rows, coord, tally, thread, plan)
+                    give_out_rows(select, coord, tally, thread, plan)
                 # All threads of the CTA: coordinates and own_rows are written.
                 cute.arch.sync_threads()
                 coord = read_coord(select, coord)
@@ -116,23 +113,13 @@ def schedule_rows(
 
 
 @cute.jit
-def give_out_or_cut(
-    select: SelectBuffers,
-    rows: Rows,
-    coord: Coord,
-    tally: Tally,
-    thread: Int32,
-    plan: cutlass.Constexpr,
+def give_out_rows(
+    select: SelectBuffers, coord: Coord, tally: Tally, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
     """Consumers: give the rows out so that the last CTA ends earliest."""
     lane, warp = thread % WARP_SIZE, cute.arch.make_warp_uniform(thread // WARP_SIZE)
     best, least = best_division(select, coord, tally, warp, lane, plan)
-    cuts = cutlass.Boolean(False)
-    if const_expr(plan.in_pairs):
-        cuts = spans_end_before(rows, coord, tally, least >> WARP_BITS, plan)
-        if cuts:
-            cut_spans(select, rows, coord, thread, plan)
-    if best.last == least and not cuts:
+    if best.last == least:
         give_out(select, coord, tally, best, lane, plan)
 
 
@@ -205,9 +192,6 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
                 time = Float32(needed) * (pages + Float32(plan.sharing.select_pages))
                 if more == 0 or time < least:
                     halvings, turns, least = Int32(more), needed, time
-        if const_expr(plan.in_pairs):
-            if time_of_spans(coord, tally, plan) < least:
-                turns = Int32(0)
     return Even(halvings, turns)
 
 

@@ -26,12 +26,13 @@ from flashdsa.problem import MAX_NEXT_N, PAGE_SIZE
 
 
 class Rows(NamedTuple):
-    """Source of the lengths. The schedule's rows are pairs if rows are scored in pairs."""
+    """Source of the lengths."""
 
     seq_lens: Any  # (B,) int32, device memory; of pairs (B / 2, 2)
     count: Int32  # of rows, or of pairs
     max_length: Int32  # tokens that the block table has room for
     requests: Any = None  # Int32: rows of the block table, B / next_n of them; None: B
+    unscored: Any = 0  # tokens up to which a row is not scored by the scores-only kernel
 
 
 def rows_of(seq_lens: cute.Tensor, block_table: cute.Tensor, of_entry: int = PAGE_SIZE) -> Rows:
@@ -48,7 +49,7 @@ def pairs_of(rows: Rows) -> Rows:
     of the table."""
     count = rows.count // 2
     lengths = cute.make_tensor(rows.seq_lens.iterator, cute.make_layout((count, 2), stride=(2, 1)))
-    return Rows(lengths, count, rows.max_length, rows.requests)
+    return Rows(lengths, count, rows.max_length, rows.requests, rows.unscored)
 
 
 class WorkTile(NamedTuple):
@@ -58,31 +59,8 @@ class WorkTile(NamedTuple):
     first_page: Int32  # of the row
     num_pages: Int32
     length: Int32  # of the row, in tokens
-    num_splits: Int32  # clusters that share the row; of pairs, see `sharing_word`
+    num_splits: Int32  # clusters that share the row
     first_number: Int32  # pages that this CTA's stages before these hold
-
-
-class Sharers(NamedTuple):
-    """The CTAs that share a row, with neighbouring numbers."""
-
-    first: Int32
-    count: Int32
-    own: Int32  # the caller's index among them
-
-
-SHARING_BITS = 10
-"""Bits of each number in a `sharing_word`."""
-
-
-def sharing_word(sharers: Sharers) -> Int32:
-    """The same as a word."""
-    return sharers.count | sharers.own << SHARING_BITS | sharers.first << 2 * SHARING_BITS
-
-
-def sharers_in(word: Int32) -> Sharers:
-    """The sharers of a `sharing_word`."""
-    mask = (1 << SHARING_BITS) - 1
-    return Sharers(word >> 2 * SHARING_BITS, word & mask, word >> SHARING_BITS & mask)
 
 
 @cute.jit
@@ -186,17 +164,12 @@ class Coord(NamedTuple):
     first_rank: Int32  # the rank in its cluster of the group's first CTA
     part: Int32  # this CTA's rank in its group
     num_parts: Int32  # CTAs of a group
-    num_splits: Int32  # neighbouring groups that share rows that are long enough; 0: it has a span
+    num_splits: Int32  # neighbouring groups that share rows that are long enough
     turns: Any  # Int32: rows of the group, if lengths decide; None: they never do
     depth: Any  # Int32: pages in flight, in steps of 1 / DEPTH_STEPS; None: as many as stages
     together: Any  # Int32: neighbouring rows that are weighed as one; 0: the lengths do not decide;
     # None: they never do
     ordered: Any  # Boolean: they did, and the group's rows are in own_rows; None: never
-
-    @property
-    def has_span(self) -> Any:
-        """Whether the CTA has a span of all rows (see schedule/spans.py)."""
-        return self.num_splits == 0
 
 
 class PackedCoord(NamedTuple):

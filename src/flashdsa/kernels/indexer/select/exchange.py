@@ -1,7 +1,7 @@
 """One round of the search for the k-th best: counts of all CTAs that share a row, bin by bin.
 
-Rows of the paged indexer (tiles.py and by_pairs.py) and queries of shared keys
-(sm90/prefill/together.py) are searched by the same verbs. Each CTA sends its counts of groups of 32
+Rows of the paged indexer (tiles.py) and queries of shared keys (sm90/prefill/together.py) are
+searched by the same verbs. Each CTA sends its counts of groups of 32
 bins to all (`coarse`), finds the group of the k-th best, sends its counts of that group's bins
 (`fine`), and finds the bin. All find the same bin.
 

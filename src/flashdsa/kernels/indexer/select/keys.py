@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
-from flashdsa.kernels.indexer.sizes import NUM_BINS
-
 NAN = 0x7FFFFFFF
 """NaN that every fp32 instruction returns."""
 INVALID = 0x7FFFFFFE
@@ -21,13 +19,11 @@ INVALID = 0x7FFFFFFE
 LOWEST = -(2**31) + 1
 """The key of `NAN`. That of `INVALID` is below it."""
 MAGNITUDE = 0x7FFFFFFF
-KEY_SHIFT = 17
-"""Bits of a key below a bin: sign, 8 exponent bits and 6 mantissa bits stay."""
-HALF_BINS = NUM_BINS // 2
-MIDDLE = 1 << (31 - KEY_SHIFT)
-"""Shifted key of +0."""
-WINDOW_START = 112 * 64
-"""Shifted magnitude of 2**-15, where the window begins."""
+MANTISSA = 6
+"""Bits of the mantissa in a bin, beside sign and exponent: 4,096 bins."""
+FP32_MANTISSA, SIGN_AND_EXPONENT = 23, 8
+EXPONENTS, FIRST_EXPONENT = 32, 112
+"""Exponents that have bins of their own, the first of which is of 2**-15."""
 BIN_BITS = 12
 SIGN = -(2**31)
 """Flips the order of unsigned words into that of signed ones."""
@@ -59,34 +55,37 @@ def sortable(score: Float32) -> Uint32:
 
 
 @cute.jit
-def bin_of(key: Uint32) -> Int32:
-    """The key's bin."""
-    signed = Int32(key >> KEY_SHIFT) - MIDDLE
+def bin_of(key: Uint32, mantissa: cutlass.Constexpr = MANTISSA) -> Int32:
+    """The key's bin; `mantissa`: bits of the mantissa that bins have."""
+    half, start = EXPONENTS << mantissa, FIRST_EXPONENT << mantissa
+    signed = Int32(key >> (FP32_MANTISSA - mantissa)) - (1 << (SIGN_AND_EXPONENT + mantissa))
     magnitude = signed ^ (signed >> 31)
-    within = cutlass.min(cutlass.max(magnitude - WINDOW_START, Int32(0)), Int32(HALF_BINS - 1))
-    return HALF_BINS + within if signed >= 0 else HALF_BINS - 1 - within
+    within = cutlass.min(cutlass.max(magnitude - start, Int32(0)), Int32(half - 1))
+    return half + within if signed >= 0 else half - 1 - within
 
 
 @cute.jit
-def lowest_key(bin_index: Int32) -> Uint32:
+def lowest_key(bin_index: Int32, mantissa: cutlass.Constexpr = MANTISSA) -> Uint32:
     """The smallest key of a bin; of the bin after the last one, a key that no score has."""
-    shifted = MIDDLE + WINDOW_START + bin_index - HALF_BINS
-    if bin_index < HALF_BINS:
-        shifted = MIDDLE - 1 - (HALF_BINS - 1 - bin_index + WINDOW_START)
-    if bin_index == HALF_BINS:
-        shifted = Int32(MIDDLE)
+    half, start = EXPONENTS << mantissa, FIRST_EXPONENT << mantissa
+    middle = 1 << (SIGN_AND_EXPONENT + mantissa)
+    shifted = middle + start + bin_index - half
+    if bin_index < half:
+        shifted = middle - 1 - (half - 1 - bin_index + start)
+    if bin_index == half:
+        shifted = Int32(middle)
     if bin_index <= 0:
         shifted = Int32(0)
-    lowest = Uint32(shifted) << KEY_SHIFT
-    if bin_index >= NUM_BINS:
+    lowest = Uint32(shifted) << (FP32_MANTISSA - mantissa)
+    if bin_index >= 2 * half:
         lowest = Uint32(0xFFFFFFFF)
     return lowest
 
 
 @cute.jit
-def highest_key(bin_index: Int32) -> Uint32:
+def highest_key(bin_index: Int32, mantissa: cutlass.Constexpr = MANTISSA) -> Uint32:
     """The largest key of a bin."""
-    return lowest_key(bin_index + 1) - 1
+    return lowest_key(bin_index + 1, mantissa) - 1
 
 
 def signed(key: Uint32) -> Int32:
@@ -143,7 +142,6 @@ class Part(NamedTuple):
     first: Int32
     end: Int32
     entries: Int32
-    keys_alone: Any = None  # Boolean: entry i is the part's i-th token; None: all have positions
 
 
 class Range(NamedTuple):

@@ -7,12 +7,12 @@ range, are never accepted, and go when the list is compacted.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Uint32, const_expr, cute
+from cutlass import Float32, Int32, Uint32, cute
 
 from flashdsa.dsl.smem import store4
 from flashdsa.dsl.warp import alloc_slot, alloc_slots
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
-from flashdsa.kernels.indexer.select.keys import NO_POSITION, Part, accepts, bin_of, sortable
+from flashdsa.kernels.indexer.select.keys import NO_POSITION, accepts, bin_of, sortable
 from flashdsa.kernels.indexer.sizes import FILLS, NUM_BINS
 from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, Selecting, consumer_sync
 
@@ -25,19 +25,6 @@ def key_at(select: SelectBuffers, index: Int32) -> Uint32:
 def position_at(select: SelectBuffers, index: Int32) -> Uint32:
     """Position of the list's entry."""
     return Uint32(select.positions[index])
-
-
-@cute.jit
-def position_of(select: SelectBuffers, part: Part, index: Int32, key: Uint32) -> Uint32:
-    """Position of the list's entry, whose key is given."""
-    if const_expr(part.keys_alone is None):
-        return position_at(select, index)
-    position = Uint32(part.first + index)
-    if key == 0:
-        position = Uint32(NO_POSITION)
-    if not part.keys_alone:
-        position = position_at(select, index)
-    return position
 
 
 @cute.jit
@@ -103,12 +90,8 @@ def put(
         count_in_bin(select, bin_of(key))
 
 
-@cute.jit
-def put_key(select: SelectBuffers, index: Int32, key: Uint32, valid: cutlass.Boolean) -> None:
-    """Same as `put`, in a list that has keys only."""
-    select.keys[index] = Int32(key) if valid else Int32(0)
-    if valid:
-        count_in_bin(select, bin_of(key))
+COMPACTED_TOGETHER = 4
+"""Entries of a thread in registers while a list is rewritten."""
 
 
 @cute.jit
@@ -120,12 +103,12 @@ def compact(s: Selecting, count: Int32, at_key: Uint32, at_position: Uint32) -> 
     clear_histogram(s)
     if thread == 0:
         select.scratch[Scratch.COUNT] = Int32(0)
-    block = plan.compacted_together * plan.consumer_threads
+    block = COMPACTED_TOGETHER * plan.consumer_threads
     for first in cutlass.range(0, count, block, unroll=1):
-        keys = cute.make_rmem_tensor(plan.compacted_together, Uint32)
-        positions = cute.make_rmem_tensor(plan.compacted_together, Uint32)
-        kept = cute.make_rmem_tensor(plan.compacted_together, Int32)
-        for i in cutlass.range_constexpr(plan.compacted_together):
+        keys = cute.make_rmem_tensor(COMPACTED_TOGETHER, Uint32)
+        positions = cute.make_rmem_tensor(COMPACTED_TOGETHER, Uint32)
+        kept = cute.make_rmem_tensor(COMPACTED_TOGETHER, Int32)
+        for i in cutlass.range_constexpr(COMPACTED_TOGETHER):
             index = first + thread + i * plan.consumer_threads
             keys[i] = Uint32(0)
             positions[i] = Uint32(0)
@@ -136,7 +119,7 @@ def compact(s: Selecting, count: Int32, at_key: Uint32, at_position: Uint32) -> 
                 kept[i] = Int32(accepts(keys[i], positions[i], at_key, at_position))
         # All consumers: the block is in registers, so that its memory may be overwritten.
         consumer_sync(plan)
-        append_all(select, keys, positions, kept, plan.compacted_together)
+        append_all(select, keys, positions, kept, COMPACTED_TOGETHER)
     # All consumers: every kept entry is in the list, and counted.
     consumer_sync(plan)
     entries = select.scratch[Scratch.COUNT]

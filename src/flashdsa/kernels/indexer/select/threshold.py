@@ -17,7 +17,6 @@ from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.smem import load4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.select.exchange import (
     COUNTED,
     GATHERED,
@@ -41,7 +40,7 @@ from flashdsa.kernels.indexer.select.keys import (
     steps_of,
     unsigned,
 )
-from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_of
+from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_at
 from flashdsa.kernels.indexer.sizes import ENTRY_WORDS, LAST_POSITION
 from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, Selecting, consumer_sync
 
@@ -117,7 +116,7 @@ def gather(
         for k in cutlass.range_constexpr(4):
             key = Uint32(keys[k])
             if between(key, range_.low, width) and 4 * i + k < part.entries:
-                position = position_of(select, part, 4 * i + k, key)
+                position = position_at(select, 4 * i + k)
                 if ~position >= range_.inv_low and ~position <= range_.inv_high:
                     add_entry(select, select.candidates, key, position)
     # All consumers: the caller's candidates are complete.
@@ -243,7 +242,7 @@ def recount(s: Selecting, range_: Range, steps: Steps, part: Part, candidate: Ca
     consumer_sync(plan)
     for i in cutlass.range(thread, part.entries, plan.consumer_threads, unroll=1):
         key = key_at(select, i)
-        count_entry(select, range_, steps, key, position_of(select, part, i, key))
+        count_entry(select, range_, steps, key, position_at(select, i))
     if thread < candidate.count:
         count_entry(select, range_, steps, candidate.key, candidate.position)
     consumer_sync(plan)
@@ -364,7 +363,7 @@ def find_threshold(
         counted = cutlass.Boolean(False)
         gathers = state == LISTED and found.within <= plan.max_candidates
         cuts = gathers
-        if const_expr(plan.rows is By.CLUSTERS):
+        if const_expr(plan.splits):
             cuts = state == LISTED and few_at_bin(s, plan.topk - left + found.within)
         if to_bin and cuts and not steps.by_position:
             at_key = range_.low

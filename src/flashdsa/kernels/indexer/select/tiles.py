@@ -1,7 +1,6 @@
 """The consumers' loop over the tiles of their CTA, and two of its modes.
 
-Who shares a row makes the mode, which selects in one tile: one cluster, several clusters, or CTAs
-that select alone, in pairs of rows (by_pairs.py).
+Who shares a row makes the mode, which selects in one tile: one cluster, or several clusters.
 
 A mode's loop has one copy of the search for a threshold: over the caller's part when the list is
 full, and over the whole row, with the other CTAs of the group, when the part is scored. A mode that

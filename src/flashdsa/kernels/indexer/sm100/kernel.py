@@ -73,7 +73,7 @@ def indexer_kernel(
                 cache,
                 weights,
                 block_table,
-                x.scheduled,
+                x.rows,
                 x.caller.warp - plan.consumer_warps,
             )
             load(load_ctx, loader_of(plan), x, plan)

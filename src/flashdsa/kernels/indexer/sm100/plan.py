@@ -158,7 +158,7 @@ class IndexerPlan(SelectPlan):
             SmemRegion("score_empty", groups * 8, 8, "mbarriers: 4 warps -> mma"),
             SmemRegion("tile_full", tiles * 8, 8, "mbarriers: load -> mma and consumers"),
             SmemRegion("tile_empty", tiles * 8, 8, "mbarriers: mma and consumers -> load"),
-            *select_barrier_regions(self),
+            *select_barrier_regions(),
             SmemRegion("tmem_start", 4, 4, "address of tensor memory"),
         ]
 
@@ -272,6 +272,6 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        selecting = (*select_regions(self), *select_barrier_regions(self), scratch_region())
+        selecting = (*select_regions(self), *select_barrier_regions(), scratch_region())
         absent = {region.name for region in selecting}
         return [region for region in super().regions if region.name not in absent]

@@ -39,11 +39,16 @@ from flashdsa.kernels.indexer.load_tiles import (
 )
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, pairs_of, rows_of
 from flashdsa.kernels.indexer.score_batch import LANES_APART, best_of_block
-from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
+from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS, RANK_BINS
 from flashdsa.kernels.indexer.sm90.plan import BLOCK, IndexerPlan, LogitsPlan
 from flashdsa.kernels.indexer.sm90.score import page_source
 from flashdsa.kernels.indexer.sm90.score_pairs import page_source as pair_source
-from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers, input_buffers_in
+from flashdsa.kernels.indexer.smem_views import (
+    IndexerMemory,
+    InputBuffers,
+    consumer_sync,
+    input_buffers_in,
+)
 from flashdsa.kernels.indexer.write_scores import (
     OutputSink,
     WriteContext,
@@ -52,6 +57,7 @@ from flashdsa.kernels.indexer.write_scores import (
     rows_to_score,
     store_score,
     write_of_pair,
+    write_ranked,
     write_scores,
 )
 
@@ -157,7 +163,7 @@ def indexer_kernel(
             operands.weights,
             operands.block_table,
             operands.num_pages,
-            x.scheduled,
+            x.rows,
             x.caller.warp - plan.consumer_warps,
         )
         # The cluster's barrier: all threads that arrived at it wait, and before they wait for
@@ -166,7 +172,7 @@ def indexer_kernel(
         load(load_ctx, PAGES, x, plan)
     else:
         cute.arch.setmaxregister_increase(selects.registers)
-        consume(x, pair_source if const_expr(plan.in_pairs) else page_source, plan)
+        consume(x, page_source, plan)
 
 
 def compile_indexer(plan: IndexerPlan) -> Any:
@@ -183,14 +189,16 @@ def logits_kernel(
     seq_lens: cute.Tensor,
     block_table: cute.Tensor,
     scores: cute.Tensor,
+    rest: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_logits`."""
     caller = find_caller(plan)
     memory = IndexerMemory.allocate(plan)
     max_len = scores.shape[1]
-    if const_expr(plan.teams > 1):
-        rows = rows_of(seq_lens, block_table)
+    if const_expr(plan.ranked):
+        counts, unscored = rest
+        rows = rows_of(seq_lens, block_table)._replace(unscored=unscored)
     else:
         rows = rows_to_score(seq_lens, block_table, max_len * plan.tokens_of_score)
     initialise_barriers(memory, caller.thread, INITIALISING_WARPS)
@@ -205,10 +213,10 @@ def logits_kernel(
             weights,
             block_table,
             num_pages,
-            pairs_of(rows) if const_expr(plan.teams > 1) else rows,
+            pairs_of(rows) if const_expr(plan.in_pairs) else rows,
             caller.warp - plan.consumer_warps,
         )
-        if const_expr(plan.teams > 1):
+        if const_expr(plan.ranked):
             # The ranking may take each SM that is free, and prepare itself there.
             cute.arch.griddepcontrol_launch_dependents()
         load_partition(load_ctx, PAGES, caller.lane, caller.cta, caller.num_ctas, plan)
@@ -219,9 +227,18 @@ def logits_kernel(
         if const_expr(plan.of_blocks):
             source = page_source(memory, caller.thread, plan)
             write_scores(ctx, source, caller.thread, write_block, plan)
-        elif const_expr(plan.teams > 1):
-            source = pair_source(memory, caller.thread, plan)
-            write_scores(ctx, source, caller.thread, write_of_pair, plan)
+        elif const_expr(plan.ranked):
+            bins = memory.counts.array(Int32, plan.teams * RANK_BINS)
+            for at in cutlass.range(
+                caller.thread, plan.teams * RANK_BINS, plan.consumer_threads, unroll=1
+            ):
+                bins[at] = Int32(0)
+            consumer_sync(plan)  # all counts are 0
+            ctx = ctx._replace(bins=bins, counts=counts)
+            of_pairs = const_expr(plan.in_pairs)
+            source = (pair_source if of_pairs else page_source)(memory, caller.thread, plan)
+            write = write_of_pair if of_pairs else write_ranked
+            write_scores(ctx, source, caller.thread, write, plan)
         else:
             consume_pages(ctx, caller, memory, page_source, plan)
 

@@ -7,14 +7,14 @@ from itertools import product
 from typing import Any, ClassVar
 
 from flashdsa.hw import REGISTER_STEP, SM90, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
-from flashdsa.kernels.indexer.plan import NUM_HEADS, TOPK, By, Lists, SelectPlan
+from flashdsa.kernels.indexer.plan import NUM_HEADS, By, SelectPlan
 from flashdsa.kernels.indexer.regions import (
     scratch_region,
     select_barrier_regions,
     select_barriers,
     select_regions,
 )
-from flashdsa.kernels.indexer.sizes import TILE_WORDS
+from flashdsa.kernels.indexer.sizes import RANK_BINS, TILE_WORDS
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.problem import INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES, PAGE_SIZE, SCALE_BYTES
 
@@ -61,7 +61,7 @@ class IndexerPlan(SelectPlan):
     @property
     def pages_in_order(self) -> int | None:
         """Pages that the list has room for before it is cut."""
-        return self.ordered_entries // PAGE_SIZE
+        return self.lists.capacity // PAGE_SIZE
 
     def cache_operand(self, cache: Any) -> Any:
         """Number of pages: TMA reads all of the cache."""
@@ -104,16 +104,16 @@ class IndexerPlan(SelectPlan):
             SmemRegion("pages", pages * self.stage_bytes, 1024, "keys and scales, SW128"),
             SmemRegion("queries", tiles * self.query_bytes, 1024, "e4m3, SW128"),
             SmemRegion("weights", tiles * self.weight_bytes, 128, "fp32"),
-            *([self.halves_region] if self.teams > 1 else []),
+            *([self.halves_region] if self.in_pairs else []),
             *select_regions(self),
             SmemRegion("work_tiles", tiles * TILE_WORDS * 4, 16, "descriptions"),
             SmemRegion("page_valid", pages * 4, 16, "1 where the page id is in the cache"),
-            *([] if self.teams > 1 else [scratch_region()]),
+            scratch_region(),
             SmemRegion("page_full", pages * 8, 8, "mbarriers: TMA -> a warpgroup"),
             SmemRegion("page_empty", pages * 8, 8, "mbarriers: 4 warps -> load"),
             SmemRegion("tile_full", tiles * 8, 8, "mbarriers: load -> consumers"),
             SmemRegion("tile_empty", tiles * 8, 8, "mbarriers: consumers -> load"),
-            *select_barrier_regions(self),
+            *select_barrier_regions(),
         ]
 
     @property
@@ -147,23 +147,6 @@ class IndexerPlan(SelectPlan):
         return tuple(barrier for barrier in every if barrier.name in present)
 
 
-PAIR_LISTS = Lists(
-    capacity=5568, refill_pages=8, first_fill_pages=63, fill_step_pages=3, tile_stages=1
-)
-
-
-def pairs_plan(**choices: Any) -> IndexerPlan:
-    """The plan of rows that are scored in pairs: shared memory for two lists, so fewer stages."""
-    usual = {"rows": By.PAIRS, "stages": 8, "lists": PAIR_LISTS}
-    return IndexerPlan(**{**usual, **choices})
-
-
-PAIR_PLANS = (
-    *(pairs_plan(num_heads=heads, topk=topk) for heads in (64, 32, 16) for topk in reversed(TOPK)),
-    *(pairs_plan(num_heads=heads, positions=True) for heads in (64, 32)),
-)
-"""The kernels that score rows in pairs."""
-
 BLOCK = 8
 """Tokens of a block whose best score is written in place of theirs: DeepSeek-V4.1's."""
 
@@ -175,21 +158,21 @@ class LogitsPlan(IndexerPlan):
     Attributes:
         mxfp4: keys are 64 bytes of codes. of_blocks: the best score of each BLOCK tokens is
             written, nothing beyond a row's length.
-
-    Rows in pairs get the word INVALID for tokens of pages outside the cache, and nothing beyond
-    their lengths.
+        ranked: a launch that begins early ranks the scores. Tokens of pages outside the cache get
+            the word INVALID, and nothing is written beyond a row's length.
     """
 
     stages: int = 16
     mxfp4: bool = False
     of_blocks: bool = False
+    ranked: bool = False
     pages_in_order = None  # no page waits for others
-    keys_alone = False  # it has no list
     unscored_length = 0
 
     @property
     def name(self) -> str:
         kinds = "_mxfp4" * self.mxfp4 + "_blocks" * self.of_blocks + "_pairs" * self.in_pairs
+        kinds += "_ranked" * (self.ranked and not self.in_pairs)
         return f"indexer_logits_h{self.num_heads}{kinds}"
 
     @property
@@ -199,9 +182,11 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        selecting = (*select_regions(self), *select_barrier_regions(self), scratch_region())
+        selecting = (*select_regions(self), *select_barrier_regions(), scratch_region())
         absent = {region.name for region in selecting}
-        return [region for region in super().regions if region.name not in absent]
+        counts = SmemRegion("counts", self.teams * RANK_BINS * 4, 16, "scores of a tile by bins")
+        kept = [region for region in super().regions if region.name not in absent]
+        return [*kept, counts] if self.ranked else kept
 
 
 LOGITS_PLANS = (
@@ -210,6 +195,10 @@ LOGITS_PLANS = (
         for of_blocks, mxfp4 in product((False, True), repeat=2)
         for num_heads in reversed(NUM_HEADS)
     ),
-    *(LogitsPlan(num_heads, rows=By.PAIRS) for num_heads in reversed(NUM_HEADS)),
+    *(
+        LogitsPlan(num_heads, rows=rows, ranked=True)
+        for rows in (By.CLUSTER, By.PAIRS)
+        for num_heads in reversed(NUM_HEADS)
+    ),
 )
 """The kernels that write scores."""

@@ -1,0 +1,93 @@
+"""The indexer in two launches on Hopper GPUs: all scores, then all rankings.
+
+Scores are shared out evenly among all SMs, those of two rows of a request together where rows come
+in twos, and the second launch begins early. Scores pass through the second-level cache, or, of
+many long rows, through device memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu.tiling import spans
+from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.ranking import bind_ranking
+from flashdsa.kernels.catalog import INDEXER_LOGITS
+from flashdsa.kernels.indexer.plan import By
+from flashdsa.kernels.indexer.sizes import RANK_BINS
+from flashdsa.kernels.indexer.sm90.plan import LogitsPlan
+from flashdsa.kernels.indexer.sm90.rank.plan import Of
+from flashdsa.problem import PAGE_SIZE
+
+SCORES_AT_ONCE = 2**27
+"""Scores of a chunk of rows: 512 MB."""
+COUNTED_ROWS = 256
+"""Rows up to which counts are kept at 0 between calls: 1 MB. Those of more are cleared first."""
+
+
+def bind_ranked(
+    runner: Runner, num_heads: int, topk: int, positions: bool, rows: int, next_n: int
+) -> Callable[..., None]:
+    """Bind the two launches; the result is a `Launch`, see indexer/launch.py.
+
+    Args:
+        topk: any up to 2,048. next_n: neighbouring rows that share a row of the table.
+    """
+    scored = By.PAIRS if next_n % 2 == 0 else By.CLUSTER
+    score = runner.function(INDEXER_LOGITS, LogitsPlan(num_heads, rows=scored, ranked=True))
+    ranking = cache(lambda rows: bind_ranking(runner, Of.CACHE, rows, topk))
+    slots = int(not positions)
+
+    def launch(
+        q_index_fp8: Tensor,
+        pages: Tensor,
+        weights: Tensor,
+        seq_lens: Tensor,
+        block_table: Tensor,
+        topk_indices: Tensor,
+    ) -> None:
+        width = block_table.shape[1] * PAGE_SIZE
+        together = max(SCORES_AT_ONCE // max(width, 1) // next_n, 1) * next_n
+        for first, end in spans(rows, together):
+            own, requests = slice(first, end), slice(first // next_n, end // next_n)
+            table, lengths, count = block_table[requests], seq_lens[own], end - first
+            scores = runner.empty(count, width, dtype=torch.float32)
+            counts = counts_of(runner, count)
+            score(q_index_fp8[own], pages, weights[own], lengths, table, scores, counts, topk,
+                  runner.num_sms)  # fmt: skip
+            out = topk_indices[own]
+            ranking(count)(scores, lengths, table, pages.shape[0], slots, counts, out)
+
+    return launch
+
+
+def counts_of(runner: Runner, rows: int) -> Tensor:
+    """Counts of so many rows, which are 0; the ranking leaves them so."""
+    if rows <= COUNTED_ROWS:
+        (counts,) = runner.workspace(RANK_BINS, lambda _: (), COUNTED_ROWS * RANK_BINS)
+        return counts  # type: ignore[no-any-return]
+    return runner.empty(rows * RANK_BINS, dtype=torch.int32).zero_()
+
+
+def bind_unscored(runner: Runner, topk: int, positions: bool, rows: int) -> Callable[..., None]:
+    """Bind the launch for a table in which no row has more than `topk` tokens: nothing is scored.
+    The result is a `Launch`, see indexer/launch.py."""
+    rank = bind_ranking(runner, Of.SCORES, rows, topk)
+    slots, blank = int(not positions), runner.empty(topk, dtype=torch.float32)
+
+    def launch(
+        q_index_fp8: Tensor,
+        pages: Tensor,
+        weights: Tensor,
+        seq_lens: Tensor,
+        block_table: Tensor,
+        topk_indices: Tensor,
+    ) -> None:
+        no_scores = blank.as_strided((rows, block_table.shape[1] * PAGE_SIZE), (0, 1))
+        rank(no_scores, seq_lens, block_table, pages.shape[0], slots, topk_indices)
+
+    return launch

@@ -1,0 +1,1 @@
+"""The exact best of each row of scores."""

@@ -1,0 +1,98 @@
+"""Budget of the kernel that ranks scores, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import ClassVar
+
+from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.kernels.indexer.plan import TOPK
+from flashdsa.kernels.indexer.sizes import RANK_BINS
+from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem
+
+WORD = 4
+LARGEST_CLUSTER = 8
+"""CTAs of a row, at most: what every GPU starts."""
+
+
+class Of(StrEnum):
+    """Entries that are ranked."""
+
+    SCORES = "scores"  # a score of any number
+    CACHE = "cache"  # a token's, of a paged cache; the word INVALID: the cache has no such page
+    BLOCKS = "blocks"  # the best score of a block of tokens
+    LISTED = "listed"  # a token's of a listed block
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One compiled kernel: the CTAs of a cluster rank a row, each an equal part of it.
+
+    Attributes:
+        of: what is ranked.
+        threads: of a CTA. ctas: that an SM has room for.
+        together: entries that a thread loads at once.
+        max_candidates: entries of a row in the list that may win or not, at most.
+        part_entries: entries from which another CTA of the cluster takes part.
+        marked_words: bits of the blocks of a CTA's part of a row, 1 where a block is listed.
+    """
+
+    of: Of = Of.CACHE
+    threads: int = 1024
+    ctas: int = 1
+    together: int = 8
+    max_candidates: int = 2048
+    part_entries: int = 4096
+    marked_words: int = 16384
+    roles: ClassVar[tuple[Role, ...]] = ()  # all warps do the same
+
+    @property
+    def name(self) -> str:
+        return f"rank_{self.of.value}" + "_many" * (self.ctas > 1)
+
+    @property
+    def in_levels(self) -> bool:
+        """Entries are blocks, or tokens of listed blocks: see levels.py."""
+        return self.of in (Of.BLOCKS, Of.LISTED)
+
+    @property
+    def warps(self) -> int:
+        return self.threads // WARP_SIZE
+
+    @property
+    def capacity(self) -> int:
+        """Entries of the list: winners and candidates of a row."""
+        return max(TOPK) + self.max_candidates
+
+    @property
+    def most_blocks(self) -> int:
+        """Blocks of a CTA's part of a row, at most, of which some are listed."""
+        return self.marked_words * WARP_SIZE
+
+    @cached_property
+    def smem(self) -> SmemPlan:
+        regions = [
+            SmemRegion("keys", self.capacity * WORD, 16, "list: keys"),
+            SmemRegion("positions", self.capacity * WORD, 16, "list: positions"),
+            SmemRegion("bins", RANK_BINS * WORD, 16, "entries in each bin"),
+            SmemRegion("totals", RANK_BINS * WORD, 16, "the same of the row"),
+            SmemRegion("groups", WARP_SIZE * WORD, 16, "entries in each group of bins"),
+            SmemRegion("sums", 2 * self.warps * WORD, 16, "entries of warps, by turns"),
+            SmemRegion("parts", 2 * LARGEST_CLUSTER * WORD, 16, "entries of parts, equal ones"),
+        ]
+        if self.of is Of.LISTED:
+            marks = SmemRegion("marks", self.marked_words * WORD, 16, "a bit for each block")
+            regions.append(marks)
+        return plan_smem(regions, SM90.smem_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.smem.total
+
+
+MANY = {"threads": 512, "ctas": 2}
+"""CTAs of plans for many rows; two run on an SM."""
+RANK_PLANS = tuple(RankPlan(of, **many) for of in Of for many in ({}, MANY))
+"""The kernels that rank scores."""

@@ -1,1 +1,0 @@
-"""Blocks of given scores, and tokens of listed blocks, ranked."""
