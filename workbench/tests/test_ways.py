@@ -97,6 +97,6 @@ def test_an_indexers_call_is_served_by_the_way_that_is_asked_for() -> None:
             gpu.launches.clear()
             by_way(CHOICES["indexer"], task, way)()
             kernels[str(way.kind)] = set(gpu.launches)
-    assert kernels["unscored"] == {"indexer_rank"}
+    assert kernels["unscored"] == {"indexer_unscored"}
     assert kernels["ranked"] == {"indexer_logits", "indexer_rank"}
     assert kernels["shared"] == kernels["row"] == {"indexer"}

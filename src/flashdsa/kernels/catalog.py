@@ -37,6 +37,7 @@ from flashdsa.kernels.indexer.sm90.plan import LOGITS_PLANS, IndexerPlan
 from flashdsa.kernels.indexer.sm90.prefill import plan as prefill
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.rank.plan import RANK_PLANS
+from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
@@ -76,6 +77,10 @@ INDEXER = _hopper(
        for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), FUSED_KINDS)),
      *(IndexerPlan(**choices) for choices in POSITIONS)),
     load="load PAGES", select="consume page_source")
+INDEXER_UNSCORED = _hopper(
+    "indexer_unscored", "dsa_topk_indexer",
+    "indexer.sm90.unscored.kernel:compile_unscored", "unscored_kernel",
+    map(UnscoredPlan, (False, True)))
 INDEXER_LOGITS = _hopper(
     "indexer_logits", "indexer_logits dsa_topk_indexer",
     "indexer.sm90.kernel:compile_logits", "logits_kernel",

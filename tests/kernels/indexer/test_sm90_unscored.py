@@ -10,10 +10,10 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import Emulator, emulation
-from flashdsa.backends.sm90.ranked import bind_unscored
+from flashdsa.kernels.catalog import INDEXER_UNSCORED
+from flashdsa.kernels.indexer.sm90.unscored.plan import MOST_PAGES, UnscoredPlan, most_pages
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
-PAGES = 32
 LENGTHS = [0, 1, 63, 64, 65, 127, 128, 447, 448, 512]
 TOO_FEW, TOO_MANY = -5, 2**31 - 1
 
@@ -21,9 +21,9 @@ TOO_FEW, TOO_MANY = -5, 2**31 - 1
 def write_all(inputs: Inputs, topk: int, *, positions: bool = False) -> torch.Tensor:
     """One checked launch of the kernel."""
     runner, ids = Emulator(), inputs.output(topk)
-    launch = bind_unscored(runner, topk, positions, len(ids))
+    function = runner.function(INDEXER_UNSCORED, UnscoredPlan(positions))
     with runner.launching():
-        launch(*inputs, ids)
+        function(inputs.seq_lens, inputs.block_table, ids, len(inputs.k_index_cache_fp8))
     assert runner.findings == []
     return ids
 
@@ -75,9 +75,13 @@ def test_the_widest_table_with_rows_apart() -> None:
     """2,048 tokens, a page a lane."""
     inputs = make_inputs([2048, 2047, 1985], num_heads=16)
     wide = torch.nn.functional.pad(inputs.block_table, (0, 5), value=1 << 30)
-    inputs = inputs._replace(block_table=wide[:, :PAGES])
-    assert inputs.block_table.stride(0) == PAGES + 5
+    inputs = inputs._replace(block_table=wide[:, :MOST_PAGES])
+    assert inputs.block_table.stride(0) == MOST_PAGES + 5
     assert torch.equal(write_all(inputs, 2048), every_token(inputs, 2048))
+
+
+def test_no_wider_table_is_served() -> None:
+    assert [most_pages(topk) for topk in (63, 64, 600, 2048, 4096)] == [0, 1, 9, 32, 32]
 
 
 @pytest.mark.parametrize(
@@ -103,5 +107,4 @@ def test_the_operation_takes_it_for_narrow_tables(
     with emulation(devices.SMALL) as emulator:
         flashdsa.dsa_topk_indexer(*operands, got, sorted=by_score, backend="emulate-sm90")
     assert torch.equal(got.sort().values, expected.sort().values)
-    kernels = [setup.kernel for setup in emulator.setups]
-    assert (len(kernels) == 1 and "rank_kernel" in kernels[0]) == narrow
+    assert ("unscored_kernel" in emulator.setups[0].kernel) == narrow

@@ -12,6 +12,7 @@ from torch import Tensor
 from flashdsa.backends.indexer.choice import Call, Gpu, Kind, Way, choose, gpu_of
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
+from flashdsa.kernels.indexer.sm90.unscored.plan import most_pages
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.problem import PAGE_SIZE
 
@@ -27,8 +28,8 @@ class Others(NamedTuple):
     """Launches of an architecture that are not of the fused kernel; each binds a `Launch`.
 
     Attributes:
-        ranked: (runner, num_heads, topk, positions, rows, next_n). unscored: (runner, topk,
-            positions, rows).
+        ranked: (runner, num_heads, topk, positions, rows, next_n).
+        unscored: (runner, positions), of tables that are no wider than `most_pages(topk)`.
     """
 
     ranked: Callable[..., Launch]
@@ -89,7 +90,7 @@ class Launches:
         """
         unscored, ranks = -1, kernels.others is not None
         if ranks and not kernels.sorted:
-            unscored = kernels.topk // PAGE_SIZE
+            unscored = most_pages(kernels.topk)
         cut = kernels.width > kernels.topk
         self.call = Call(rows, requests, kernels.sorted, unscored, ranks, cut)
         self.gpu: Gpu = gpu_of(runner, kernels.indexer.plans[0])
@@ -115,7 +116,7 @@ def bind_way(way: Way, call: Call, kernels: Kernels, runner: Runner) -> Launch:
     topk, positions, others = kernels.topk, kernels.positions, kernels.others
     if way.kind is Kind.UNSCORED:
         assert others is not None
-        return others.unscored(runner, topk, positions, call.rows)
+        return others.unscored(runner, positions)
     if way.kind is Kind.RANKED:
         assert others is not None
         sizes = call.rows, call.next_n

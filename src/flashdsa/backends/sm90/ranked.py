@@ -16,11 +16,12 @@ from torch import Tensor
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.ranking import bind_ranking
-from flashdsa.kernels.catalog import INDEXER_LOGITS
+from flashdsa.kernels.catalog import INDEXER_LOGITS, INDEXER_UNSCORED
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sizes import RANK_BINS
 from flashdsa.kernels.indexer.sm90.plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.rank.plan import Of
+from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan
 from flashdsa.problem import PAGE_SIZE
 
 SCORES_AT_ONCE = 2**27
@@ -73,11 +74,10 @@ def counts_of(runner: Runner, rows: int) -> Tensor:
     return runner.empty(rows * RANK_BINS, dtype=torch.int32).zero_()
 
 
-def bind_unscored(runner: Runner, topk: int, positions: bool, rows: int) -> Callable[..., None]:
+def bind_unscored(runner: Runner, positions: bool) -> Callable[..., None]:
     """Bind the launch for a table in which no row has more than `topk` tokens: nothing is scored.
     The result is a `Launch`, see indexer/launch.py."""
-    rank = bind_ranking(runner, Of.SCORES, rows, topk)
-    slots, blank = int(not positions), runner.empty(topk, dtype=torch.float32)
+    unscored = runner.function(INDEXER_UNSCORED, UnscoredPlan(positions))
 
     def launch(
         q_index_fp8: Tensor,
@@ -87,7 +87,6 @@ def bind_unscored(runner: Runner, topk: int, positions: bool, rows: int) -> Call
         block_table: Tensor,
         topk_indices: Tensor,
     ) -> None:
-        no_scores = blank.as_strided((rows, block_table.shape[1] * PAGE_SIZE), (0, 1))
-        rank(no_scores, seq_lens, block_table, pages.shape[0], slots, topk_indices)
+        unscored(seq_lens, block_table, topk_indices, pages.shape[0])
 
     return launch

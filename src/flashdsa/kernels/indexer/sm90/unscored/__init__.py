@@ -1,0 +1,1 @@
+"""The ids of rows that need no scores."""

@@ -1,0 +1,72 @@
+"""Rows of at most topk tokens, all of which are among the best: a CTA writes a row's ids.
+
+The page ids and the length are loaded at the same time. Each warp keeps all page ids of the row, a
+lane each, and so finds by itself where the tokens of each page go.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, const_expr, cute
+
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
+from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.kernels.indexer.emit import Output, cached_pages, emit_pages, first_pages
+from flashdsa.kernels.indexer.launch import rows_apart
+from flashdsa.kernels.indexer.schedule.work_tile import row_length, rows_of
+from flashdsa.kernels.indexer.sm90.unscored.plan import THREADS, UnscoredPlan
+
+
+@cute.kernel
+def unscored_kernel(
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    topk_indices: cute.Tensor,
+    num_pages: Int32,
+    plan: cutlass.Constexpr,
+):
+    """One CTA; arguments as in `launch_unscored`."""
+    thread, _, _ = cute.arch.thread_idx()
+    row, _, _ = cute.arch.block_idx()
+    lane, topk = thread % WARP_SIZE, Int32(topk_indices.shape[1])
+    rows = rows_of(seq_lens, block_table)
+    id_table = None if const_expr(plan.positions) else block_table
+    output = Output(topk_indices, block_table, id_table, num_pages, rows)
+    page = first_pages(output, row, lane)
+    pages = cached_pages(page, row_length(rows, row), num_pages, lane)
+    emit_pages(output, row, thread - lane, topk, THREADS, pages, lane, topk)
+
+
+@cute.jit
+def launch_unscored(
+    plan: cutlass.Constexpr,
+    stream: Any,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    topk_indices: cute.Tensor,
+    num_pages: Int32,
+):
+    """Launch on `stream`; the table has at most `most_pages(topk)` pages a row.
+
+    Args:
+        seq_lens: (B,) int32. block_table: (B / next_n, max_pages) int32, any distance between rows.
+        topk_indices: (B, topk) int32, written. num_pages: of the cache.
+    """
+    unscored_kernel(seq_lens, block_table, topk_indices, num_pages, plan).launch(
+        grid=[seq_lens.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
+    )
+
+
+def compile_unscored(plan: UnscoredPlan) -> Any:
+    """Compile `launch_unscored`."""
+    rows, requests, table, topk = (cute.sym_int32() for _ in range(4))
+    return compile_launch(
+        SM90,
+        launch_unscored,
+        plan,
+        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
+        rows_apart(Int32, requests, table),
+        fake_tensor(Int32, (rows, topk), WORD_ALIGNMENT),
+        Int32(1),
+    )
