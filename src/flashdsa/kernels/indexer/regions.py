@@ -45,11 +45,10 @@ def scratch_region() -> SmemRegion:
 
 def select_barrier_regions() -> list[SmemRegion]:
     """One mbarrier for each of the messages of every row."""
-    size = MBARRIER_BYTES
     return [
-        SmemRegion("coarse_full", size, 8, "mbarrier: counts of groups are there"),
-        SmemRegion("fine_full", size, 8, "mbarrier: counts of bins are there"),
-        SmemRegion("received_full", size, 8, "mbarrier: candidates are there"),
+        SmemRegion("coarse_full", MBARRIER_BYTES, 8, "mbarrier: counts of groups are there"),
+        SmemRegion("fine_full", MBARRIER_BYTES, 8, "mbarrier: counts of bins are there"),
+        SmemRegion("received_full", MBARRIER_BYTES, 8, "mbarrier: candidates are there"),
     ]
 
 

@@ -29,7 +29,7 @@ class PageScoring(NamedTuple):
     score_pages: (x, prepared, PageRange, store, sink) scores the calling warpgroup's share of the
         pages. It calls store(sink, score, position, valid, present) with all lanes: the score of
         the token at that position of the row, whether its page id is in the cache, and whether the
-        lane has a token. Rows in pairs: see sm90/score_pairs.py.
+        lane has a token. Rows in pairs: of the row of `row_of_lane`.
     """
 
     prepare: Callable[..., Any]
@@ -103,7 +103,7 @@ def doubled_relu(value: Float32) -> Float32:
 
 
 SECOND_ROW = 2
-"""Bit of a lane's number that names the row of its scores, of a pair of rows."""
+"""Bit of a lane's number that names the row of its scores, if two are scored together."""
 
 
 def row_of_lane(lane: Int32) -> Int32:

@@ -212,11 +212,6 @@ class Selecting(NamedTuple):
         consumer_sync(self.plan)
 
 
-def unpacked(s: Selecting) -> Selecting:
-    """The same with all coordinates that selecting needs, of a `PackedCoord`."""
-    return s._replace(coord=s.coord.unpacked())
-
-
 def consumer_sync(plan: Any) -> None:
     """Sync all consumers; it orders their shared memory accesses."""
     cute.arch.barrier(barrier_id=CONSUMER_BARRIER, number_of_threads=plan.consumer_threads)

@@ -270,7 +270,7 @@ class OutputSink(NamedTuple):
     ctx: WriteContext
     row: Int32
     length: Int32  # of the row, in tokens
-    slot: Int32  # index of the row's first bin in the tile's counts
+    first_bin: Int32  # of the row, in the tile's counts
 
 
 @cute.jit
@@ -278,12 +278,12 @@ def sink_of(
     ctx: WriteContext, tile: WorkTile, thread: Int32, plan: cutlass.Constexpr
 ) -> OutputSink:
     """The destination of the caller's scores."""
-    row, length, slot = tile.row, tile.length, Int32(0)
+    row, length, first_bin = tile.row, tile.length, Int32(0)
     if const_expr(plan.in_pairs):
         second = row_of_lane(thread % WARP_SIZE)
-        row, slot = 2 * tile.row + second, second * RANK_BINS
+        row, first_bin = 2 * tile.row + second, second * RANK_BINS
         length = row_length(ctx.rows, row)
-    return OutputSink(ctx, row, length, slot)
+    return OutputSink(ctx, row, length, first_bin)
 
 
 @cute.jit
@@ -315,13 +315,4 @@ def write_ranked(
         word = score.bitcast(Int32) if valid else Int32(INVALID)
         store_score(sink.ctx, sink.row, position, word.bitcast(Float32))
         if valid and sink.ctx.counts.shape[0] > 0:
-            count_at(sink.ctx.bins, sink.slot + bin_of(sortable(score), RANK_MANTISSA))
-
-
-@cute.jit
-def write_of_pair(
-    sink: OutputSink, slot: Int32, score: Float32, position: Int32, valid: cutlass.Boolean
-) -> Int32:
-    """Same as `write_ranked` for a lane's row of a pair."""
-    write_ranked(sink, score, position, valid, cutlass.Boolean(True))
-    return slot
+            count_at(sink.ctx.bins, sink.first_bin + bin_of(sortable(score), RANK_MANTISSA))

@@ -141,7 +141,7 @@ class Listed(NamedTuple):
     """The state of a tile's list."""
 
     entries: Int32
-    pages: Int32  # of the tile that are listed; or CTAs whose published entries are
+    pages: Int32  # of the tile that are listed
     floor: Uint32  # keys below it cannot win any more; 0: the list is not compacted yet
 
 

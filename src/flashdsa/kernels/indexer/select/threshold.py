@@ -219,7 +219,6 @@ class Threshold(NamedTuple):
     position: Uint32
     first_out_index: Int32  # accepted entries of the CTAs before this one
     total: Int32  # entries to choose from, of all CTAs
-    recounted: cutlass.Boolean  # the histogram is that of a later round
 
 
 @cute.jit
@@ -316,7 +315,7 @@ def find_threshold(
     if not shared:
         range_ = cut_to_part(range_, part)
     left = Int32(plan.topk)  # the k among the entries in the range
-    counted, recounted = cutlass.Boolean(True), cutlass.Boolean(False)
+    counted = cutlass.Boolean(True)
     first_out_index, total = Int32(0), Int32(0)
     candidate = Candidate(Uint32(0), Uint32(0), Int32(0))
     # `above` is the second warp's: the caller's entries above the range.
@@ -335,7 +334,6 @@ def find_threshold(
         if not counted:
             listed = part.entries if state == LISTED else Int32(0)
             recount(s, range_, steps, part._replace(entries=listed), candidate)
-            recounted = cutlass.Boolean(True)
         found = find_kth(s, shared, left, phases.phase(COUNTED))
         if shared:
             phases = phases.passed(COUNTED)
@@ -403,4 +401,4 @@ def find_threshold(
             first_out_index += before
             state = Int32(FOUND)
     consumer_sync(plan)
-    return Threshold(at_key, at_position, first_out_index, total, recounted), phases
+    return Threshold(at_key, at_position, first_out_index, total), phases

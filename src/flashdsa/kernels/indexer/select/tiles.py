@@ -130,8 +130,7 @@ def part_of(tile: WorkTile, entries: Int32) -> Part:
 def next_floor(
     tile: WorkTile, listed: Listed, threshold: Threshold, plan: cutlass.Constexpr
 ) -> Uint32:
-    """The least key of an entry that may still win, after a list is cut at the threshold; of a list
-    of what others published, perhaps the key below."""
+    """The least key of an entry that may still win, after a list is cut at the threshold."""
     floor = threshold.key + 1
     if from_both_ends(tile.num_pages, plan):
         unseen = tile.first_page + pages_from_front(listed.pages, tile.num_pages, plan)

@@ -14,7 +14,7 @@ the next tile's head ...  | counts to the other CTAs, theirs back: the row's thr
 
 The scores alone: every token's into a (B, max_len) matrix, or every block's best. The load warps
 have a partition of all pages; consumers write -inf beyond the rows' lengths, then 64 scores a page.
-Two rows of a request may be scored together, for the ranking that follows (topk_kernel.py).
+Two rows of a request may be scored together, for a launch that ranks them.
 """
 
 from typing import Any, NamedTuple
@@ -56,7 +56,6 @@ from flashdsa.kernels.indexer.write_scores import (
     load_partition,
     rows_to_score,
     store_score,
-    write_of_pair,
     write_ranked,
     write_scores,
 )
@@ -235,10 +234,9 @@ def logits_kernel(
                 bins[at] = Int32(0)
             consumer_sync(plan)  # all counts are 0
             ctx = ctx._replace(bins=bins, counts=counts)
-            of_pairs = const_expr(plan.in_pairs)
-            source = (pair_source if of_pairs else page_source)(memory, caller.thread, plan)
-            write = write_of_pair if of_pairs else write_ranked
-            write_scores(ctx, source, caller.thread, write, plan)
+            source_of = pair_source if const_expr(plan.in_pairs) else page_source
+            source = source_of(memory, caller.thread, plan)
+            write_scores(ctx, source, caller.thread, write_ranked, plan)
         else:
             consume_pages(ctx, caller, memory, page_source, plan)
 

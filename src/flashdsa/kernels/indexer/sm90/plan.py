@@ -36,8 +36,6 @@ class IndexerPlan(SelectPlan):
     def __post_init__(self) -> None:
         if self.stages % self.consumer_warpgroups:
             raise ValueError("stages: expected a multiple of consumer_warpgroups")
-        if self.in_pairs and self.ring_stages & (self.ring_stages - 1):
-            raise ValueError("stages: of rows in pairs, expected a power of two")
         super().__post_init__()
 
     @property
@@ -168,6 +166,11 @@ class LogitsPlan(IndexerPlan):
     ranked: bool = False
     pages_in_order = None  # no page waits for others
     unscored_length = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.in_pairs and self.ring_stages & (self.ring_stages - 1):
+            raise ValueError("stages: of rows in pairs, expected a power of two")
 
     @property
     def name(self) -> str:

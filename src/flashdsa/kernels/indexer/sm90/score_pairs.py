@@ -115,11 +115,9 @@ def prepare(x: Scoring, tile_stage: Int32) -> Prepared:
 @cute.jit
 def score_pages(
     x: Scoring, prepared: Prepared, pages: PageRange, store: cutlass.Constexpr, sink: Any
-) -> Int32:
+) -> None:
     """Score the calling warpgroup's pages, one at a time; see score_batch.py. A lane's score is of
-    the row of score_batch.py's `row_of_lane`. store: called for each page as store(sink, slot,
-    score, position, valid); returns the next `slot`, which starts as the sink's, and at the end is
-    what this function returns."""
+    the row of score_batch.py's `row_of_lane`."""
     inputs, scorer, thread, plan = x.inputs, x.scorer, x.thread, x.plan
     groups, ring = plan.consumer_warpgroups, inputs.page_ring
     begin = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))
@@ -137,7 +135,6 @@ def score_pages(
     # The second row's weights go into registers that the first one's sums leave: all would be too
     # many.
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
-    slot = sink.slot
     for number in cutlass.range(first_number, end_number, groups, unroll=1):
         state = Ring(ring.stages, by_masks=True).state(number)
         stage = state.stage
@@ -161,9 +158,8 @@ def score_pages(
         load_weights(weights, inputs, 1, Int32(lane % 4), plan)
         upper, lower = sum_heads(accumulator, weights, plan.num_heads // 2, plan)
         score, is_valid = finish_pair(first, Sums(upper, lower, scale, valid), lane)
-        slot = store(sink, slot, score, position, is_valid)
+        store(sink, score, position, is_valid, cutlass.Boolean(True))
         position += course.tokens_apart
-    return slot
 
 
 SCORING = PageScoring(prepare, score_pages)
