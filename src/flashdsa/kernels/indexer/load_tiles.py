@@ -23,7 +23,6 @@ from cutlass import Float32, Int32, Int64, Uint32, Uint64, const_expr, cute
 
 from flashdsa.dsl.pipeline import PipelineState, RingProducer, acquire_reused
 from flashdsa.dsl.tma import EVICT_LAST, load_box, load_bytes
-from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.work_tile import (
     Coord,
     Rows,
@@ -89,20 +88,17 @@ class Share(NamedTuple):
 
     part: Int32
     num_parts: Int32
-    num_splits: Int32  # groups that share the row
+    num_splits: Int32  # clusters that share the row
 
 
 @cute.jit
 def share_of_row(coord: Coord, plan: cutlass.Constexpr) -> Share:
     """The caller's share; a part from `num_parts` on is empty."""
     part, num_parts = coord.part, coord.num_parts
-    if const_expr(plan.scheduled):
+    if const_expr(plan.splits):
         if coord.num_splits > 1:
-            if const_expr(plan.rows is By.CLUSTERS):
-                part += coord.group * num_parts
-                num_parts *= coord.num_splits
-            else:  # groups that share a row have one CTA
-                part, num_parts = coord.group, coord.num_splits
+            part += coord.group * num_parts
+            num_parts *= coord.num_splits
     return Share(part, num_parts, coord.num_splits)
 
 

@@ -16,7 +16,6 @@ from cutlass import Float32, Int32, const_expr, cute
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer import sizes
-from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.work_tile import (
     COORD_WORDS,
     Coord,
@@ -91,8 +90,7 @@ def clusters_for(
         left = deadline - Float32(plan.sharing.merge_pages)
         if time > deadline and left >= Float32(LEAST_PART_PAGES):
             clusters = Int32(each * cute.arch.rcp_approx(left)) + 1
-            if const_expr(plan.rows is By.CLUSTERS):
-                clusters = cutlass.min(clusters, num_parts * sizes.SPLITS_BY_SIZE)
+            clusters = cutlass.min(clusters, num_parts * sizes.SPLITS_BY_SIZE)
             merge_pages = Float32(plan.sharing.merge_pages)
             time = each * cute.arch.rcp_approx(Float32(clusters)) + merge_pages
     return clusters, time
@@ -246,13 +244,11 @@ def give_out(
         if lane == 0:
             select.own_rows[0] = row_of(key)
         coord = coord._replace(turns=Int32(1))
-        if clusters > 1:
-            if const_expr(plan.rows is By.CLUSTERS):
+        if const_expr(plan.splits):
+            if clusters > 1:
                 coord = coord._replace(
                     group=coord.group - first, num_groups=clusters, num_splits=clusters
                 )
-            else:
-                coord = lone_cta(coord, first, clusters)
     else:
         coord = coord._replace(group=coord.group - needed, num_groups=coord.num_groups - needed)
         share = of_group(coord, halvings)
@@ -267,20 +263,6 @@ def give_out(
     if lane == 0:
         for i in cutlass.range_constexpr(COORD_WORDS):
             select.scratch[Scratch.COORD + i] = coord[i]
-
-
-def lone_cta(coord: Coord, first: Int32, clusters: Int32) -> Coord:
-    """The coordinates of a CTA in `clusters` clusters from the `first` on that share one row, each
-    CTA of them as a group of its own."""
-    ctas = clusters * coord.num_parts
-    return coord._replace(
-        group=(coord.group - first) * coord.num_parts + coord.part,
-        num_groups=ctas,
-        first_rank=coord.part,
-        part=Int32(0),
-        num_parts=Int32(1),
-        num_splits=ctas,
-    )
 
 
 @cute.jit
