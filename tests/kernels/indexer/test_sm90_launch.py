@@ -281,6 +281,16 @@ def test_two_launches_score_and_rank(gpu: Gpu, next_n: int, scored: By) -> None:
     assert score[7:] == (700, gpu_runner(GPU).num_sms) and not torch.from_dlpack(score[6]).any()
 
 
+def test_no_scores_are_counted_for_a_ranking_that_would_be_refused(gpu: Gpu) -> None:
+    """Their counts would stay."""
+    inputs = rows(2)
+    bind = bind_ranked(gpu_runner(GPU), 16, 512, False, 2, 1)
+    for ids in (torch.zeros(2, 600, dtype=torch.int32)[:, :512], inputs.output(511)):
+        with pytest.raises(ValueError, match=r"topk_indices: expected shape \[2, 512\]"):
+            bind(*inputs, ids)
+    assert not gpu.launches
+
+
 def test_many_scores_are_ranked_a_chunk_at_a_time(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:

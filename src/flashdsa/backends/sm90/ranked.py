@@ -26,8 +26,9 @@ from flashdsa.problem import PAGE_SIZE
 
 SCORES_AT_ONCE = 2**27
 """Scores of a chunk of rows: 512 MB."""
-COUNTED_ROWS = 256
-"""Rows up to which counts are kept at 0 between calls: 1 MB. Those of more are cleared first."""
+COUNTED_ROWS = 128
+"""Rows up to which counts are kept at 0 between calls: 512 KB a stream, and for each of 64 graphs.
+Those of more are cleared first."""
 
 
 def bind_ranked(
@@ -43,7 +44,7 @@ def bind_ranked(
     ranking = cache(lambda rows: bind_ranking(runner, Of.CACHE, rows, topk))
     slots = int(not positions)
 
-    def launch(
+    def launch_rows(
         q_index_fp8: Tensor,
         pages: Tensor,
         weights: Tensor,
@@ -51,17 +52,27 @@ def bind_ranked(
         block_table: Tensor,
         topk_indices: Tensor,
     ) -> None:
-        width = block_table.shape[1] * PAGE_SIZE
-        together = max(SCORES_AT_ONCE // max(width, 1) // next_n, 1) * next_n
+        count, width = len(seq_lens), block_table.shape[1] * PAGE_SIZE
+        # The second launch must not be refused: it sets the counts to 0.
+        if topk_indices.shape != (count, topk) or not topk_indices.is_contiguous():
+            raise ValueError(f"topk_indices: expected shape {[count, topk]}, without gaps")
+        scores = runner.empty(count, width, dtype=torch.float32)
+        counts = counts_of(runner, count)
+        score(q_index_fp8, pages, weights, seq_lens, block_table, scores, counts, topk,
+              runner.num_sms)  # fmt: skip
+        ranking(count)(scores, seq_lens, block_table, pages.shape[0], slots, counts, topk_indices)
+
+    def launch(*operands: Tensor) -> None:
+        q_index_fp8, pages, weights, seq_lens, block_table, topk_indices = operands
+        width = max(block_table.shape[1] * PAGE_SIZE, 1)
+        together = max(SCORES_AT_ONCE // width // next_n, 1) * next_n
+        if rows <= together:
+            launch_rows(*operands)
+            return
         for first, end in spans(rows, together):
             own, requests = slice(first, end), slice(first // next_n, end // next_n)
-            table, lengths, count = block_table[requests], seq_lens[own], end - first
-            scores = runner.empty(count, width, dtype=torch.float32)
-            counts = counts_of(runner, count)
-            score(q_index_fp8[own], pages, weights[own], lengths, table, scores, counts, topk,
-                  runner.num_sms)  # fmt: skip
-            out = topk_indices[own]
-            ranking(count)(scores, lengths, table, pages.shape[0], slots, counts, out)
+            of_rows = weights[own], seq_lens[own], block_table[requests], topk_indices[own]
+            launch_rows(q_index_fp8[own], pages, *of_rows)
 
     return launch
 
