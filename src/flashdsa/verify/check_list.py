@@ -264,18 +264,21 @@ def _single_steps(seed: int, backend: str, device: str) -> list[Check]:
     slots = torch.randperm(20 * 64, generator=generator)[:1000]
     padded = torch.where(torch.arange(1000) % 9 == 4, -1, slots).to(device)
     cache = torch.randint(256, (20, 64, 1, 132), generator=generator).to(torch.uint8).to(device)
+    many = torch.randn(140, 600, generator=generator)
+    many_lengths = (4 * torch.arange(len(many), dtype=torch.int32)).to(device)
 
     rows: list[tuple[str, str, Callable[[], list[Comparison]]]] = []
-    for name, values, topk, by_score in (
-        ("2048 of 6000", scores, 2048, False),
-        ("512 of 6000", scores, 512, False),
-        ("1000 of 6000", scores, 1000, False),
-        ("ties and NaN", coarse, 2048, False),
-        ("ties and NaN, 1024", coarse, 1024, False),
-        ("ties and NaN, sorted", coarse, 2048, True),
+    for name, values, own, topk, by_score in (
+        ("2048 of 6000", scores, lengths, 2048, False),
+        ("512 of 6000", scores, lengths, 512, False),
+        ("1000 of 6000", scores, lengths, 1000, False),
+        ("140 rows", many, many_lengths, 512, False),
+        ("ties and NaN", coarse, lengths, 2048, False),
+        ("ties and NaN, 1024", coarse, lengths, 1024, False),
+        ("ties and NaN, sorted", coarse, lengths, 2048, True),
     ):
         check = partial(
-            judge_indexer.check_topk, values.to(device), lengths, topk, backend, sorted=by_score
+            judge_indexer.check_topk, values.to(device), own, topk, backend, sorted=by_score
         )
         rows.append(("topk_indices", name, check))
     for dtype, some_k, some_q in (("", k, q), (", fp32", wide_k, wide_q)):
