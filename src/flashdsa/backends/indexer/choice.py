@@ -16,8 +16,8 @@ from flashdsa.backends.runner import Runner
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.indexer.plan import SelectPlan
 
-# Measured on an H200: workbench/results/ways. Rows are counted for each SM, so that they scale with
-# a GPU.
+# Measured on an H200: workbench/results/indexer/NOTES.md names the documents. Rows are counted for
+# each SM, so that they scale with a GPU.
 USUAL_CLUSTER = 13
 """The most CTAs without FLASHDSA_MAX_CLUSTER. A cluster starts when one GPC has as many free SMs.
 132 SMs are in at most 8 GPCs, so that one has 13 free ones whichever 35 SMs other streams hold."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.indexer.choice import Call, Gpu, Kind, Way, choose, gpu_of
+from flashdsa.backends.indexer.tensors import require_dense_ids
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
 from flashdsa.kernels.indexer.sm90.unscored.plan import most_pages
@@ -156,8 +157,7 @@ def _launch_cut(
     """
     *operands, topk_indices = tensors
     rows, topk, width = sizes
-    if topk_indices.shape != (rows, topk) or not topk_indices.is_contiguous():
-        raise ValueError(f"topk_indices: expected shape {[rows, topk]}, without gaps")
+    require_dense_ids(topk_indices, rows, topk)
     ids = runner.empty(rows, width, dtype=torch.int32)
     function(*operands, ids, way.clusters, way.size)
     topk_indices.copy_(ids[:, :topk])

@@ -51,6 +51,16 @@ def slots_of_tokens(block_table: Tensor, of_entry: int, num_pages: int) -> Tenso
     return torch.where(bad, -1, table * of_entry + offsets).flatten(1)
 
 
+def require_dense_ids(topk_indices: Tensor, rows: int, topk: int) -> None:
+    """Require ids (rows, topk) without gaps, before the first of several launches.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if topk_indices.shape != (rows, topk) or not topk_indices.is_contiguous():
+        raise ValueError(f"topk_indices: expected shape {[rows, topk]}, without gaps")
+
+
 def values_are_checked() -> bool:
     """Whether the values of device tensors are read: asked for, and no graph is captured."""
     captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

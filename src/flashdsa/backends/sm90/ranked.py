@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.tiling import spans
+from flashdsa.backends.indexer.tensors import require_dense_ids
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.ranking import bind_ranking
 from flashdsa.kernels.catalog import INDEXER_LOGITS, INDEXER_UNSCORED
@@ -54,8 +55,7 @@ def bind_ranked(
     ) -> None:
         count, width = len(seq_lens), block_table.shape[1] * PAGE_SIZE
         # The second launch must not be refused: it sets the counts to 0.
-        if topk_indices.shape != (count, topk) or not topk_indices.is_contiguous():
-            raise ValueError(f"topk_indices: expected shape {[count, topk]}, without gaps")
+        require_dense_ids(topk_indices, count, topk)
         scores = runner.empty(count, width, dtype=torch.float32)
         counts = counts_of(runner, count)
         score(q_index_fp8, pages, weights, seq_lens, block_table, scores, counts, topk,
@@ -90,14 +90,8 @@ def bind_unscored(runner: Runner, positions: bool) -> Callable[..., None]:
     The result is a `Launch`, see indexer/launch.py."""
     unscored = runner.function(INDEXER_UNSCORED, UnscoredPlan(positions))
 
-    def launch(
-        q_index_fp8: Tensor,
-        pages: Tensor,
-        weights: Tensor,
-        seq_lens: Tensor,
-        block_table: Tensor,
-        topk_indices: Tensor,
-    ) -> None:
+    def launch(*operands: Tensor) -> None:
+        _, pages, _, seq_lens, block_table, topk_indices = operands
         unscored(seq_lens, block_table, topk_indices, pages.shape[0])
 
     return launch

@@ -35,24 +35,26 @@ def bind_ranking(
     capacity = runner.cluster_capacity(plan.threads, plan.smem_bytes)
     cluster = cluster_of(rows, runner.num_sms, allowed_clusters(capacity, LARGEST_CLUSTER))
     unscored = 0 if sorted or plan.in_levels else topk
-    words_of: Callable[[], Tensor] = runner.allocator(
-        *((rows, topk) if sorted else (0, 0)), dtype=torch.int32
-    )
     no_words = runner.empty(0, 0, dtype=torch.int32)
-    order = None
-    if sorted:
-        width = next(width for width in TOPK if width >= topk)
-        order = runner.function(PREFILL_ORDER, OrderPlan(width))
 
-    def rank(*given: Any) -> Tensor:
+    def rank(*given: Any, words: Tensor = no_words) -> Tensor:
         scores, lengths, table, num_pages, slots, *kind, ids = given
-        words = no_words if order is None else words_of()
         function(scores, lengths, table, num_pages, slots, unscored, *kind, ids, words, *cluster)
-        if order is not None:
-            order(ids, words)
         return ids  # type: ignore[no-any-return]
 
-    return rank
+    if not sorted:
+        return rank
+    empty_words = runner.allocator(rows, topk, dtype=torch.int32)
+    width = next(width for width in TOPK if width >= topk)
+    order = runner.function(PREFILL_ORDER, OrderPlan(width))
+
+    def rank_and_order(*given: Any) -> Tensor:
+        words = empty_words()
+        ids = rank(*given, words=words)
+        order(ids, words)
+        return ids
+
+    return rank_and_order
 
 
 def cluster_of(rows: int, num_sms: int, clusters: Mapping[int, int]) -> tuple[int, int]:

@@ -216,6 +216,7 @@ def bind_level(
     """
     topk, among = operands.topk_indices.shape[1], operands.candidates is not None
     of = Of.LISTED if among else Of.BLOCKS
+    plan = RankPlan(of)
     bits, score_bits = block.bit_length() - 1, (block // each).bit_length() - 1
     ranking = cache(lambda rows: bind_ranking(runner, of, rows, topk, sorted=sorted))
 
@@ -230,16 +231,14 @@ def bind_level(
     ) -> None:
         candidates = lengths.new_empty(len(scores), 0)
         if operands.candidates is not None:
-            require_markable(RankPlan(of), scores.shape[1], block)
+            require_markable(plan, scores.shape[1], block)
             candidates = operands.candidates[own].contiguous()
         elif bits:
             lengths = lengths + (block - 1) >> bits
         kind, slots = (starts, candidates, bits, score_bits), int(not positions)
-        out = operands.topk_indices[own]
-        ids = out if out.is_contiguous() else torch.empty_like(out)
+        # `written_apart` sees to it that ids have no gaps.
+        ids = operands.topk_indices[own]
         ranking(len(scores))(scores, lengths, table, num_pages, slots, *kind, ids)
-        if ids is not out:
-            out.copy_(ids)
 
     return rank
 

@@ -27,6 +27,7 @@ from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.kernels.indexer.emit import PAGE_BITS
 from flashdsa.kernels.indexer.launch import rows_apart
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of, row_length
 from flashdsa.kernels.indexer.select.keys import (
@@ -60,7 +61,6 @@ from flashdsa.kernels.indexer.sm90.rank.levels import Levels, level_row, mark_bl
 from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, WORD, Of, RankPlan
 from flashdsa.problem import PAGE_SIZE
 
-PAGE_BITS = PAGE_SIZE.bit_length() - 1
 CARVEOUT = 100
 """Percent of an SM's first-level memory that is shared memory, as of the launch that scores."""
 
@@ -389,11 +389,10 @@ def rank_kernel(
         x = Part(line, of_row, begin, end, peer, peers, rank - peer, thread, memory, Static(plan))
         cut, entries = Cut(Uint32(0), Uint32(0), zero, zero), length
         if ranked and peer < peers:
+            counted = None
             if const_expr(plan.of is Of.CACHE):
                 # The launch that scores, which this one may follow early, has ended.
                 cute.arch.griddepcontrol_wait()
-            counted = None
-            if const_expr(plan.of is Of.CACHE):
                 counted = counts.shape[0] > 0
             if const_expr(plan.of is Of.LISTED):
                 mark_blocks(line, end, thread, plan)
