@@ -95,17 +95,6 @@ def leave_cluster(relaxed: bool = False) -> None:
     cute.arch.cluster_wait()
 
 
-def load_from_peer_if(taken: Any, address: Any) -> Int32:
-    """A word of another CTA's shared memory if `taken`, else 0, by a predicate and no branch;
-    `address`: see `peer_address`."""
-    return cute.arch.inline_ptx(
-        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; mov.b32 {$w0}, 0; "
-        "@p ld.shared::cluster.b32 {$w0}, [{$r1}]; }",
-        write_only_types=[Int32],
-        read_only_args=[Int32(taken), address],
-    )
-
-
 def store_to_peer(address: Any, word: Int32) -> None:
     """Store a word to another CTA's shared memory; `address`: see `peer_address`."""
     cute.arch.inline_ptx("st.shared::cluster.b32 [{$r0}], {$r1};", read_only_args=[address, word])

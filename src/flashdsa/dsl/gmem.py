@@ -95,18 +95,6 @@ def load_relaxed(pointer: Any) -> Int32:
     return ptx.word("ld.relaxed.gpu.global.b32 {$w0}, [{$r0}];", pointer)
 
 
-@cute.jit
-def add_release(pointer: Any, value: Int32) -> None:
-    """Add to a counter that other SMs add to: a release of what the caller did or has seen."""
-    ptx.run("red.release.gpu.global.add.u32 [{$r0}], {$r1};", pointer, value)
-
-
-@cute.jit
-def load_acquire(pointer: Any) -> Int32:
-    """Load a counter that other SMs add to: an acquire of what they released."""
-    return ptx.word("ld.acquire.gpu.global.b32 {$w0}, [{$r0}];", pointer)
-
-
 def add4_if(row: Any, pointer: Any, values: list[Any]) -> None:
     """Add to four neighbouring fp32, unless `row` is negative."""
     _four_floats("red.global.add", row, pointer, values)

@@ -36,7 +36,7 @@ class Output(NamedTuple):
     """Destination of the ids, and what they are computed from."""
 
     topk_indices: Any  # (B, topk) int32, device memory
-    block_table: Any  # (B / next_n, max_pages) int32, device memory; None: no pages
+    block_table: Any  # (B / next_n, max_pages) int32, device memory
     id_table: Any  # the block table; None: ids are positions, until a gathered row's are stored
     num_pages: Int32
     rows: Rows
@@ -105,10 +105,7 @@ def emit_unscored_rows(
         end = first + size
         length = row_length(output.rows, row)
         if length <= plan.unscored_length:
-            if const_expr(output.block_table is None):
-                for at in cutlass.range(first + lane, end, WARP_SIZE, unroll=2):
-                    store_id(output, row, at, at if at < length else Int32(-1), plan)
-            elif const_expr(plan.gathers):
+            if const_expr(plan.gathers):
                 emit_slots(output, row, length, lane, plan)
             else:
                 page = first_pages(output, row, lane)

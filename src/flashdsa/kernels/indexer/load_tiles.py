@@ -8,8 +8,8 @@ lengths (see schedule/row_schedule.py), or one a group and then in the order of 
 and backwards in turns.
 
 `ctx` is the context of an architecture's role load. Its fields: `inputs`, the producer's end of
-InputBuffers; `queries_map`, a pointer to a tensor map, None: no pages follow; `weights` and
-`block_table`, in device memory; `rows`; `warp`, the calling one among the role's.
+InputBuffers; `queries_map`, a pointer to a tensor map; `weights` and `block_table`, in device
+memory; `rows`; `warp`, the calling one among the role's.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class TileLoader:
 
     Attributes:
         announce: (context, number, tile, lane, plan) describes the CTA's tile `number` to the
-            consumers; returns this lane's page id of the tile's first pages, if it has pages.
-        load_pages: (context, tile, page ids, depth, lane, plan) loads them; None: no pages.
+            consumers; returns this lane's page id of the tile's first pages.
+        load_pages: (context, tile, page ids, depth, lane, plan) loads them.
         finish: (context, number, lane, plan) says that no tile comes any more.
     """
 
     announce: Callable[..., Any]
-    load_pages: Callable[..., None] | None
+    load_pages: Callable[..., None]
     finish: Callable[..., None]
 
 
@@ -145,8 +145,7 @@ def load_scheduled(
             first, end = pages_of_share(share, pages, plan)
             tile = WorkTile(row, first, end - first, length, share.num_splits, pages_done)
             ids = loader.announce(ctx, number, tile, lane, plan)
-            if const_expr(loader.load_pages is not None):
-                loader.load_pages(ctx, tile, ids, coord.depth, lane, plan)
+            loader.load_pages(ctx, tile, ids, coord.depth, lane, plan)
             pages_done += whole_stages(end - first, plan)
             number += 1
     loader.finish(ctx, number, lane, plan)
@@ -169,8 +168,7 @@ def announce(
 
 @cute.jit
 def describe(ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """The first warp: load a tile's description, and its row's queries and weights if pages
-    follow."""
+    """The first warp: load a tile's description, and its row's queries and weights."""
     if ctx.warp == 0:
         ring = ctx.inputs.tile_ring
         state = ring.state(number)
@@ -181,10 +179,7 @@ def describe(ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass
             write_tile(ctx.inputs.tiles, state.stage, tile)
             # tile_full[stage]: this thread's arrival releases its description, too; the phase ends
             # with the last byte of the copies.
-            if const_expr(ctx.queries_map is None):
-                ring.commit(state.stage)
-            else:
-                load_query(ctx, state.stage, tile.row, plan)
+            load_query(ctx, state.stage, tile.row, plan)
     cute.arch.sync_warp()
 
 

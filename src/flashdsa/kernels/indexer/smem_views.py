@@ -115,7 +115,7 @@ class InputBuffers(NamedTuple):
     halves: Any  # (tile_heads,) Float32: see sm90/score_pairs.py; None: rows are scored alone
     page_valid: Any  # (ring_stages * valid_words,) Int32: 1: the page id is in the cache; gathered
     # tokens have a bit each, 4 a word
-    page_ring: Any  # RingProducer or RingConsumer; None, as all of pages: no pages
+    page_ring: Any  # RingProducer or RingConsumer
     tile_ring: Any  # RingProducer or RingConsumer
 
 
@@ -153,26 +153,14 @@ def cluster_buffers_in(memory: IndexerMemory, plan: Any) -> ClusterBuffers:
 
 def input_buffers_in(memory: IndexerMemory, plan: Any, end: Any) -> InputBuffers:
     """Views of what the load warps fill; `end`: RingProducer or RingConsumer."""
-    return tile_buffers_in(memory, plan, end)._replace(
+    return InputBuffers(
         pages=memory.pages.bytes(),
         queries=memory.queries.bytes(),
         weights=memory.weights.array(Float32, plan.lists.tile_stages * plan.tile_heads),
+        tiles=memory.work_tiles.array(Int32, plan.lists.tile_stages * sizes.TILE_WORDS),
         halves=memory.halves.array(Float32, plan.tile_heads) if plan.in_pairs else None,
         page_valid=memory.page_valid.array(Int32, plan.ring_stages * plan.valid_words),
         page_ring=end(memory.page_full, memory.page_empty),
-    )
-
-
-def tile_buffers_in(memory: IndexerMemory, plan: Any, end: Any) -> InputBuffers:
-    """The same for the top-k of given scores, which has descriptions of tiles only."""
-    return InputBuffers(
-        pages=None,
-        queries=None,
-        weights=None,
-        halves=None,
-        tiles=memory.work_tiles.array(Int32, plan.lists.tile_stages * sizes.TILE_WORDS),
-        page_valid=None,
-        page_ring=None,
         tile_ring=end(memory.tile_full, memory.tile_empty),
     )
 

@@ -34,7 +34,6 @@ from flashdsa.kernels.indexer.load_tiles import (
     acquire_stage,
     announce,
     ask_for_id,
-    describe,
     finish,
 )
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, pairs_of, rows_of
@@ -65,8 +64,8 @@ class LoadContext(NamedTuple):
     """Role load: arrives at page_full and tile_full, waits for page_empty and tile_empty."""
 
     inputs: InputBuffers  # the producer's end
-    keys_map: Any  # pointer to the pages' tensor map; None: no pages
-    queries_map: Any  # pointer to the tensor map of the rows' queries; None: likewise
+    keys_map: Any  # pointer to the pages' tensor map
+    queries_map: Any  # pointer to the tensor map of the rows' queries
     weights: Any  # (B, H) fp32, device memory
     block_table: Any  # (B / next_n, max_pages) int32, device memory
     num_pages: Int32  # pages of the cache
@@ -131,8 +130,6 @@ def load_page(
 
 PAGES = TileLoader(announce, load_pages, finish)
 """Tiles with pages to score."""
-DESCRIPTIONS = TileLoader(describe, None, finish)
-"""Tiles of given scores."""
 
 
 @cute.kernel
