@@ -97,12 +97,9 @@ def leave_cluster(relaxed: bool = False) -> None:
 
 def store_to_peer(address: Any, word: Int32) -> None:
     """Store a word to another CTA's shared memory; `address`: see `peer_address`."""
-    cute.arch.inline_ptx("st.shared::cluster.b32 [{$r0}], {$r1};", read_only_args=[address, word])
+    ptx.run("st.shared::cluster.b32 [{$r0}], {$r1};", address, word)
 
 
 def add_to_peer(address: Any, word: Int32) -> None:
     """Add to a word of another CTA's shared memory; `address`: see `peer_address`."""
-    cute.arch.inline_ptx(
-        "red.relaxed.cluster.shared::cluster.add.u32 [{$r0}], {$r1};",
-        read_only_args=[address, word],
-    )
+    ptx.run("red.relaxed.cluster.shared::cluster.add.u32 [{$r0}], {$r1};", address, word)

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl import gmem
 from flashdsa.dsl.cluster import peer_address, store_to_peer
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
+from flashdsa.dsl.grids import launch_ctas
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import SM90, WARP_SIZE
@@ -460,40 +461,38 @@ def launch_rank(
     clusters = lengths.shape[0]
     if together == 0:
         clusters = (clusters + cluster_size - 1) // cluster_size
-    rank_kernel(
-        scores, counts, levels, rows, output, unscored, cluster_size, together, plan
-    ).launch(
-        grid=[clusters * cluster_size, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[cluster_size, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=plan.ctas,
-        preferred_smem_carveout=CARVEOUT,
+    launch_ctas(
+        rank_kernel(scores, counts, levels, rows, output, unscored, cluster_size, together, plan),
+        clusters * cluster_size,
+        plan.threads,
+        stream,
+        cluster=cluster_size,
+        sm_ctas=plan.ctas,
+        carveout=CARVEOUT,
         use_pdl=plan.of is Of.CACHE,
     )
 
 
 def compile_rank(plan: RankPlan) -> Any:
     """Compile `launch_rank`."""
-    rows, width, requests, pages, topk = (cute.sym_int32() for _ in range(5))
-    counted, starts, listed, ordered, words = (cute.sym_int32() for _ in range(5))
+    rows, width, requests, pages, topk = fake.symbols(5)
+    counted, starts, listed, ordered, words = fake.symbols(5)
     kind: tuple[Any, ...] = ()
     if plan.of is Of.CACHE:
-        kind = (fake_tensor(Int32, (counted,)),)
+        kind = (fake.fake_tensor(Int32, (counted,)),)
     if plan.in_levels:
-        begins = fake_tensor(Int32, (starts,), WORD_ALIGNMENT)
-        kind = begins, rows_apart(Int32, rows, listed), Int32(1), Int32(1)
+        kind = fake.words(starts), rows_apart(Int32, rows, listed), Int32(1), Int32(1)
     return compile_launch(
         SM90,
         launch_rank,
         plan,
         rows_apart(Float32, rows, width),
-        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
+        fake.words(rows),
         rows_apart(Int32, requests, pages),
         *(Int32(1) for _ in range(3)),
         *kind,
-        fake_tensor(Int32, (rows, topk), WORD_ALIGNMENT),
-        fake_tensor(Int32, (ordered, words), WORD_ALIGNMENT),
+        fake.words(rows, topk),
+        fake.words(ordered, words),
         Int32(1),
         Int32(1),
     )
