@@ -112,7 +112,7 @@ def test_a_bound_prefill_asks_for_its_kernel_once_and_takes_other_tensors() -> N
         assert same((q, k, weights, ends, ids), x[:5]) and scale is x.k_scale
         assert starts.shape == (0,) and starts.dtype is torch.int32
         assert workspace.shape == (4, plan.workspace_words) and num_sms == 4
-    assert runner.asked == [plan] and not plan.with_scores
+    assert runner.asked == [plan] and not plan.scores_only
 
 
 def test_what_lies_at_another_address_is_copied_when_it_does() -> None:
@@ -145,9 +145,9 @@ def test_by_score_the_lists_are_sorted_with_the_scores_that_came_with_them() -> 
     runner = Pretended()
     x = keys_and_queries()
     prefill.bind(runner, x, sorted=True)(x)
-    (plan, arguments), (_, (ids, scores)) = runner.launched
-    assert plan.with_scores and arguments[6] is ids is x.topk_indices
-    assert arguments[7] is scores and scores.shape == ids.shape
+    (score, scored), (_, ranked), (_, (ids, words)) = runner.launched
+    assert score.scores_only and scored[6] is ranked[0] and scored[6].shape == (5, 40)
+    assert words.shape == ids.shape and any(each is words for each in ranked)
 
 
 @pytest.mark.parametrize("empty", ["queries", "keys"])

@@ -35,7 +35,7 @@ def prefill(
 
     settings: dict[str, Any] = {}
     if short:
-        settings["flashdsa.backends.sm90.prefill:_plan"] = short_segments
+        settings["flashdsa.backends.sm90.prefill_scores:_plan"] = short_segments
     if cluster:
         settings["flashdsa.backends.sm90.prefill:pieces_of"] = partial(in_clusters, cluster)
     if sms is None:

@@ -289,9 +289,6 @@ TABLE: dict[str, Row] = {
     "prefill-shared-sm_90a": Row("prefill", (
         *PREFILL_IN_CLUSTERS, prefill("a cluster of three", 4, 1600, 100, short=False, sms=3)
     ), mutated=6),
-    "prefill-blocks-sm_90a": Row("prefill", two_levels.SHARED_BLOCKS, mutated=3),
-    "prefill-listed-sm_90a": Row("prefill", two_levels.SHARED_LISTED, mutated=4),
-    "prefill-bits-sm_90a": Row("prefill_listed", two_levels.BITS, mutated=2),
     "prefill-order-sm_90a": Row("prefill_order", (  # a warp a CTA
         Order(40), Order(300, "close"), Order(300),
     ), mutated=2, lanes_apart=True),
@@ -402,8 +399,7 @@ TABLE: dict[str, Row] = {
     "indexer-rank-sm_90a": Row("indexer_rank", _RANKS, mutated=3),
     "prefill-logits-sm_90a": Row(
         "prefill_logits", checked("prefill_logits", "16 heads, 512 of 600 keys"), mutated=0),
-    "prefill-scores-sm_90a": Row(
-        "prefill", checked("dsa_topk_prefill", "packed sequences, sorted"), mutated=0),
+    "prefill-two-levels-sm_90a": Row("prefill_logits", two_levels.SHARED, mutated=3),
     "quantize-index-sm_90a": Row("quantize_index", (
         *checked("quantize_index_k", "1000 keys", "1000 keys, fp32"),
         *checked("quantize_index_q", "8 x 64 heads"),

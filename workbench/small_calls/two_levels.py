@@ -34,44 +34,22 @@ BLOCKS = (
     _levels("rows of unlike lengths", (9_000, *[600] * 12), 40, sms=4),
 )
 
-_listed = partial(prefill, heads=16, block=8)
-SHARED_LISTED = (
-    _listed("three segments, a full log", 9, 2500, 300, num_candidates=250),
-    _listed("plateaus", 5, 2500, 300, num_candidates=250, plateaus=True, nan_keys=True),
-    _listed("a segment lists too few", 5, 2500, 300, num_candidates=60),
-    _listed("more candidates than fit", 5, 1500, 300, num_candidates=180, wide=4096),
-    _listed("clusters", 9, 3000, 100, num_candidates=250, plateaus=True, cluster=2),
-    _listed("all of a cluster's", 9, 1000, 900, num_candidates=100, cluster=3),
+_levels_of_keys = partial(prefill, heads=16, block=8, sms=3)
+SHARED = (
+    _levels_of_keys("candidates", 9, 700, 100, num_candidates=60, plateaus=True, nan_keys=True),
+    _levels_of_keys("parts of a tile", 5, 1500, 300, num_candidates=120, sorted=True),
+    _levels_of_keys("blocks", 9, 700, 40, no_starts=True, plateaus=True, nan_keys=True),
+    _levels_of_keys("parts of a tile, blocks", 5, 1500, 100, no_starts=True, sorted=True),
 )
-"""Calls that choose among listed keys, of shared ones."""
-BITS = (*SHARED_LISTED, _listed("as users have it", 5, 2500, 300, num_candidates=250, short=False))
-"""Calls that write listed keys as bits."""
-_blocks = partial(prefill, heads=16, block=8, no_starts=True)
-SHARED_BLOCKS = (
-    _blocks("two segments", 5, 9000, 300),
-    _blocks("plateaus", 9, 3000, 100, plateaus=True, nan_keys=True),
-    _blocks("unscored tiles", 17, 410, 51),
-    _blocks("clusters", 9, 3000, 100, cluster=3),
-    _blocks("plateaus of clusters", 9, 1200, 40, plateaus=True, nan_keys=True, cluster=2),
-)
-"""Calls that choose blocks of shared keys."""
+"""Calls over shared keys."""
 SHARED_FURTHER = (
-    _listed("64 heads, sorted", 5, 1300, 300, heads=64, num_candidates=150, sorted=True),
-    _listed("32 heads, bf16", 9, 1300, 300, heads=32, dtype="bfloat16", num_candidates=150),
-    _listed(
-        "32 heads, clusters, sorted",
-        9,
-        1300,
-        70,
-        heads=32,
-        num_candidates=90,
-        sorted=True,
-        cluster=2,
-    ),
-    _listed("sparse lists", 5, 1300, 40, block=1, num_candidates=200),
-    _listed("blocks of 64", 5, 1300, 300, block=64, num_candidates=13, plateaus=True),
-    _blocks("64 heads, sorted", 5, 1300, 100, heads=64, sorted=True, nan_keys=True),
-    _blocks("32 heads, bf16", 9, 1300, 100, heads=32, dtype="bfloat16", plateaus=True),
-    _blocks("64 heads, clusters", 9, 1300, 100, heads=64, cluster=2, sorted=True),
+    _levels_of_keys("64 heads", 5, 1300, 300, heads=64, num_candidates=150, sorted=True),
+    _levels_of_keys("32 heads, bf16", 9, 900, 300, heads=32, dtype="bfloat16", num_candidates=90),
+    _levels_of_keys("sparse lists", 5, 1300, 40, block=1, num_candidates=200),
+    _levels_of_keys("64 of a block", 5, 1300, 300, block=64, num_candidates=13, plateaus=True),
+    _levels_of_keys("64 heads, blocks", 5, 900, 100, heads=64, no_starts=True, nan_keys=True),
+    _levels_of_keys("blocks of 16", 9, 900, 40, heads=32, block=16, no_starts=True),
+    _levels_of_keys("bf16, blocks", 9, 900, 90, heads=32, dtype="bfloat16", no_starts=True),
+    _levels_of_keys("blocks of 4", 9, 900, 90, block=4),
 )
-"""Other forms of both, over shared keys."""
+"""Other forms of both."""

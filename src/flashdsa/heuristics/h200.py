@@ -116,6 +116,8 @@ class Prefill:
     RANKING, SHARING, LAUNCH, UNSCORED = 9.0, 13.0, 11.0, 3.0
     """Time of a turn besides its keys: to load and rank a tile, more of it if CTAs share the tile.
     Time of a launch, and of a turn whose tile needs no scores."""
+    SCORING = 4.0
+    """Time of a CTA's part of a tile besides its keys, if it is scored alone."""
     WORTHWHILE = 0.97
     """Share of the time without clusters from which on clusters are taken."""
 

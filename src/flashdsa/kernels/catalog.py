@@ -31,7 +31,6 @@ from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.entries.sm90 import plan as entries
 from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
-from flashdsa.kernels.indexer.sm90.listed.plan import ListedPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import LOGITS_PLANS, IndexerPlan
 from flashdsa.kernels.indexer.sm90.prefill import plan as prefill
@@ -112,12 +111,8 @@ PREFILL = _hopper(
 PREFILL_ORDER = _hopper(
     "prefill_order", "dsa_topk_prefill", "indexer.sm90.order.kernel:compile_order", "order_kernel",
     (OrderPlan(width) for width in reversed(TOPK)))
-PREFILL_LISTED = _hopper(
-    "prefill_listed", "dsa_topk_prefill",
-    "indexer.sm90.listed.kernel:compile_listed", "listed_kernel",
-    (ListedPlan(),))
 PREFILL_LOGITS = _hopper(
-    "prefill_logits", "prefill_logits",
+    "prefill_logits", "dsa_topk_prefill prefill_logits",
     "indexer.sm90.prefill.kernel:compile_prefill", "prefill_kernel",
     prefill.SCORING,
     load="load_all", score="score_all")

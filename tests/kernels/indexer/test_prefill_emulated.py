@@ -94,28 +94,6 @@ def test_rows_in_the_order_of_scores(case: PrefillCase) -> None:
 
 
 @pytest.mark.slow
-def test_scores_of_the_best_come_with_their_rows() -> None:
-    """From a log and a segment, bit for bit."""
-    from flashdsa.kernels.indexer.select.keys import INVALID
-
-    x = make_prefill_inputs(PrefillCase("scores", RAGGED, 300, 64), 0)
-    with emulation(ONE_SM) as runner:
-        scores = flashdsa.prefill_logits(*x.operands, **x.options, backend=BACKEND)
-        ids = x.output_buffer()
-        best = torch.full_like(ids, -1)
-        operands = TopkPrefillOperands(
-            x.q_index, x.k_index, x.weights, x.ends, ids, x.starts, x.k_scale
-        )
-        plan = replace(prefill.plan_of(operands.inputs), segment_keys=CHUNK, with_scores=True)
-        with runner.launching():
-            prefill.bind_plan(runner, plan, operands)(operands, best)
-    assert torch.equal(ids, reference.dsa_topk_prefill(scores, x.starts, x.ends, 300))
-    of_rows = (scores + 0.0).gather(1, ids.clamp_min(0).long()).view(torch.int32)
-    assert torch.equal(best, torch.where(ids >= 0, of_rows, INVALID))
-    assert runner.findings == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("plateaus", [False, True])
 def test_a_full_log_is_cut(plateaus: bool) -> None:
     """Three segments of random scores leave more than 350 of the first two that may be among the

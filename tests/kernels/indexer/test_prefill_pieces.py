@@ -8,6 +8,7 @@ from flashdsa.backends.emulated.devices import H200, SMALL
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.prefill import shared
 from flashdsa.backends.sm90.prefill_pieces import Piece, pieces_of
+from flashdsa.backends.sm90.prefill_scores import parts_of
 from flashdsa.kernels.indexer.sm90.prefill.plan import PrefillPlan
 
 FP8, BF16 = "float8_e4m3fn", "bfloat16"
@@ -16,10 +17,10 @@ K = 1024
 
 def pieces(
     queries: int, keys: int, heads: int = 64, *, topk: int = 2048, ragged: bool = False,
-    dtype: str = FP8, sorted: bool = False, device: object = H200,
+    dtype: str = FP8, device: object = H200,
 ) -> tuple[Piece, ...]:  # fmt: skip
     """Launches of a call."""
-    plan = shared(PrefillPlan(heads, dtype, with_scores=sorted))
+    plan = shared(PrefillPlan(heads, dtype))
     return pieces_of(Emulator(device), plan, queries, keys, topk, ragged)  # type: ignore[arg-type]
 
 
@@ -76,9 +77,17 @@ def test_ranges_of_the_device_take_clusters_if_all_tiles_of_a_launch_have_one() 
     assert pieces(16, 2048, ragged=True) == (Piece(0, 16, 132, 1),)
 
 
-def test_tiles_that_are_sorted_are_scored_however_short() -> None:
-    (one,) = pieces(16, 2048, sorted=True)
-    assert one.cluster_size > 1
+@pytest.mark.parametrize(
+    ("tiles", "key_tiles", "parts"),
+    [(1, 1000, 132), (1, 3, 3), (33, 1000, 4), (66, 1000, 2), (132, 1000, 1), (5000, 1000, 1)],
+)
+def test_scores_alone_are_divided_evenly(tiles: int, key_tiles: int, parts: int) -> None:
+    assert parts_of(tiles, key_tiles, H200.num_sms) == parts
+
+
+def test_parts_of_a_tile_fit_its_numbers() -> None:
+    parts = parts_of(1, 2**25, H200.num_sms)
+    assert parts > 1 and 2**25 * (parts + 1) <= 2**31
 
 
 def test_devices_and_settings_limit_clusters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm90 import prefill
 from flashdsa.backends.sm90.prefill_pieces import Piece
-from flashdsa.kernels.indexer.select.keys import INVALID
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, PrefillPlan
 from flashdsa.ops.prefill import TopkPrefillOperands
 from flashdsa.plan import BudgetError
@@ -36,20 +35,17 @@ def device_of(size: int, clusters: int = 1) -> Device:
     return Device(size * clusters, {1: size * clusters, size: clusters})
 
 
-def choose(
-    runner: Emulator, x: PrefillInputs, size: int, clusters: int, scored: bool = False, **how: Any
-) -> tuple[Tensor, ...]:
-    """Ids, and their scores' words if `scored`, by so many clusters."""
+def choose(runner: Emulator, x: PrefillInputs, size: int, clusters: int, **how: Any) -> Tensor:
+    """Ids by so many clusters."""
     ids = x.output_buffer()
-    best = (torch.full_like(ids, -1),) if scored else ()
     operands = TopkPrefillOperands(
         x.q_index, x.k_index, x.weights, x.ends, ids, x.starts, x.k_scale
     )
-    plan = replace(prefill.plan_of(operands.inputs, with_scores=scored), **how)
+    plan = replace(prefill.plan_of(operands.inputs), **how)
     pieces = (Piece(0, len(ids), size * clusters, size),)
     with runner.launching():
-        prefill.bind_plan(runner, plan, operands, pieces)(operands, *best)
-    return ids, *best
+        prefill.bind_plan(runner, plan, operands, pieces)(operands)
+    return ids
 
 
 def scores_of(x: PrefillInputs) -> Tensor:
@@ -71,7 +67,7 @@ def assert_exact(
         plant(x)
     with emulation(device_of(size, clusters), policy=Policy(seed=seed)) as runner:
         scores = scores_of(x)
-        (ids,) = choose(runner, x, size, clusters, **how)
+        ids = choose(runner, x, size, clusters, **how)
     assert torch.equal(ids, reference.dsa_topk_prefill(scores, x.starts, x.ends, case.topk))
     assert runner.findings == []
 
@@ -142,37 +138,31 @@ def test_whoever_runs_next(seed: int, plateaus: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(5, marks=LATER)])
-def test_scores_come_with_their_rows_and_calls_repeat_bit_for_bit(size: int) -> None:
+def test_rows_are_the_same_whoever_runs_next(size: int) -> None:
     """From logs that are cut and segments, however keys are shared, whoever runs next."""
     x = make_prefill_inputs(PrefillCase("scores", (*causal(4, 5200), (9, 200)), 300, 64), 0)
     with emulation(device_of(1)):
         scores = scores_of(x)
-    found = []
+    ids = reference.dsa_topk_prefill(scores, x.starts, x.ends, 300)
     for seed in range(2):
         with emulation(device_of(size), policy=Policy(seed=seed)) as runner:
-            found.append(choose(runner, x, size, 1, scored=True, segment_keys=CHUNK, log_keys=350))
-        assert runner.findings == []
-    ids = reference.dsa_topk_prefill(scores, x.starts, x.ends, 300)
-    words = (scores + 0.0).gather(1, ids.clamp_min(0).long()).view(torch.int32)
-    words = torch.where(ids >= 0, words, INVALID)
-    for own_ids, own_words in found:
-        assert torch.equal(own_ids, ids) and torch.equal(own_words, words)
+            found = choose(runner, x, size, 1, segment_keys=CHUNK, log_keys=350)
+        assert torch.equal(found, ids) and runner.findings == []
 
 
 @LATER
-@pytest.mark.parametrize("by_score", [False, True])
-def test_tiles_beyond_a_wave_are_a_second_launch(by_score: bool) -> None:
+def test_tiles_beyond_a_wave_are_a_second_launch() -> None:
     """Two CTAs take two tiles, then a pair of them the third."""
-    case = PrefillCase("waves", causal(9, 3900), 40, 64, no_starts=by_score, sorted=by_score)
+    case = PrefillCase("waves", causal(9, 3900), 40, 64)
     x = make_prefill_inputs(case, 0)
     ids = x.output_buffer()
     with emulation(Device(2, {1: 2, 2: 1})) as runner:
         scores = scores_of(x)
         runner.setups.clear()
-        flashdsa.dsa_topk_prefill(*x.operands, ids, **x.options, sorted=by_score, backend=BACKEND)
+        flashdsa.dsa_topk_prefill(*x.operands, ids, **x.options, backend=BACKEND)
         clusters = [(setup.cluster or (1,))[0] for setup in runner.setups]
-    assert clusters == [1, 2, *([1] if by_score else [])]
-    best = reference.dsa_topk_prefill(scores, x.starts, x.ends, case.topk, sorted=by_score)
+    assert clusters == [1, 2]
+    best = reference.dsa_topk_prefill(scores, x.starts, x.ends, case.topk)
     assert torch.equal(ids, best) and runner.findings == []
 
 

@@ -67,10 +67,11 @@ def assert_exact(
     given = torch.tensor(lengths, dtype=torch.int32)
     positions = torch.full((len(lengths), topk), -99, dtype=torch.int32)
     runner, nothing = Emulator(policy=Policy(seed=seed)), torch.empty(0, 0, dtype=torch.int32)
+    from_0 = torch.empty(0, dtype=torch.int32)
     function = runner.function(INDEXER_RANK, PLAN)
     with runner.launching():
         most = topk if unscored is None else unscored
-        function(scores, given, nothing, 0, 0, most, positions, nothing, *cluster)
+        function(scores, from_0, given, nothing, 0, 0, most, positions, nothing, *cluster)
     clamped = given.clamp(0, scores.shape[1])
     expected = flashdsa.topk_indices(scores, clamped, topk, backend="cpu")
     wrong = (positions != expected).any(1).nonzero().flatten().tolist()

@@ -8,7 +8,7 @@ import torch
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, emulation
-from flashdsa.backends.sm90 import two_levels
+from flashdsa.backends.sm90 import ranking, two_levels
 from flashdsa.ops.indexer import TopkIndexerOperands
 from flashdsa.verify import calls
 from flashdsa.verify.check_cases import PREFILL
@@ -17,7 +17,7 @@ from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
 from flashdsa.verify.judge_indexer import check_prefill_selection, check_selection
 from flashdsa.verify.prefill_cases import PrefillCase, make_prefill_inputs
 from workbench.small_calls.call import SmallCall, emulator_of
-from workbench.small_calls.two_levels import SHARED_BLOCKS, SHARED_FURTHER, SHARED_LISTED
+from workbench.small_calls.two_levels import SHARED, SHARED_FURTHER
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
@@ -59,8 +59,7 @@ def test_pages(case: IndexerCase) -> None:
 
 @pytest.mark.parametrize("case", [x for x in PREFILL if x.block > 1], ids=lambda case: case.name)
 def test_shared_keys_in_chunks(case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(two_levels, "SCORES_AT_ONCE", 5000)
-    monkeypatch.setattr(two_levels, "BITS_AT_ONCE", 5000)
+    monkeypatch.setattr(ranking, "SCORES_AT_ONCE", 5000)
     inputs = make_prefill_inputs(case, seed=4)
     with emulation(SMALL):
         scores = calls.prefill_logits(inputs, BACKEND)
@@ -69,14 +68,10 @@ def test_shared_keys_in_chunks(case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "call",
-    [
-        *SHARED_LISTED,
-        *SHARED_BLOCKS,
-        *(pytest.param(call, marks=pytest.mark.slow) for call in SHARED_FURTHER),
-    ],
-    ids=lambda call: f"{call.name}-{'listed' if call.case.num_candidates else 'blocks'}",
+    [*SHARED, *(pytest.param(call, marks=pytest.mark.slow) for call in SHARED_FURTHER)],
+    ids=lambda call: call.name,
 )
-def test_shared_keys_ranked_while_they_are_scored(call: SmallCall) -> None:
+def test_shared_keys(call: SmallCall) -> None:
     runner = emulator_of(call)
     assert failures(call.judge(runner)) == []
     assert runner.findings == []

@@ -60,14 +60,7 @@ def pieces_of(
         for size, number in sorted({**allowed, 1: runner.num_sms}.items())
         if size <= shared.most_parts and min(number, runner.num_sms // size) > 0
     )
-    return _pieces(
-        at_once,
-        shared.tile_queries,
-        queries,
-        keys,
-        0 if shared.scores_all else topk * shared.entry_keys,
-        ragged,
-    )
+    return _pieces(at_once, shared.tile_queries, queries, keys, topk, ragged)
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ from torch import Tensor
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.indexer.tensors import require_dense_ids
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.ranking import bind_ranking
+from flashdsa.backends.sm90.ranking import bind_ranking, rows_at_once
 from flashdsa.kernels.catalog import INDEXER_LOGITS, INDEXER_UNSCORED
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sizes import RANK_BINS
@@ -25,8 +25,6 @@ from flashdsa.kernels.indexer.sm90.rank.plan import Of
 from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan
 from flashdsa.problem import PAGE_SIZE
 
-SCORES_AT_ONCE = 2**27
-"""Scores of a chunk of rows: 512 MB."""
 COUNTED_ROWS = 128
 """Rows up to which counts are kept at 0 between calls: 512 KB a stream, and for each of 64 graphs.
 Those of more are cleared first."""
@@ -43,7 +41,7 @@ def bind_ranked(
     scored = By.PAIRS if next_n % 2 == 0 else By.CLUSTER
     score = runner.function(INDEXER_LOGITS, LogitsPlan(num_heads, rows=scored, ranked=True))
     ranking = cache(lambda rows: bind_ranking(runner, Of.CACHE, rows, topk))
-    slots = int(not positions)
+    slots, from_0 = int(not positions), runner.empty(0, dtype=torch.int32)
 
     def launch_rows(
         q_index_fp8: Tensor,
@@ -60,12 +58,13 @@ def bind_ranked(
         counts = counts_of(runner, count)
         score(q_index_fp8, pages, weights, seq_lens, block_table, scores, counts, topk,
               runner.num_sms)  # fmt: skip
-        ranking(count)(scores, seq_lens, block_table, pages.shape[0], slots, counts, topk_indices)
+        ranking(count)(scores, from_0, seq_lens, block_table, pages.shape[0], slots, counts,
+                       topk_indices)  # fmt: skip
 
     def launch(*operands: Tensor) -> None:
         q_index_fp8, pages, weights, seq_lens, block_table, topk_indices = operands
         width = max(block_table.shape[1] * PAGE_SIZE, 1)
-        together = max(SCORES_AT_ONCE // width // next_n, 1) * next_n
+        together = max(rows_at_once(width) // next_n, 1) * next_n
         if rows <= together:
             launch_rows(*operands)
             return

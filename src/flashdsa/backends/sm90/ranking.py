@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.runner import Runner
+from flashdsa.errors import UnsupportedError
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.catalog import INDEXER_RANK, PREFILL_ORDER
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, MANY, Of, RankPlan
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer import TopkIndexerOperands
+    from flashdsa.ops.prefill import TopkPrefillOperands
+
+SCORES_AT_ONCE = 2**27
+"""Scores of a chunk of rows: 512 MB. Fewer queries at a time would leave SMs of prefill idle."""
+
+
+def rows_at_once(width: int) -> int:
+    """Rows of a chunk with `width` scores each."""
+    return max(SCORES_AT_ONCE // width, 1)
 
 
 def bind_ranking(
@@ -22,8 +36,8 @@ def bind_ranking(
 ) -> Callable[..., Tensor]:
     """Bind the launches for so many rows, at least one.
 
-    The result is a function of `launch_rank`'s scores, lengths, table, number of pages, `slots`,
-    what the kind of entries takes besides, and ids, which it returns. It is called inside
+    The result is a function of `launch_rank`'s scores, starts, ends, table, number of pages,
+    `slots`, what the kind of entries takes besides, and ids, which it returns. It is called inside
     `runner.launching()`.
 
     Args:
@@ -38,8 +52,8 @@ def bind_ranking(
     no_words = runner.empty(0, 0, dtype=torch.int32)
 
     def rank(*given: Any, words: Tensor = no_words) -> Tensor:
-        scores, lengths, table, num_pages, slots, *kind, ids = given
-        function(scores, lengths, table, num_pages, slots, unscored, *kind, ids, words, *cluster)
+        *rows, ids = given
+        function(*rows[:6], unscored, *rows[6:], ids, words, *cluster)
         return ids  # type: ignore[no-any-return]
 
     if not sorted:
@@ -67,3 +81,63 @@ def cluster_of(rows: int, num_sms: int, clusters: Mapping[int, int]) -> tuple[in
     wanted = together[0] if together else LARGEST_CLUSTER
     size = max(size for size, number in clusters.items() if number and size <= wanted)
     return size, int(bool(together) or size == 1)
+
+
+def bind_choice(
+    runner: Runner,
+    operands: TopkIndexerOperands | TopkPrefillOperands,
+    block: int,
+    each: int,
+    *,
+    sorted: bool,
+    positions: bool,
+) -> Callable[..., None]:
+    """Bind the ranking of a chunk's scores: a function (scores, starts, ends, table, num_pages, own
+    rows, operands) that writes these rows of `topk_indices`, whose ids have no gaps.
+
+    Args:
+        block: tokens of a block; entries are tokens of candidates if there are any, else blocks.
+        each: tokens of a score. positions: ids of tokens are positions, not slots.
+
+    Raises:
+        UnsupportedError: by the function; a row may have more blocks than a CTA can mark.
+    """
+    topk, of = operands.topk_indices.shape[1], Of.SCORES if block == 1 else Of.BLOCKS
+    if operands.candidates is not None:
+        of = Of.LISTED
+    plan, slots = RankPlan(of), int(not positions)
+    bits, score_bits = block.bit_length() - 1, (block // each).bit_length() - 1
+    ranking = cache(lambda rows: bind_ranking(runner, of, rows, topk, sorted=sorted))
+
+    def rank(
+        scores: Tensor,
+        starts: Tensor,
+        ends: Tensor,
+        table: Tensor,
+        num_pages: int,
+        own: slice,
+        operands: TopkIndexerOperands | TopkPrefillOperands,
+    ) -> None:
+        kind: tuple[Any, ...] = ()
+        if operands.candidates is not None:
+            require_markable(plan, scores.shape[1], block)
+            kind = operands.candidates[own].contiguous(), bits, score_bits
+        elif bits:
+            kind = ends.new_empty(len(scores), 0), bits, score_bits
+        ids = operands.topk_indices[own]
+        ranking(len(scores))(scores, starts, ends, table, num_pages, slots, *kind, ids)
+
+    return rank
+
+
+def require_markable(plan: RankPlan, width: int, block: int) -> None:
+    """Require that a CTA can mark all blocks of a row.
+
+    Raises:
+        UnsupportedError: it has no room for as many.
+    """
+    if width > plan.most_blocks * block:
+        raise UnsupportedError(
+            f"candidates: expected rows of at most {plan.most_blocks} blocks on Hopper; got "
+            f"{width} positions in blocks of {block}"
+        )

@@ -30,7 +30,7 @@ def bind(
     rows, max_len = operands.scores.shape
     check, is_empty = Settings.from_environment().check, not operands.scores.numel()
     empty_ids = runner.allocator(rows, topk, dtype=torch.int32)
-    no_pages = runner.empty(0, 0, dtype=torch.int32)
+    no_pages, from_0 = (runner.empty(*none, dtype=torch.int32) for none in ((0, 0), (0,)))
     rank = None if is_empty else bind_ranking(runner, Of.SCORES, rows, topk, sorted=sorted)
 
     def serve(operands: Sequence[Any]) -> Tensor:
@@ -40,6 +40,6 @@ def bind(
         ids = empty_ids()
         if rank is None:
             return ids.fill_(-1)
-        return rank(scores, lengths.contiguous(), no_pages, 0, 0, ids)
+        return rank(scores, from_0, lengths.contiguous(), no_pages, 0, 0, ids)
 
     return runner.on_device(serve)

@@ -19,12 +19,11 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     Team,
     address_of,
     load_chunk,
-    load_words,
     number_of_ones,
     team_sync,
 )
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS, INDEX_BYTES, WORD
-from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of, some_entries
+from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
 
 STEPS = 2
 """Bits of a word between two checks whether any lane has more."""
@@ -131,19 +130,16 @@ class Source(NamedTuple):
 
 
 @cute.jit
-def write_rows(
-    team: Team, source: Source, stage: Int32, to: Any, scores: Any, best: Int32, topk: Int32
-) -> None:
+def write_rows(team: Team, source: Source, stage: Int32, to: Any, best: Int32, topk: Int32) -> None:
     """Write the rows of all marked entries, `best` of them, then -1 up to topk. Ends not synced.
     stage: shared memory address of room for MAX_TOPK indices in the segment. to: pointer to the
-    query's row of the output. scores: to that of their scores, or None."""
-    plan = team.plan
+    query's row of the output."""
     entries = source.entries
     log_masks, first = entries.logged * CHUNK_MASKS, Int32(0)  # of the segment's
     if entries.logged > 0:
         begin, end = share_of(team, Int32(0), entries.logged)
         at = number_of_ones(team, Int32(0), begin * CHUNK_MASKS)
-        write_log(team, source, to, scores, begin, end, at)
+        write_log(team, source, to, begin, end, at)
         first = number_of_ones(team, Int32(0), log_masks)
     begin, end = share_of(team, entries.logged, entries.count)
     at = first + number_of_ones(team, log_masks, begin * CHUNK_MASKS)
@@ -151,13 +147,6 @@ def write_rows(
     write_indices(team, begin, end, at, stage, own, "best")
     team_sync(team)  # all indices are staged
     write_staged(team, source, stage, to, first, best, topk)
-    if cutlass.const_expr(scores is not None):
-        team_sync(team)  # warps read what others wrote
-        begin, end = share_of(team, first, best)
-        copy_scores(team, source, to, scores, begin, end)
-        own = team.member * WARP_SIZE + team.lane
-        for i in cutlass.range(best + own, topk, plan.team_warps * WARP_SIZE, unroll=1):
-            (scores + i).store(Int32(INVALID))
 
 
 def share_of(team: Team, begin: Int32, end: Int32) -> tuple[Int32, Int32]:
@@ -195,18 +184,13 @@ def place_words(team: Team, chunk: Int32, numbered: Numbered, at: Int32) -> None
 
 
 @cute.jit
-def write_log(
-    team: Team, source: Source, to: Any, scores: Any, begin: Int32, end: Int32, at: Int32
-) -> None:
+def write_log(team: Team, source: Source, to: Any, begin: Int32, end: Int32, at: Int32) -> None:
     """Same as `write_staged`, for some chunks of the log; the first row goes to index `at`."""
     for chunk in cutlass.range(begin, end, unroll=1):
         numbered = number_chunk(team, chunk)
         place_words(team, chunk, numbered, at)
         rows = load_marked(team, chunk, source.rows + (chunk * CHUNK + team.lane))
         store_marked(team, chunk, to, rows)
-        if cutlass.const_expr(scores is not None):
-            words = load_words(source.entries.words + (chunk * CHUNK + team.lane))
-            store_marked(team, chunk, scores, words)
         at += numbered.total
 
 
@@ -390,7 +374,6 @@ def emit_unscored(
         query = tile.first_query + i
         if query < ranges.num_queries:
             start, end = range_of(ranges, query)
-            end = some_entries(end, plan)
             to = row_of(rows, query, ranges.topk)
             for at in cutlass.range(lane, ranges.topk, WARP_SIZE, unroll=4):
                 value = start + at

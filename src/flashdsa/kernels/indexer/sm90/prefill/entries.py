@@ -103,15 +103,6 @@ def count(address: Int32, offset: int = 0) -> None:
     )
 
 
-def count_if(taken: Int32, address: Int32) -> None:
-    """Add one to a bin if `taken` is not 0, by a predicate and no branch."""
-    cute.arch.inline_ptx(
-        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; "
-        "@p red.relaxed.cta.shared::cta.add.u32 [{$r1}], 1; }",
-        read_only_args=[taken, address],
-    )
-
-
 class KeyRange(NamedTuple):
     """Keys that may be the threshold, both ends included."""
 
@@ -388,11 +379,6 @@ def count_words(
             word = words[2 * group + half]
             bits = bin_bits(word, window[2 * group], window[2 * group + 1], plan)
             count(first + (bits << 2), 4 * QUERY_GROUP * plan.bins * group)
-
-
-def count_word(word: Int32, window: cute.Tensor, first: Int32, taken: Int32, plan: Any) -> None:
-    """Count a score of the lane's first query if `taken` is not 0. first: as in `count_words`."""
-    count_if(taken, first + (bin_bits(word, window[0], window[1], plan) << 2))
 
 
 def bin_bits(word: Int32, factor: Float32, offset: Float32, plan: Any) -> Int32:

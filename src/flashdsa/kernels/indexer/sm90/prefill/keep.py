@@ -1,9 +1,8 @@
 """Scores of a key tile from its product: a lane's are summed, stored and counted.
 
-A `Keeper` says which: of the keys in a query's range, of those that are listed, or of blocks. A
-warp scores two blocks of 8 keys, of which a lane has a score each for each of its queries. Lanes
-that have scores of the same blocks are 4, 8 and 16 apart. They share the blocks out, and then each
-keeps one.
+A `Keeper` says which: of the keys in a query's range, or of blocks. A warp scores two blocks of 8
+keys, of which a lane has a score each for each of its queries. Lanes that have scores of the same
+blocks are 4, 8 and 16 apart. They share the blocks out, and then each keeps one.
 """
 
 from typing import Any, NamedTuple
@@ -14,28 +13,15 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from flashdsa.dsl.gmem import store_if
 from flashdsa.kernels.indexer.score_batch import LANES_APART, doubled_relu
 from flashdsa.kernels.indexer.select.keys import INVALID
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    INFINITE,
-    PrefillMemory,
-    count_word,
-    count_words,
-)
+from flashdsa.kernels.indexer.sm90.prefill.entries import PrefillMemory
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP
-from flashdsa.kernels.indexer.sm90.prefill.tiles import (
-    LaneBits,
-    Ranges,
-    Tile,
-    lane_bits,
-    load_listed,
-    whole_entries,
-)
+from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, entries_of
 
 
 class OwnBlock(NamedTuple):
     """The block that a lane keeps, of each key tile that its warp scores."""
 
     query: Int32  # of the tile
-    group: Int32  # of that query
     half: Int32  # block of the warp's two
     newest: Int32  # number of the query's last block; -1: it has none
     is_first: Int32  # 1 in the first of the lanes that keep it
@@ -52,7 +38,7 @@ def own_block(lengths: list[Int32], lane: Int32, plan: cutlass.Constexpr) -> Own
     newest = (length + (plan.entry_keys - 1)) // plan.entry_keys - 1
     is_first = Int32(1) if lane & same == 0 else Int32(0)
     query = lane % QUERY_GROUP + QUERY_GROUP * group
-    return OwnBlock(query, group, half, newest, is_first)
+    return OwnBlock(query, half, newest, is_first)
 
 
 @cute.jit
@@ -90,32 +76,9 @@ def better(kept: Float32, sent: Float32, apart: int) -> Float32:
 
 
 @cute.jit
-def block_word(best: Float32, block: Int32, own: OwnBlock) -> Int32:
-    """Word of a block's score (entries.py). The newest one comes first, and all blocks before it
-    have no key past the range's end."""
-    word = best.bitcast(Int32)
-    if block == own.newest:
-        word = Int32(INFINITE)
-    if block > own.newest:
-        word = Int32(INVALID)
-    return word
-
-
-@cute.jit
-def words_of_sample(word: Int32, own: OwnBlock, plan: cutlass.Constexpr) -> list[Int32]:
-    """A lane's word, in the place of its query's keys."""
-    words = []
-    for group in cutlass.range_constexpr(plan.groups):
-        words += [word if group == own.group else Int32(INVALID), Int32(INVALID)]
-    return words
-
-
-@cute.jit
-def keep_own_window(window: cute.Tensor, own: OwnBlock, plan: cutlass.Constexpr) -> None:
-    """Put the window of the lane's block into the place of the first one."""
-    if cutlass.const_expr(plan.groups == 2):
-        if own.group == 1:
-            window[0], window[1] = window[2], window[3]
+def is_wanted(own: OwnBlock, block: Int32) -> Int32:
+    """1 if the lane stores the score of the block, else 0."""
+    return own.is_first if block <= own.newest else Int32(0)
 
 
 CHAINS = 8
@@ -144,15 +107,9 @@ class KeepsKeys(NamedTuple):
         """The entry whose score the lane stores first, of those of a tile; key: its first one."""
         return key
 
-    def load(self, key: Int32) -> Any:
-        """Load what decides on the lane's keys, the first of which is `key` of the tile."""
-        return None
-
-    def keep(
-        self, accumulator: Any, scales: list[Float32], key: Int32, to: Any, listed: Any
-    ) -> tuple[list[Int32], list[Int32]]:
-        """Store the lane's scores; return their words, and those from which a window is made. to:
-        pointer to the score of the lane's first entry. listed: result of `load`."""
+    def keep(self, accumulator: Any, scales: list[Float32], key: Int32, to: Any) -> list[Int32]:
+        """Store the lane's scores; return their words. key: of the tile, the lane's first. to:
+        pointer to its score."""
         words = []
         for group in range(self.plan.groups):
             for half in range(HALVES):
@@ -163,56 +120,15 @@ class KeepsKeys(NamedTuple):
                 ) < Uint32(self.prepared.lengths[group])
                 at = to + (Int64(group) * group_words(self.ranges, self.plan) + apart)
                 words.append(store(at, total, scales[half], seen, self.plan))
-        return words, words
+        return words
 
     def total(self, accumulator: Any, group: int, half: int) -> Float32:
         return sum_heads(accumulator, self.prepared.weights, group, half, self.plan)
 
-    def set_window(self, window: cute.Tensor) -> None:
-        """Prepare the window for `count_words`, after it was set."""
-
-    def count_words(self, words: list[Int32], window: cute.Tensor, bins: Int32) -> None:
-        """Count the words that `keep` returned. bins: as in `count_words`."""
-        count_words(words, window, bins, self.plan)
-
-
-class KeepsListed(NamedTuple):
-    """Keeps the scores of listed keys."""
-
-    keys: KeepsKeys
-    bits: LaneBits
-
-    def first_query(self, lane: Int32) -> Int32:
-        return self.keys.first_query(lane)
-
-    def place(self, key: Int32) -> Int32:
-        return key
-
-    def load(self, key: Int32) -> list[Int32]:
-        return load_listed(self.bits, key, self.keys.plan)
-
-    def keep(
-        self, accumulator: Any, scales: list[Float32], key: Int32, to: Any, listed: list[Int32]
-    ) -> tuple[list[Int32], list[Int32]]:
-        """As `KeepsKeys.keep`. A window is made from keys that are not listed, too: few are."""
-        keys, words, sample = self.keys, [], []
-        for group in range(keys.plan.groups):
-            for half in range(HALVES):
-                word = word_of_score(keys.total(accumulator, group, half), scales[half])
-                at = to + (Int64(group) * keys.plan.row_words * QUERY_GROUP + half * ROWS_APART)
-                words.append(store_listed(at, word, listed[group] & self.bits.own[half]))
-                sample.append(word)
-        return words, sample
-
-    def set_window(self, window: cute.Tensor) -> None:
-        """As `KeepsKeys.set_window`."""
-
-    def count_words(self, words: list[Int32], window: cute.Tensor, bins: Int32) -> None:
-        self.keys.count_words(words, window, bins)
-
 
 class KeepsBlocks(NamedTuple):
-    """Keeps the best score of each block: one a lane."""
+    """Keeps the best score of each block up to the query's newest, which may have keys behind the
+    range's end: one a lane."""
 
     keys: KeepsKeys
     own: OwnBlock
@@ -222,32 +138,22 @@ class KeepsBlocks(NamedTuple):
         return self.own.query
 
     def place(self, key: Int32) -> Int32:
-        return whole_entries(key, self.keys.plan) + self.own.half
+        return entries_of(key, self.keys.plan) + self.own.half
 
-    def load(self, key: Int32) -> Any:
-        return None
-
-    def keep(
-        self, accumulator: Any, scales: list[Float32], key: Int32, to: Any, listed: Any
-    ) -> tuple[list[Int32], list[Int32]]:
+    def keep(self, accumulator: Any, scales: list[Float32], key: Int32, to: Any) -> list[Int32]:
+        """As `KeepsKeys.keep`; nothing counts these scores."""
         keys, scores = self.keys, []
         for half in range(HALVES):
             for group in range(keys.plan.groups):
                 total = keys.total(accumulator, group, half)
                 scores.append(word_of_score(total, scales[half]).bitcast(Float32))
         block = self.place(keys.tile.first_key + key)
-        word = block_word(best_of_own(scores, self.lane), block, self.own)
-        store_if(self.own.is_first, to, word)
-        return [word], words_of_sample(word, self.own, keys.plan)
-
-    def set_window(self, window: cute.Tensor) -> None:
-        keep_own_window(window, self.own, self.keys.plan)
-
-    def count_words(self, words: list[Int32], window: cute.Tensor, bins: Int32) -> None:
-        count_word(words[0], window, bins, self.own.is_first, self.keys.plan)
+        best = best_of_own(scores, self.lane).bitcast(Int32)
+        store_if(is_wanted(self.own, block), to, best)
+        return []
 
 
-Keeper = KeepsKeys | KeepsListed | KeepsBlocks
+Keeper = KeepsKeys | KeepsBlocks
 
 
 def keeper_of(
@@ -255,8 +161,6 @@ def keeper_of(
 ) -> Keeper:
     """The calling lane's keeper of a tile."""
     keys, plan = KeepsKeys(ranges, prepared, tile, memory), memory.plan
-    if plan.among:
-        return KeepsListed(keys, lane_bits(ranges, tile, lane, plan))
     if plan.of_blocks:
         return KeepsBlocks(keys, own_block(prepared.lengths, lane, plan), lane)
     return keys
@@ -296,15 +200,6 @@ def store(
             bits = Int32(INVALID)
         to.store(bits)
     return bits
-
-
-@cute.jit
-def store_listed(to: Any, word: Int32, listed: Int32) -> Int32:
-    """Store a score's word if `listed` is not 0, else `INVALID`; return what was stored."""
-    if listed == 0:
-        word = Int32(INVALID)
-    to.store(word)
-    return word
 
 
 def word_of_score(total: Float32, scale: Float32) -> Int32:

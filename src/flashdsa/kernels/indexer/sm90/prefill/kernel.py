@@ -53,7 +53,6 @@ from flashdsa.kernels.indexer.sm90.prefill.select import (
     select_segment,
 )
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
-    Listed,
     Ranges,
     Tile,
     first_segment,
@@ -96,7 +95,7 @@ def load_all(ctx: LoadContext, lane: Int32) -> None:
             tile = tile_at(ctx.ranges, tile_idx, lane, plan)
             if tile.key_tiles > 0:
                 prefetch_weights(ctx, tile, lane)
-                own = stretch_of(tile, plan)
+                own = stretch_of(ctx.ranges, tile, turn, plan)
                 if lane == 0:
                     load_queries(ctx, tile, loaded)
                     for i in cutlass.range_constexpr(plan.sample_tiles):
@@ -232,14 +231,13 @@ def prefill_kernel(
     weights: cute.Tensor,
     starts: cute.Tensor,
     ends: cute.Tensor,
-    listed: Any,
     num_keys: Int32,
     topk_indices: Any,
-    topk_scores: Any,
     scores: cute.Tensor,
+    parts: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `launch_prefill`. scores: the workspace, or (S, S_kv)."""
+    """One CTA; arguments as in `launch_prefill`. scores: the workspace, or the scores alone."""
     thread, _, _ = cute.arch.thread_idx()
     memory = PrefillMemory.allocate(plan)
     if cutlass.const_expr(plan.shared):
@@ -251,7 +249,7 @@ def prefill_kernel(
     topk = Int32(0)
     if cutlass.const_expr(not plan.scores_only):
         topk = Int32(topk_indices.shape[1])
-    ranges = Ranges(starts, ends, num_keys, topk, listed)
+    ranges = Ranges(starts, ends, num_keys, topk, parts)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
     if warp >= plan.select_warps:
@@ -277,7 +275,7 @@ def prefill_kernel(
         # Uniform, and so are stages and descriptors of products, which follow from it.
         group = uniform(thread // WARPGROUP_SIZE)
         score_ctx = ScoreContext(memory, ranges, weights, to, group)
-        select_ctx = SelectContext(ranges, to, topk_indices, topk_scores)
+        select_ctx = SelectContext(ranges, to, topk_indices)
         score_all(score_ctx, select_ctx, thread)
 
 
@@ -301,16 +299,13 @@ def score_all(ctx: ScoreContext, select: SelectContext, thread: Int32) -> None:
         if tile_idx >= 0:
             tile = tile_at(ctx.ranges, tile_idx, lane, plan)
             if tile.key_tiles > 0:
-                own = stretch_of(tile, plan)
+                own = stretch_of(ctx.ranges, tile, turn, plan)
                 score_tile(ctx, select, own, scored, number + plan.sample_tiles, thread)
                 scored += 1
                 number += own.key_tiles + plan.sample_tiles
             elif cutlass.const_expr(not plan.scores_only):
                 if is_first_cta(plan):
                     emit_unscored(ctx.ranges, tile, select.topk_indices, warp, lane, plan)
-                    if cutlass.const_expr(plan.with_scores):
-                        # Its queries see no keys at all: -1, which are no scores either.
-                        emit_unscored(ctx.ranges, tile, select.topk_scores, warp, lane, plan)
     if cutlass.const_expr(plan.in_turns):
         if ctx.group == number % 2:
             wait_for_turn(FIRST_TURN + ctx.group)  # it was passed on after the last product
@@ -364,7 +359,7 @@ def score_tile(
             # They have been read, so that the next ones may be written.
             score_sync(plan)
             begin = end
-            end = cutlass.min(begin + plan.segment // plan.tile_entries, tile.key_tiles)
+            end = cutlass.min(begin + plan.segment // TILE_KEYS, tile.key_tiles)
             more = begin < tile.key_tiles
 
 
@@ -382,30 +377,29 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             q_index: (S, H, 128) e4m3 or bf16. k_index: (S_kv, 128) likewise; at least one.
             k_scale: (S_kv,) fp32, of bf16 keys anything. weights: (S, H) fp32.
             starts: (S,) int32, or (0,): all start at row 0. ends: (S,) int32.
-        of a plan with `among`
-            listed, counts: `Listed`, tiles.py. Rows of `listed` have bits up to 64 past S_kv.
         of a plan that ranks
             topk_indices: (S, topk) int32, written; topk at most 2048.
-            topk_scores: only for a plan with scores: (S, topk) int32, words of `entries.py`,
-                written: of no key where topk_indices is -1.
             workspace: (num_ctas, plan.workspace_words) int32.
         of the scores alone
-            scores: (S, S_kv) fp32; written where a query sees the key.
+            scores: (S, S_kv) fp32; written where a query sees the key. Of blocks
+                (S, ceil(S_kv / BLOCK)): where it sees the first of the keys.
         and at last
             num_ctas: best one an SM.
             cluster_size: only for a plan whose CTAs share tiles: CTAs of a cluster, which divides
                 `num_ctas`; 1 to plan.most_parts.
+            parts: only of the scores alone: CTAs among which the keys of a tile are divided;
+                parts + 1 times the key tiles fit int32.
     """
-    q_index, k_index, k_scale, weights, starts, ends, *best, scores, num_ctas = arguments
+    q_index, k_index, k_scale, weights, starts, ends, *outputs = arguments
     cluster: dict[str, Any] = {}
-    listed = None
+    topk_indices, parts = None, None
     if cutlass.const_expr(plan.shared):
-        *best, scores, num_ctas, cluster_size = (*best, scores, num_ctas)
+        *outputs, cluster_size = outputs
         cluster = {"cluster": [cluster_size, 1, 1]}
-    if cutlass.const_expr(plan.among):
-        bits, counts, *best = best
-        listed = Listed(bits, counts)
-    topk_indices, topk_scores = (*best, None, None)[:2]
+    if cutlass.const_expr(plan.scores_only):
+        scores, num_ctas, parts = outputs
+    else:
+        topk_indices, scores, num_ctas = outputs
     keys_map = key_map(k_index, plan)
     prefill_kernel(
         query_map(q_index, plan),
@@ -414,11 +408,10 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         weights,
         starts,
         ends,
-        listed,
         k_index.shape[0],
         topk_indices,
-        topk_scores,
         scores,
+        parts,
         plan,
     ).launch(
         grid=[num_ctas, 1, 1],
@@ -435,16 +428,11 @@ def compile_prefill(plan: PrefillPlan) -> Any:
     topk, ctas = cute.sym_int32(), cute.sym_int32()
     element = Float8E4M3FN if plan.is_fp8 else BFloat16
     if plan.scores_only:
-        outputs: tuple[Any, ...] = (fake_tensor(Float32, (queries, keys), WORD_ALIGNMENT),)
+        width = cute.sym_int32() if plan.of_blocks else keys
+        outputs: tuple[Any, ...] = (fake_tensor(Float32, (queries, width), WORD_ALIGNMENT),)
     else:
         best = fake_tensor(Int32, (queries, topk), WORD_ALIGNMENT)
-        bits = fake_tensor(Int32, (queries, cute.sym_int32()), WORD_ALIGNMENT)
-        counts = fake_tensor(Int32, (queries,), WORD_ALIGNMENT)
-        outputs = (
-            *((bits, counts) if plan.among else ()),
-            *([best] * (1 + plan.with_scores)),
-            fake_tensor(Int32, (ctas, plan.workspace_words)),
-        )
+        outputs = best, fake_tensor(Int32, (ctas, plan.workspace_words))
     return cute.compile(
         launch_prefill,
         plan,
@@ -456,6 +444,6 @@ def compile_prefill(plan: PrefillPlan) -> Any:
         fake_tensor(Int32, (starts,), WORD_ALIGNMENT),
         fake_tensor(Int32, (queries,), WORD_ALIGNMENT),
         *outputs,
-        *([Int32(1)] * (1 + plan.shared)),
+        *([Int32(1)] * (1 + (plan.shared or plan.scores_only))),
         options=options_for(SM90),
     )

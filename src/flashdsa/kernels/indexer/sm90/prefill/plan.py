@@ -17,10 +17,8 @@ COLUMNS = {64: 256, 32: 256, 16: 128}
 leave each too little of the workspace."""
 TILE_KEYS = 64
 """Rows of a product."""
-WARP_KEYS = 16
-"""Rows of a product that a warp has."""
 SCALES_ALIGNED = 4
-"""Scales of 16 bytes."""
+"""A tile's first key is a multiple of it: TMA brings scales by 16 bytes."""
 SPAN_BYTES = 128
 """Bytes of a row in shared memory: a span of the 128-byte swizzle."""
 QUERY_GROUP = 4
@@ -66,10 +64,8 @@ class PrefillPlan(Sm90Plan):
     Attributes:
         num_heads: 16, 32 or 64. dtype: of queries and keys.
         scores_only: write the scores, rank nothing.
-        of_blocks: an entry, which has one score, is a block of BLOCK keys, not a key. Ranges begin
-            at row 0.
-        among: only keys that have a bit in a map may be chosen; see tiles.py.
-        with_scores: write the scores of the best, too.
+        of_blocks: of the scores alone: the best one of each block of BLOCK keys. Ranges begin at
+            row 0.
         shared: a tile is a cluster's, whose CTAs have a stretch of its keys each.
         segment_keys: scores of a query that are kept until they are ranked; 0: as many as fit.
         log_keys: scores of a query that are kept of earlier segments; 0: as many as fit.
@@ -80,8 +76,6 @@ class PrefillPlan(Sm90Plan):
     dtype: str = "float8_e4m3fn"
     scores_only: bool = False
     of_blocks: bool = False
-    among: bool = False
-    with_scores: bool = False
     segment_keys: int = 0
     log_keys: int = 0
     shared: bool = False
@@ -101,8 +95,8 @@ class PrefillPlan(Sm90Plan):
             raise ValueError("HISTOGRAM_BINS: no room for the indices of a query's best")
         if self.shared and self.scores_only:
             raise ValueError("shared: scores that are not ranked need no cluster")
-        if self.scores_only + self.of_blocks + self.among > 1:
-            raise ValueError("scores_only, of_blocks and among exclude each other")
+        if self.of_blocks and not self.scores_only:
+            raise ValueError("of_blocks: blocks are scored by a plan with scores_only")
         self.check()
 
     @property
@@ -110,8 +104,6 @@ class PrefillPlan(Sm90Plan):
         kinds = {
             "logits": self.scores_only,
             "blocks": self.of_blocks,
-            "among": self.among,
-            "scored": self.with_scores,
             "shared": self.shared,
             f"h{self.num_heads}": True,
         }
@@ -126,21 +118,6 @@ class PrefillPlan(Sm90Plan):
     @property
     def entry_keys(self) -> int:
         return BLOCK if self.of_blocks else 1
-
-    @property
-    def tile_entries(self) -> int:
-        return TILE_KEYS // self.entry_keys
-
-    @property
-    def scores_all(self) -> bool:
-        """Whether queries are scored that have at most topk entries, too."""
-        return self.scores_only or self.with_scores or self.among
-
-    @property
-    def keys_aligned(self) -> int:
-        """A tile's first key is a multiple of it: TMA brings scales by 16 bytes, and a warp loads
-        the bits of its WARP_KEYS keys."""
-        return WARP_KEYS if self.among else SCALES_ALIGNED
 
     @property
     def columns(self) -> int:
@@ -360,14 +337,14 @@ class PrefillPlan(Sm90Plan):
         )
 
 
-RANKING = tuple(
-    PrefillPlan(num_heads, dtype, with_scores=with_scores, shared=shared, **choice)
-    for choice in ({}, {"of_blocks": True}, {"among": True})
-    for shared, with_scores, dtype in product((False, True), (False, True), DTYPES)
-    for num_heads in reversed(NUM_HEADS)
+RANKING, SCORING = (
+    tuple(
+        PrefillPlan(num_heads, dtype, **choice)
+        for choice, dtype, num_heads in product(choices, DTYPES, reversed(NUM_HEADS))
+    )
+    for choices in (
+        ({}, {"shared": True}),
+        ({"scores_only": True}, {"scores_only": True, "of_blocks": True}),
+    )
 )
-"""Plans that rank the keys of a query's range, its blocks, or listed keys."""
-SCORING = tuple(
-    PrefillPlan(num_heads, dtype, scores_only=True)
-    for dtype, num_heads in product(DTYPES, reversed(NUM_HEADS))
-)
+"""Plans that rank the keys of a query's range, and those that score them, or blocks of them."""

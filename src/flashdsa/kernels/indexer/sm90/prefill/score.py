@@ -26,6 +26,7 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
     FIRST_BIN_OFFSET,
     PrefillMemory,
+    count_words,
     sample_nothing,
     take_sample,
 )
@@ -34,12 +35,13 @@ from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, 
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,
+    entries_of,
     first_turn,
     range_of,
+    row_scores,
     scores_at,
     steps_from,
     walk_of,
-    whole_entries,
 )
 
 MMA_BYTES = 32
@@ -111,7 +113,7 @@ class ScoreContext(NamedTuple):
     memory: PrefillMemory
     ranges: Ranges
     weights: cute.Tensor  # (S, H) fp32, device memory
-    scores: Any  # pointer to fp32 bits: this CTA's workspace, or (S, S_kv)
+    scores: Any  # pointer to fp32 bits: this CTA's workspace, or (S, row_scores)
     group: Int32  # the calling warpgroup, 0 or 1
 
     @property
@@ -208,7 +210,6 @@ def score_segment(
         delay_second_group(plan)
     for i in cutlass.range(first, end, 2, unroll=1):
         stage = state.stage
-        listed = keeper.load(key)  # comes while the product runs
         # key_full[stage], the round's phase: TMA has brought keys and scales.
         ring.wait(PipelineState(stage, state.phase))
         if cutlass.const_expr(plan.in_turns):
@@ -232,21 +233,20 @@ def score_segment(
         if lane == 0:
             ring.release(stage + nothing_when_loaded(scales))
         state = state.advanced(2)
-        words, sample = keeper.keep(accumulator, scales, key, to, listed)
+        words = keeper.keep(accumulator, scales, key, to)
         key_step, step = steps_from(walk, key, i, plan)
         key += key_step
-        to = to + Int64(whole_entries(step, plan))
+        to = to + Int64(entries_of(step, plan))
         if cutlass.const_expr(not plan.scores_only):
             if i < 2 - plan.sample_tiles:  # turns of the first segment
                 # The tile's first keys may belong to either warpgroup; the other one may have none.
                 writes = first == start and warp == 0
                 of_all = thread // WARP_SIZE
-                take_sample(ctx.memory, sample, prepared.window, of_all, lane, writes, plan)
-                keeper.set_window(prepared.window)
+                take_sample(ctx.memory, words, prepared.window, of_all, lane, writes, plan)
                 if i == 1 - plan.sample_tiles:
                     delay_second_group(plan)
             if is_counted(i, plan):
-                keeper.count_words(words, prepared.window, bins)
+                count_words(words, prepared.window, bins, plan)
 
 
 def is_counted(turn: Int32, plan: Any) -> Any:
@@ -286,7 +286,7 @@ def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, query: Int32) -> Any:
     """Destination of the score of the tile's first entry for one of its queries."""
     plan = ctx.plan
     if plan.scores_only:
-        row = Int64(tile.first_query + query) * ctx.ranges.num_keys
-        return ctx.scores + (row + tile.first_key)
+        row = Int64(tile.first_query + query) * row_scores(ctx.ranges, plan)
+        return ctx.scores + (row + entries_of(tile.first_key, plan))
     words = scores_at(tile, plan)
-    return ctx.scores + (query * plan.row_words + words - begin * plan.tile_entries)
+    return ctx.scores + (query * plan.row_words + words - begin * TILE_KEYS)

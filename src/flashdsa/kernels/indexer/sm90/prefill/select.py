@@ -41,16 +41,15 @@ from flashdsa.kernels.indexer.sm90.prefill.marks import (
     mark_exactly,
     mark_floor,
 )
-from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, QUERY_GROUP
-from flashdsa.kernels.indexer.sm90.prefill.score import Prepared
-from flashdsa.kernels.indexer.sm90.prefill.tiles import (
-    Ranges,
-    Tile,
-    number_listed,
-    scores_at,
-    some_entries,
-    whole_entries,
+from flashdsa.kernels.indexer.sm90.prefill.plan import (
+    CANDIDATES,
+    CHUNK,
+    CHUNK_MASKS,
+    QUERY_GROUP,
+    TILE_KEYS,
 )
+from flashdsa.kernels.indexer.sm90.prefill.score import Prepared
+from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, scores_at
 
 
 class SelectContext(NamedTuple):
@@ -60,7 +59,6 @@ class SelectContext(NamedTuple):
     ranges: Ranges
     workspace: Any  # pointer to Int32: this CTA's
     topk_indices: cute.Tensor  # (S, topk) int32
-    topk_scores: Any  # (S, topk) Int32, bits of fp32; None: they are not written
 
 
 class Seen(NamedTuple):
@@ -69,7 +67,7 @@ class Seen(NamedTuple):
     query: Int32  # of the tile
     entries: Entries
     logged: Int32  # scores in the log
-    keys: Int32  # in its range up to the segment's end; of the last one, that may be chosen
+    keys: Int32  # in its range up to the segment's end
     is_last: cutlass.Boolean  # segment
     whole: Any = None  # Int32: keys that it sees, of all CTAs. None: one CTA has all
     before: Any = None  # Int32: those of the CTAs before
@@ -85,13 +83,12 @@ def prepare_select(
     plan = team.plan
     query = team.number
     start, length = range_kept(prepared, query, plan)
-    first_entry = whole_entries(tile.first_key, plan)
-    row_end = cutlass.min(start + length, first_entry + end * plan.tile_entries)
-    written = (end - begin) * plan.tile_entries
+    row_end = cutlass.min(start + length, tile.first_key + end * TILE_KEYS)
+    written = (end - begin) * TILE_KEYS
     whole, before = None, None
     if cutlass.const_expr(plan.shared):
         whole = length
-        before = cutlass.min(cutlass.max(first_entry - start, Int32(0)), length)
+        before = cutlass.min(cutlass.max(tile.first_key - start, Int32(0)), length)
         start = start + before
     logged = Int32(0)  # of a query without keys, too
     if begin > 0 and length > 0:
@@ -111,24 +108,17 @@ def prepare_select(
                 team.scratch[TeamScratch.WINNERS] = Int32(0)
     entries = Entries(words, segment - plan.log, log_chunks, log_chunks + own_chunks)
     keys, is_last = cutlass.max(row_end - start, Int32(0)), end == tile.key_tiles
-    if cutlass.const_expr(plan.among):
-        chosen_from = number_listed(ctx.ranges, tile.first_query + query)
-        if is_last:
-            keys = chosen_from
-        if cutlass.const_expr(plan.shared):
-            whole = chosen_from
     return Seen(query, entries, logged, keys, is_last, whole, before)
 
 
 @cute.jit
 def range_kept(prepared: Prepared, query: Int32, plan: cutlass.Constexpr) -> tuple[Int32, Int32]:
-    """(first entry, number of entries) in the range of a query of the tile, from the lane that
+    """(first key, number of keys) in the range of a query of the tile, from the lane that
     scores for it."""
     lane, start, length = query % QUERY_GROUP, prepared.starts[0], prepared.lengths[0]
     if cutlass.const_expr(plan.groups == 2):
         if query >= QUERY_GROUP:
             start, length = prepared.starts[1], prepared.lengths[1]
-    length = some_entries(length, plan)
     return cute.arch.shuffle_sync(start, lane), cute.arch.shuffle_sync(length, lane)
 
 
@@ -147,13 +137,11 @@ def select_segment(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin
         source = source_of(ctx, team, tile, seen, begin)
         if seen.is_last:
             mark_best(team, seen, bounds, ahead, topk)
-            to, scores = row_of(ctx.topk_indices, tile.first_query + query, topk), None
-            if cutlass.const_expr(plan.with_scores):
-                scores = row_of(ctx.topk_scores, tile.first_query + query, topk)
+            to = row_of(ctx.topk_indices, tile.first_query + query, topk)
             # Nothing is counted before the query's bins are cleared, so that indices may lie in
             # them.
             stage, best = address_of(histogram), cutlass.min(seen.keys, topk)
-            write_rows(team, source, stage, to, scores, best, topk)
+            write_rows(team, source, stage, to, best, topk)
         else:
             log_best(team, source, seen, bounds, ahead, topk)
     if seen.is_last:
@@ -172,8 +160,7 @@ def own_bounds(team: Team, seen: Seen, histogram: cute.Tensor, topk: Int32) -> B
 def source_of(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin: Int32) -> Source:
     """The query's entries with their rows, if a segment begins with the key tile `begin`."""
     rows = ctx.workspace + seen.query * team.plan.row_words
-    first_entry = whole_entries(tile.first_key, team.plan)
-    return Source(seen.entries, rows, first_entry + begin * team.plan.tile_entries)
+    return Source(seen.entries, rows, tile.first_key + begin * TILE_KEYS)
 
 
 @cute.jit
@@ -273,13 +260,9 @@ def mark_kept(
                 compact(team, source)
                 keep = left
     if not fits:
-        all_keys = KeyRange(Int32(LOWEST), Int32(MAGNITUDE))
-        cuts = seen.keys > topk
-        if cutlass.const_expr(plan.among):
-            mark_exactly(team, entries, all_keys, topk, cutlass.Boolean(False))
-            cuts = number_of_ones(team, Int32(0), entries.count * CHUNK_MASKS) > topk
-            team_sync(team)  # all have counted the marks
-        mark_exactly(team, entries, all_keys, topk, cuts)
+        mark_exactly(
+            team, entries, KeyRange(Int32(LOWEST), Int32(MAGNITUDE)), topk, seen.keys > topk
+        )
         keep = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
         compact(team, source)
     team_sync(team)

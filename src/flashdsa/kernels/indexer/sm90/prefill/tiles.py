@@ -1,22 +1,16 @@
-"""Tiles of neighbouring queries: their assignment to CTAs, and the keys that they need.
-
-Keys among which a query chooses are bits in device memory, which are loaded while keys are scored.
-"""
+"""Tiles of neighbouring queries: their assignment to CTAs, and the keys that they need."""
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int16, Int32, Int64, cute
+from cutlass import Int32, cute
 
-from flashdsa.dsl.gmem import load_half
 from flashdsa.dsl.warp import uniform
-from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.plan import (
     CHUNK,
-    QUERY_GROUP,
     SAMPLE_TILES,
+    SCALES_ALIGNED,
     TILE_KEYS,
-    WARP_KEYS,
 )
 
 NOWHERE = 0x7FFFFFFF
@@ -29,8 +23,8 @@ class Ranges(NamedTuple):
     starts: cute.Tensor  # (S,) int32, or (0,): all start at row 0
     ends: cute.Tensor  # (S,) int32
     num_keys: Int32
-    topk: Int32
-    listed: Any = None  # `Listed`, tiles.py; None: all keys of a range may be chosen
+    topk: Int32  # 0: of the scores alone
+    parts: Any = None  # Int32, of the scores alone: CTAs among which a tile's keys are divided
 
     @property
     def num_queries(self) -> Int32:
@@ -71,22 +65,24 @@ def tile_at(ranges: Ranges, number: Int32, lane: Int32, plan: cutlass.Constexpr)
     length = end - start
     longest = cute.arch.warp_redux_sync(length, "max")
     first_key = cute.arch.warp_redux_sync(start if length > 0 else Int32(NOWHERE), "min")
-    first_key = first_key & ~(plan.keys_aligned - 1)
+    first_key = first_key & ~(SCALES_ALIGNED - 1)
     last_key = cute.arch.warp_redux_sync(end if length > 0 else Int32(0), "max")
     key_tiles = Int32(0)
-    if longest > unscored_length(ranges, plan):
+    if longest > ranges.topk:  # others have all their rows among the best
         key_tiles = (last_key - first_key + TILE_KEYS - 1) // TILE_KEYS
     return Tile(first_query, first_key, key_tiles)
 
 
 @cute.jit
-def stretch_of(tile: Tile, plan: cutlass.Constexpr) -> Tile:
-    """The keys of a tile that this CTA scores: all, or a stretch of them if CTAs share it. Samples
-    are the first key tile and a late one, so that they span scores that rise or fall."""
+def stretch_of(ranges: Ranges, tile: Tile, turn: Int32, plan: cutlass.Constexpr) -> Tile:
+    """The keys of a turn's tile that this CTA scores: all, or a stretch of them if CTAs share it.
+    Samples are the first key tile and a late one, so that they span scores that rise or fall."""
     stretch = tile
+    if cutlass.const_expr(plan.scores_only):
+        first, end = part_of(tile, item_of(turn, plan) % ranges.parts, ranges.parts)
+        stretch = Tile(tile.first_query, tile.first_key + first * TILE_KEYS, end - first)
     if cutlass.const_expr(plan.shared):
-        part, parts = cute.arch.block_idx_in_cluster(), cute.arch.cluster_size()
-        first, end = tile.key_tiles * part // parts, tile.key_tiles * (part + 1) // parts
+        first, end = part_of(tile, cute.arch.block_idx_in_cluster(), cute.arch.cluster_size())
         late = cutlass.max(late_tile(tile.key_tiles), Int32(0))
         samples = (tile.first_key, tile.first_key + late * TILE_KEYS)
         first_key = tile.first_key + first * TILE_KEYS
@@ -94,13 +90,18 @@ def stretch_of(tile: Tile, plan: cutlass.Constexpr) -> Tile:
     return stretch
 
 
+def part_of(tile: Tile, part: Int32, parts: Int32) -> tuple[Int32, Int32]:
+    """(first, one past the last) key tile of an equal part."""
+    return tile.key_tiles * part // parts, tile.key_tiles * (part + 1) // parts
+
+
 @cute.jit
 def first_segment(tile: Tile, plan: cutlass.Constexpr) -> Int32:
     """Key tiles of the first segment: all key tiles, if they are one segment."""
     tiles = tile.key_tiles
     if cutlass.const_expr(not plan.scores_only):
-        if tiles > plan.whole // plan.tile_entries:
-            tiles = Int32(plan.segment // plan.tile_entries)
+        if tiles > plan.whole // TILE_KEYS:
+            tiles = Int32(plan.segment // TILE_KEYS)
     return tiles
 
 
@@ -108,7 +109,7 @@ def first_segment(tile: Tile, plan: cutlass.Constexpr) -> Int32:
 def scores_at(tile: Tile, plan: cutlass.Constexpr) -> Int32:
     """Offset of the segment in a query's words of the workspace: after the log, if it has one."""
     words = Int32(0)
-    if tile.key_tiles > plan.whole // plan.tile_entries:
+    if tile.key_tiles > plan.whole // TILE_KEYS:
         words = Int32(plan.log + plan.log_chunks * CHUNK)
     return words
 
@@ -203,20 +204,14 @@ def steps_from(walk: Walk, key: Int32, turn: Int32, plan: cutlass.Constexpr) -> 
     return key_step, step
 
 
-def unscored_length(ranges: Ranges, plan: Any) -> Any:
-    """Rows up to which a query needs no scores: all of them are among the best."""
-    topk = ranges.topk * plan.entry_keys if plan.of_blocks else ranges.topk
-    return Int32(0) if plan.scores_all else topk
-
-
-def whole_entries(keys: Any, plan: Any) -> Any:
-    """Entries of so many keys, the last one whole."""
+def entries_of(keys: Any, plan: Any) -> Any:
+    """Entries of so many keys, a multiple of an entry's."""
     return keys >> (plan.entry_keys.bit_length() - 1) if plan.of_blocks else keys
 
 
-def some_entries(keys: Any, plan: Any) -> Any:
-    """The same; the last one may have fewer keys."""
-    return whole_entries(keys + (plan.entry_keys - 1), plan) if plan.of_blocks else keys
+def row_scores(ranges: Ranges, plan: Any) -> Int32:
+    """Scores of a query in device memory, of the scores alone."""
+    return entries_of(ranges.num_keys + (plan.entry_keys - 1), plan)
 
 
 def num_tiles(ranges: Ranges, plan: Any) -> Int32:
@@ -229,11 +224,20 @@ def tile_number(ranges: Ranges, turn: Int32, plan: cutlass.Constexpr) -> Int32:
     """The tile that this CTA, or its cluster, takes in a turn, negative if none is left. Last
     queries come first, as they see most keys if attention is causal; the order of the CTAs
     alternates from turn to turn."""
+    item = item_of(turn, plan)
+    if cutlass.const_expr(plan.scores_only):
+        item = item // ranges.parts
+    return num_tiles(ranges, plan) - 1 - item
+
+
+@cute.jit
+def item_of(turn: Int32, plan: cutlass.Constexpr) -> Int32:
+    """The tile, or part of one, that this CTA or its cluster takes in a turn, from the last on."""
     own, count = taker(plan)
     index = own
     if turn % 2 == 1:
         index = count - 1 - own
-    return num_tiles(ranges, plan) - 1 - (turn * count + index)
+    return turn * count + index
 
 
 def taker(plan: Any) -> tuple[Int32, Int32]:
@@ -247,61 +251,7 @@ def taker(plan: Any) -> tuple[Int32, Int32]:
 def num_turns(ranges: Ranges, plan: Any) -> Int32:
     """Turns of every CTA."""
     _, count = taker(plan)
-    return (num_tiles(ranges, plan) + count - 1) // count
-
-
-class Listed(NamedTuple):
-    """Keys that may be chosen; each is in its query's range."""
-
-    bits: cute.Tensor  # (S, row_words) int32: bit i of word w is of key row 32 w + i
-    counts: cute.Tensor  # (S,) int32: ones of each query
-
-
-class LaneBits(NamedTuple):
-    """The bits of a lane's keys."""
-
-    words: Any  # pointer to Int16: of the first WARP_KEYS keys of the tile, for its first query
-    apart: Int32  # from there to those for its second query
-    own: tuple[Int32, Int32]  # bits of its two keys among those of a warp
-
-
-@cute.jit
-def lane_bits(ranges: Ranges, tile: Tile, lane: Int32, plan: cutlass.Constexpr) -> LaneBits:
-    """The calling lane's. A query past the last one has that one's."""
-    bits, last = ranges.listed.bits, ranges.num_queries - 1
-    halves = 2 * Int32(bits.shape[1])
-    query = tile.first_query + lane % QUERY_GROUP
-    first, second = cutlass.min(query, last), cutlass.min(query + QUERY_GROUP, last)
-    words = cute.recast_ptr(bits.iterator, dtype=Int16)
-    words = words + (Int64(first) * halves + tile.first_key // WARP_KEYS)
-    own = Int32(1) << lane // QUERY_GROUP
-    return LaneBits(words, (second - first) * halves, (own, own << WARP_KEYS // 2))
-
-
-def load_listed(lane: LaneBits, key: Int32, plan: Any) -> list[Int32]:
-    """Load the bits of the warp's keys for each of the lane's queries. key: of the tile, any of the
-    warp's."""
-    at = lane.words + (key >> WARP_KEYS.bit_length() - 1)
-    return [load_half(at), load_half(at + lane.apart)][: plan.groups]
-
-
-@cute.jit
-def number_listed(ranges: Ranges, query: Int32) -> Int32:
-    """Keys that a query may choose; 0 past the last query."""
-    count = Int32(0)
-    if query < ranges.num_queries:
-        count = ranges.listed.counts[query]
-    return count
-
-
-@cute.jit
-def listed_before(ranges: Ranges, query: Int32, key: Int32, lane: Int32) -> Int32:
-    """Keys before the row `key` that a query may choose. All lanes call."""
-    bits, ones = ranges.listed.bits, Int32(0)
-    words = bits.iterator + Int64(query) * bits.shape[1]
-    for word in cutlass.range(lane, key // WARP_SIZE, WARP_SIZE, unroll=4):
-        ones += Int32(cute.arch.popc((words + word).load()))
-    if lane == 0:
-        below = (Int32(1) << key % WARP_SIZE) - 1
-        ones += Int32(cute.arch.popc((words + key // WARP_SIZE).load() & below))
-    return Int32(cute.arch.warp_redux_sync(ones, "add"))
+    items = num_tiles(ranges, plan)
+    if plan.scores_only:
+        items = items * ranges.parts
+    return (items + count - 1) // count

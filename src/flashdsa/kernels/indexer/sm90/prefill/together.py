@@ -82,7 +82,7 @@ from flashdsa.kernels.indexer.sm90.prefill.select import (
     own_bounds,
     source_of,
 )
-from flashdsa.kernels.indexer.sm90.prefill.tiles import Tile, listed_before
+from flashdsa.kernels.indexer.sm90.prefill.tiles import Tile
 
 ENTRY_BITS = 16
 """Bits of an entry's index in its CTA; above them a candidate has the CTA's rank."""
@@ -219,27 +219,21 @@ def write_share(
 ) -> None:
     """Write the rows of this CTA's winners to their places among those of all. Starts synced, ends
     not synced."""
-    plan, topk = team.plan, ctx.ranges.topk
-    s = sharer_of(team)
+    topk, s = ctx.ranges.topk, sharer_of(team)
     before = seen.before
     if seen.whole > topk:
         before = mark_together(s, source.entries, ahead, topk)
     else:
         mark(team, source.entries, Threshold(Int32(LOWEST), Int32(0), cutlass.Boolean(False)))
-        if cutlass.const_expr(plan.among):
-            query = tile.first_query + seen.query
-            before = listed_before(ctx.ranges, query, tile.first_key, team.lane)
         team_sync(team)
     own = number_of_ones(team, Int32(0), source.entries.count * CHUNK_MASKS)
     end = own
     if s.coord.part == s.coord.num_parts - 1:
         end = topk - before  # the last one writes what no key is for, too
     query = tile.first_query + seen.query
-    to, scores = row_of(ctx.topk_indices, query, topk) + before, None
-    if cutlass.const_expr(plan.with_scores):
-        scores = row_of(ctx.topk_scores, query, topk) + before
+    to = row_of(ctx.topk_indices, query, topk) + before
     # Nothing is counted before the query's bins are cleared, so that indices may lie in them.
-    write_rows(team, source, address_of(s.select.histogram), to, scores, own, end)
+    write_rows(team, source, address_of(s.select.histogram), to, own, end)
 
 
 class Cut(NamedTuple):

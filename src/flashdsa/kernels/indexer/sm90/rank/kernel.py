@@ -26,11 +26,11 @@ from flashdsa.dsl.cluster import peer_address, store_to_peer
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.grids import launch_ctas
 from flashdsa.dsl.static import Static
-from flashdsa.dsl.warp import lowest_bit, prefix_sum
+from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.indexer.emit import PAGE_BITS
 from flashdsa.kernels.indexer.launch import rows_apart
-from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of, row_length
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of
 from flashdsa.kernels.indexer.select.keys import (
     INVALID,
     LOWEST_KEY,
@@ -60,6 +60,7 @@ from flashdsa.kernels.indexer.sm90.rank.cut import (
 )
 from flashdsa.kernels.indexer.sm90.rank.levels import Levels, level_row, mark_blocks
 from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, WORD, Of, RankPlan
+from flashdsa.kernels.indexer.sm90.rank.spans import Spans, long_row, span_of
 from flashdsa.problem import PAGE_SIZE
 
 CARVEOUT = 100
@@ -238,10 +239,10 @@ PAGES_TOGETHER = 4
 
 @cute.jit
 def name_entries(
-    share: Share, ranked: cutlass.Boolean, output: Output, rows: Rows, row: Int32
+    share: Share, ranked: cutlass.Boolean, first: Int32, output: Output, rows: Rows, row: Int32
 ) -> None:
-    """Turn positions into ids. The entries of a row that is not `ranked` are its positions; those
-    of pages that the cache does not have do not win."""
+    """Turn positions into ids, the first of which is `first`. The entries of a row that is not
+    `ranked` are its positions; those of pages that the cache does not have do not win."""
     line = output.table.iterator + Int64(request_of(rows, row)) * output.table.stride[0]
     has_pages = output.table.shape[0] > 0 and (output.slots != 0 or not ranked)
     positions = cute.make_rmem_tensor(PAGES_TOGETHER, Int32)
@@ -261,7 +262,7 @@ def name_entries(
                 if not ranked:
                     exists = not has_pages or (pages[i] >= 0 and pages[i] < output.num_pages)
                     share.keys[at] = Int32(exists)
-                id_ = positions[i]
+                id_ = positions[i] + first
                 if output.slots != 0:
                     id_ = (pages[i] << PAGE_BITS) + (id_ & (PAGE_SIZE - 1))
                 share.ids[at] = id_
@@ -326,27 +327,12 @@ def write_ids(share: Share, x: Part, output: Output, row: Int32) -> None:
             (words + at).store(Int32(INVALID))
 
 
-@cute.jit
-def long_row(rows: Rows, first: Int32, count: Int32, plan: cutlass.Constexpr) -> Int32:
-    """The one among `count` rows that is longer than the others together, and long enough for as
-    many CTAs; -1: none is."""
-    lane, length = cute.arch.lane_idx(), Int32(0)
-    if lane < count:
-        length = row_length(rows, first + lane)
-    total = cute.arch.warp_redux_sync(length, "add")
-    longest = cute.arch.warp_redux_sync(length, "max")
-    found = Int32(-1)
-    if longest >= count * plan.part_entries and 2 * longest > total:
-        found = first + lowest_bit(cute.arch.vote_ballot_sync(length == longest))
-    return found
-
-
 @cute.kernel
 def rank_kernel(
     scores: cute.Tensor,
     counts: Any,
     levels: Any,
-    rows: Rows,
+    spans: Spans,
     output: Output,
     unscored: Int32,
     cluster_size: Int32,
@@ -360,9 +346,9 @@ def rank_kernel(
     topk, zero = Int32(output.ids.shape[1]), Int32(0)
     number = cta // cluster_size
     rank = cta - number * cluster_size
-    shared = Int32(-1)
+    shared, rows = Int32(-1), spans.ends
     if together == 0:
-        shared = long_row(rows, cta - rank, cluster_size, plan)
+        shared = long_row(spans, cta - rank, cluster_size, plan)
     # First the row that all CTAs of the cluster share, if any; then the CTA's own.
     for turn in cutlass.range(Int32(1) if shared < 0 else Int32(0), 2, unroll=1):
         row, peer, peers = shared, rank, cluster_size
@@ -370,7 +356,7 @@ def rank_kernel(
             row, peer, peers = number, rank, cluster_size
             if together == 0:
                 row, peer, peers = cta, zero, Int32(1)
-        length = row_length(rows, row)
+        start, length = span_of(spans, row)
         ranked = length > unscored
         most = (length + plan.part_entries - 1) // plan.part_entries
         peers = cutlass.min(peers, most) if ranked else Int32(1)
@@ -380,13 +366,14 @@ def rank_kernel(
         each = (length + peers - 1) // cutlass.max(peers, Int32(1))
         begin = cutlass.min(peer * each, length)
         end = cutlass.min(begin + each, length)
-        line, of_row = scores.iterator + Int64(row) * scores.stride[0], None
+        line, of_row = scores.iterator + (Int64(row) * scores.stride[0] + start), None
         if const_expr(plan.of is Of.CACHE):
             of_row = counts.iterator + Int64(row) * RANK_BINS
         if const_expr(plan.in_levels):
             listed = const_expr(plan.of is Of.LISTED)
             marks = memory.marks.array(Int32, plan.marked_words) if listed else None
-            line = level_row(levels, scores, rows, row, begin, length - 1, marks)
+            room = scores.shape[1] - start
+            line = level_row(levels, line, room, rows, row, begin, length - 1, marks)
         x = Part(line, of_row, begin, end, peer, peers, rank - peer, thread, memory, Static(plan))
         cut, entries = Cut(Uint32(0), Uint32(0), zero, zero), length
         if ranked and peer < peers:
@@ -402,7 +389,8 @@ def rank_kernel(
             entries = list_row(block, x, topk, cut, counted)
         if peer == 0 and peers > 0:
             share = share_of(x, entries)
-            name_entries(share, ranked, output, rows, row)
+            first = zero if const_expr(plan.of is Of.BLOCKS) else start
+            name_entries(share, ranked, first, output, rows, row)
             if entries > topk:
                 keep_best(share, x, cut, topk)
             write_ids(share, x, output, row)
@@ -414,7 +402,8 @@ def launch_rank(
     plan: cutlass.Constexpr,
     stream: Any,
     scores: cute.Tensor,
-    lengths: cute.Tensor,
+    starts: cute.Tensor,
+    ends: cute.Tensor,
     table: cute.Tensor,
     num_pages: Int32,
     slots: Int32,
@@ -426,16 +415,17 @@ def launch_rank(
 
     Args:
         scores: (B, max_len) fp32 of entries or of tokens, any distance between rows.
-        lengths: (B,) int32, entries of each row.
+        starts: (B,) int32, the column of each row's first token; (0,): 0. A score is a token's.
+        ends: (B,) int32, one past the last token; both are clamped to the scores.
         table: (B / next_n, max_pages) int32, any distance between rows; (0, 0): no pages.
-        num_pages: of the cache. slots: 1: ids are slots of the cache; 0: positions, or blocks.
+        num_pages: of the cache. slots: 1: ids are slots of the cache; 0: columns, or blocks of
+            the row.
         unscored: entries up to which a row's scores are not read, at most topk; all of them win.
         rest:
         of a cache
             counts: (n,) int32, RANK_BINS a row, its scores in each bin, set to 0; (0,): they are
                 counted here.
         of two levels
-            starts: (B,) int32, the column of each row's first token; (0,): 0.
             candidates: (B, n) int32 ids of blocks, in any order, anything beyond the row; (B, 0)
                 for blocks. A part's blocks are at most `plan.most_blocks`.
             block_bits: binary logarithm of a block's tokens.
@@ -449,20 +439,21 @@ def launch_rank(
     """
     *kind, ids, words, cluster_size, together = rest
     output = Output(ids, words, table, num_pages, slots)
-    counts, levels, width = None, None, Int32(scores.shape[1])
+    counts, levels = None, None
+    room, block_bits = Int32(scores.shape[1]), Int32(0)
     if const_expr(plan.of is Of.CACHE):
         counts = kind[0]
     if const_expr(plan.in_levels):
-        starts, candidates, block_bits, score_bits = kind
-        levels = Levels(starts, candidates, table, num_pages, block_bits, score_bits)
+        candidates, bits, score_bits = kind
+        levels = Levels(candidates, table, num_pages, bits, score_bits)
         if const_expr(plan.of is Of.BLOCKS):
-            width = (width + (Int32(1) << score_bits) - 1) >> score_bits
-    rows = Rows(lengths, lengths.shape[0], width, table.shape[0])
-    clusters = lengths.shape[0]
+            room, block_bits = room << (bits - score_bits), bits
+    clusters = ends.shape[0]
+    spans = Spans(Rows(ends, clusters, room, table.shape[0]), starts, block_bits)
     if together == 0:
         clusters = (clusters + cluster_size - 1) // cluster_size
     launch_ctas(
-        rank_kernel(scores, counts, levels, rows, output, unscored, cluster_size, together, plan),
+        rank_kernel(scores, counts, levels, spans, output, unscored, cluster_size, together, plan),
         clusters * cluster_size,
         plan.threads,
         stream,
@@ -481,12 +472,13 @@ def compile_rank(plan: RankPlan) -> Any:
     if plan.of is Of.CACHE:
         kind = (fake.fake_tensor(Int32, (counted,)),)
     if plan.in_levels:
-        kind = fake.words(starts), rows_apart(Int32, rows, listed), Int32(1), Int32(1)
+        kind = rows_apart(Int32, rows, listed), Int32(1), Int32(1)
     return compile_launch(
         SM90,
         launch_rank,
         plan,
         rows_apart(Float32, rows, width),
+        fake.words(starts),
         fake.words(rows),
         rows_apart(Int32, requests, pages),
         *(Int32(1) for _ in range(3)),

@@ -20,7 +20,6 @@ from flashdsa.kernels.indexer.sm90.rank.plan import Of
 class Levels(NamedTuple):
     """The operands from which entries' scores follow, beside the scores of tokens."""
 
-    starts: Any  # (B,) int32: where a row's first token is; (0,): at 0
     candidates: Any  # (B, n) int32: ids of blocks; (B, 0) where entries are blocks
     table: Any  # (B / next_n, max_pages) int32; (0, 0): tokens have no pages
     num_pages: Int32  # of the cache
@@ -44,21 +43,18 @@ class LevelRow(NamedTuple):
 @cute.jit
 def level_row(
     levels: Levels,
-    scores: cute.Tensor,
+    line: Any,
+    room: Int32,
     rows: Rows,
     row: Int32,
     begin: Int32,
     last: Int32,
     marks: Any,
 ) -> LevelRow:
-    """The caller's part of a row."""
-    start = Int32(0)
-    if levels.starts.shape[0] > 0:
-        start = cutlass.min(cutlass.max(levels.starts[row], Int32(0)), scores.shape[1])
-    line = scores.iterator + (Int64(row) * scores.stride[0] + start)
+    """The caller's part of a row, whose scores are at `line`, with `room` for them."""
     pages = levels.table.iterator + Int64(request_of(rows, row)) * levels.table.stride[0]
     listed = levels.candidates.iterator + Int64(row) * levels.candidates.stride[0]
-    return LevelRow(levels, line, scores.shape[1] - start, pages, listed, begin, last, marks)
+    return LevelRow(levels, line, room, pages, listed, begin, last, marks)
 
 
 @cute.jit

@@ -1,1 +1,0 @@
-"""The keys of listed blocks, as bits."""
