@@ -139,7 +139,7 @@ def dsa_topk_prefill(  # noqa: PLR0913 - operands, and what is chosen
 
     ``score[s, t] = k_scale[t] * sum_h weights[s, h] * relu(q_index[s, h] . k_index[t])``. Exactly
     ``min(topk, ends[s] - starts[s])`` rows of `k_index` are written, then -1. Ties at the cut-off
-    go to the smallest row; NaN scores rank last. No matrix of S x S_kv is ever held.
+    go to the smallest row; NaN scores rank last. No matrix of S x S_kv is ever held whole.
 
     `block` and `candidates` choose in two levels, as those of `dsa_topk_indexer`: block j of a
     query has the rows from ``starts[s] + block * j`` on.
