@@ -33,8 +33,8 @@ CASES = [
                 nan_keys=True),
     IndexerCase("blocks of keys of 68 bytes", (300, 65), 20, num_heads=16, block=8, mxfp4=True,
                 int8_cache=True),
-    IndexerCase("more candidates than a list holds", (10_000,), 512, num_heads=16, block=8,
-                num_candidates=1250),
+    IndexerCase("more candidates than both lists hold", (6_000,), 512, num_heads=16, block=2,
+                num_candidates=4000),
 ]  # fmt: skip
 FURTHER_CASES = [
     IndexerCase("blocks of 4, the second row's page is full", (130, 64), 20, num_heads=16, block=4,

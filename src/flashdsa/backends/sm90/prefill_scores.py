@@ -35,9 +35,11 @@ def bind_ranked(
     # Blocks that begin at row 0 are scored whole.
     each = BLOCK if of_blocks and block % BLOCK == 0 and operands.starts is None else 1
     width = -(-keys // each)
-    score = bind_scores(runner, operands.inputs, of_blocks=each > 1)
+    score_all = sorted or operands.candidates is not None
+    unscored = 0 if score_all else operands.topk_indices.shape[1] * block
+    score = bind_scores(runner, operands.inputs, unscored, of_blocks=each > 1)
     arguments = bind_arguments(runner, operands.inputs)
-    rank = bind_choice(runner, operands, block, each, sorted=sorted, positions=True)
+    rank = bind_choice(runner, operands, block, each, sorted=sorted, positions=True, paged=False)
     no_pages = runner.empty(0, 0, dtype=torch.int32)
 
     def serve(given: Sequence[Any]) -> None:
@@ -47,17 +49,22 @@ def bind_ranked(
             own = slice(first, end)
             begins, own_ends = starts[own], ends[own]
             scores = runner.empty(end - first, width, dtype=torch.float32)
-            score((q[own], k, k_scale, weights[own], begins, own_ends), scores)
+            if keys > unscored:
+                score((q[own], k, k_scale, weights[own], begins, own_ends), scores)
             rank(scores, begins, own_ends, no_pages, 0, own, x)
 
     return serve
 
 
 def bind_scores(
-    runner: Runner, operands: PrefillOperands, *, of_blocks: bool = False
+    runner: Runner, operands: PrefillOperands, unscored: int = 0, *, of_blocks: bool = False
 ) -> Callable[[Sequence[Any], Tensor], None]:
     """Bind the launch that writes the scores, where a query sees a key: a function of what
-    `bind_arguments` gives, for any number of queries, and scores (S, S_kv) fp32, or (S, blocks)."""
+    `bind_arguments` gives, for any number of queries, and scores (S, S_kv) fp32, or (S, blocks).
+
+    Args:
+        unscored: keys; of queries that see at most so many scores may be missing.
+    """
     plan = plan_of(operands, scores_only=True, of_blocks=of_blocks)
     function = runner.function(PREFILL_LOGITS, plan)
     key_tiles = -(-operands.k_index.shape[0] // TILE_KEYS)
@@ -65,7 +72,7 @@ def bind_scores(
     def launch(inputs: Sequence[Any], scores: Tensor) -> None:
         tiles = -(-len(scores) // plan.tile_queries)
         parts = parts_of(tiles, key_tiles, runner.num_sms)
-        function(*inputs, scores, runner.num_sms, parts)
+        function(*inputs, scores, runner.num_sms, parts, min(unscored, INT32_MAX))
 
     return launch
 

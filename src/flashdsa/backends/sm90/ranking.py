@@ -32,7 +32,14 @@ def rows_at_once(width: int) -> int:
 
 
 def bind_ranking(
-    runner: Runner, of: Of, rows: int, topk: int, *, sorted: bool = False
+    runner: Runner,
+    of: Of,
+    rows: int,
+    topk: int,
+    *,
+    sorted: bool = False,
+    score_all: bool = False,
+    most_blocks: int = 0,
 ) -> Callable[..., Tensor]:
     """Bind the launches for so many rows, at least one.
 
@@ -42,13 +49,20 @@ def bind_ranking(
 
     Args:
         sorted: the best come first; otherwise ids are in ascending order.
+        score_all: rows of at most `topk` entries have scores that count, too.
+        most_blocks: of a row, some of which are listed.
+
+    Raises:
+        UnsupportedError: a CTA has no room for as many blocks.
     """
-    many = rows > runner.num_sms
-    plan = RankPlan(of, **(MANY if many else {}))
+    plan = RankPlan(of, **MANY)
+    if rows <= runner.num_sms or most_blocks > plan.most_blocks:
+        plan = RankPlan(of)
+    require_markable(plan, most_blocks)
     function = runner.function(INDEXER_RANK, plan)
     capacity = runner.cluster_capacity(plan.threads, plan.smem_bytes)
     cluster = cluster_of(rows, runner.num_sms, allowed_clusters(capacity, LARGEST_CLUSTER))
-    unscored = 0 if sorted or plan.in_levels else topk
+    unscored = 0 if sorted or score_all else topk
     no_words = runner.empty(0, 0, dtype=torch.int32)
 
     def rank(*given: Any, words: Tensor = no_words) -> Tensor:
@@ -91,13 +105,15 @@ def bind_choice(
     *,
     sorted: bool,
     positions: bool,
+    paged: bool,
 ) -> Callable[..., None]:
     """Bind the ranking of a chunk's scores: a function (scores, starts, ends, table, num_pages, own
     rows, operands) that writes these rows of `topk_indices`, whose ids have no gaps.
 
     Args:
         block: tokens of a block; entries are tokens of candidates if there are any, else blocks.
-        each: tokens of a score. positions: ids of tokens are positions, not slots.
+        each: tokens of a score. positions: ids of tokens are positions, not slots. paged: some
+            tokens may have no page, and are not chosen.
 
     Raises:
         UnsupportedError: by the function; a row may have more blocks than a CTA can mark.
@@ -105,9 +121,13 @@ def bind_choice(
     topk, of = operands.topk_indices.shape[1], Of.SCORES if block == 1 else Of.BLOCKS
     if operands.candidates is not None:
         of = Of.LISTED
-    plan, slots = RankPlan(of), int(not positions)
+    slots, score_all = int(not positions), paged or of is Of.LISTED
     bits, score_bits = block.bit_length() - 1, (block // each).bit_length() - 1
-    ranking = cache(lambda rows: bind_ranking(runner, of, rows, topk, sorted=sorted))
+
+    @cache
+    def ranking(rows: int, most_blocks: int) -> Callable[..., Tensor]:
+        how = {"sorted": sorted, "score_all": score_all}
+        return bind_ranking(runner, of, rows, topk, most_blocks=most_blocks, **how)
 
     def rank(
         scores: Tensor,
@@ -119,25 +139,25 @@ def bind_choice(
         operands: TopkIndexerOperands | TopkPrefillOperands,
     ) -> None:
         kind: tuple[Any, ...] = ()
+        most_blocks = 0
         if operands.candidates is not None:
-            require_markable(plan, scores.shape[1], block)
+            most_blocks = -(-scores.shape[1] // block)
             kind = operands.candidates[own].contiguous(), bits, score_bits
         elif bits:
             kind = ends.new_empty(len(scores), 0), bits, score_bits
         ids = operands.topk_indices[own]
-        ranking(len(scores))(scores, starts, ends, table, num_pages, slots, *kind, ids)
+        ranking(len(scores), most_blocks)(scores, starts, ends, table, num_pages, slots, *kind, ids)
 
     return rank
 
 
-def require_markable(plan: RankPlan, width: int, block: int) -> None:
+def require_markable(plan: RankPlan, blocks: int) -> None:
     """Require that a CTA can mark all blocks of a row.
 
     Raises:
         UnsupportedError: it has no room for as many.
     """
-    if width > plan.most_blocks * block:
+    if blocks > plan.most_blocks:
         raise UnsupportedError(
-            f"candidates: expected rows of at most {plan.most_blocks} blocks on Hopper; got "
-            f"{width} positions in blocks of {block}"
+            f"candidates: on Hopper rows have at most {plan.most_blocks} blocks; got {blocks}"
         )

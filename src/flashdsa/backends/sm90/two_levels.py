@@ -50,7 +50,8 @@ def bind(
     plan = plan_of(INDEXER_LOGITS, operands, PAGE_SIZE)
     score = runner.function(INDEXER_LOGITS, replace(plan, of_blocks=each > 1))
     positions = positions or of_blocks
-    rank = bind_choice(runner, operands, block, each, sorted=sorted, positions=positions)
+    rank = bind_choice(runner, operands, block, each, sorted=sorted, positions=positions,
+                       paged=True)  # fmt: skip
     from_0 = runner.empty(0, dtype=torch.int32)
 
     def serve(given: Sequence[Any]) -> None:

@@ -235,6 +235,7 @@ def prefill_kernel(
     topk_indices: Any,
     scores: cute.Tensor,
     parts: Any,
+    unscored: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA; arguments as in `launch_prefill`. scores: the workspace, or the scores alone."""
@@ -246,7 +247,7 @@ def prefill_kernel(
         initialise_barriers(memory, thread)
         cute.arch.sync_threads()
     score, load = plan.roles
-    topk = Int32(0)
+    topk = unscored
     if cutlass.const_expr(not plan.scores_only):
         topk = Int32(topk_indices.shape[1])
     ranges = Ranges(starts, ends, num_keys, topk, parts)
@@ -389,15 +390,16 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
                 `num_ctas`; 1 to plan.most_parts.
             parts: only of the scores alone: CTAs among which the keys of a tile are divided;
                 parts + 1 times the key tiles fit int32.
+            unscored: likewise: tiles are not scored whose queries see at most so many keys each.
     """
     q_index, k_index, k_scale, weights, starts, ends, *outputs = arguments
     cluster: dict[str, Any] = {}
-    topk_indices, parts = None, None
+    topk_indices, parts, unscored = None, None, None
     if cutlass.const_expr(plan.shared):
         *outputs, cluster_size = outputs
         cluster = {"cluster": [cluster_size, 1, 1]}
     if cutlass.const_expr(plan.scores_only):
-        scores, num_ctas, parts = outputs
+        scores, num_ctas, parts, unscored = outputs
     else:
         topk_indices, scores, num_ctas = outputs
     keys_map = key_map(k_index, plan)
@@ -412,6 +414,7 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         topk_indices,
         scores,
         parts,
+        unscored,
         plan,
     ).launch(
         grid=[num_ctas, 1, 1],
@@ -444,6 +447,6 @@ def compile_prefill(plan: PrefillPlan) -> Any:
         fake_tensor(Int32, (starts,), WORD_ALIGNMENT),
         fake_tensor(Int32, (queries,), WORD_ALIGNMENT),
         *outputs,
-        *([Int32(1)] * (1 + (plan.shared or plan.scores_only))),
+        *([Int32(1)] * (1 + plan.shared + 2 * plan.scores_only)),
         options=options_for(SM90),
     )

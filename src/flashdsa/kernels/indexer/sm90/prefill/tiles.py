@@ -23,7 +23,7 @@ class Ranges(NamedTuple):
     starts: cute.Tensor  # (S,) int32, or (0,): all start at row 0
     ends: cute.Tensor  # (S,) int32
     num_keys: Int32
-    topk: Int32  # 0: of the scores alone
+    topk: Int32  # keys up to which a query's are not scored
     parts: Any = None  # Int32, of the scores alone: CTAs among which a tile's keys are divided
 
     @property

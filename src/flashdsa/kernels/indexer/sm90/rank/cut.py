@@ -25,7 +25,7 @@ from flashdsa.kernels.indexer.select.keys import (
 )
 from flashdsa.kernels.indexer.select.lists import count_at
 from flashdsa.kernels.indexer.sizes import RANK_BINS, RANK_MANTISSA
-from flashdsa.kernels.indexer.sm90.rank.levels import entry_score
+from flashdsa.kernels.indexer.sm90.rank.levels import block_score, token_of, token_score
 from flashdsa.kernels.indexer.sm90.rank.plan import WORD, Of
 
 BIN_BITS = RANK_BINS.bit_length() - 1
@@ -42,6 +42,7 @@ class RankMemory(Memory):
     sums: Region
     parts: Region
     marks: Region
+    blocks: Region
 
 
 class Part(NamedTuple):
@@ -49,7 +50,8 @@ class Part(NamedTuple):
 
     line: Any  # pointer to the row's first score; of two levels a LevelRow
     counts: Any  # pointer to the row's counts in device memory, RANK_BINS words
-    begin: Int32
+    listed: Any  # `Listed`, levels.py; None
+    begin: Int32  # of its entries
     end: Int32
     peer: Int32  # the CTA's number in the row
     peers: Int32  # CTAs of the row
@@ -110,11 +112,21 @@ def load_block(scores: cute.Tensor, x: Part, begin: Int32) -> Block:
     for i in cutlass.range_constexpr(plan.together):
         scores[i] = Float32.nan
         if first + i * WARP_SIZE < end:
-            if const_expr(plan.in_levels):
-                scores[i] = entry_score(x.line, first + i * WARP_SIZE, plan)
+            if const_expr(plan.of is Of.LISTED):
+                scores[i] = token_score(x.line, x.listed, first + i * WARP_SIZE)
+            elif const_expr(plan.of is Of.BLOCKS):
+                scores[i] = block_score(x.line, first + i * WARP_SIZE)
             else:
                 scores[i] = (x.line + (first + i * WARP_SIZE)).load()
     return Block(first, end, scores)
+
+
+@cute.jit
+def position_of(x: Part, entry: Int32) -> Int32:
+    """The position in the row of an entry that may be chosen."""
+    if const_expr(x.plan.of is Of.LISTED):
+        entry = token_of(x.line, x.listed, entry)
+    return entry
 
 
 @cute.jit

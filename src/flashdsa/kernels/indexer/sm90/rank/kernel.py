@@ -57,8 +57,15 @@ from flashdsa.kernels.indexer.sm90.rank.cut import (
     key_in,
     load_block,
     meet,
+    position_of,
 )
-from flashdsa.kernels.indexer.sm90.rank.levels import Levels, level_row, mark_blocks
+from flashdsa.kernels.indexer.sm90.rank.levels import (
+    Levels,
+    level_row,
+    list_blocks,
+    listed_at_most,
+    no_list,
+)
 from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, WORD, Of, RankPlan
 from flashdsa.kernels.indexer.sm90.rank.spans import Spans, long_row, span_of
 from flashdsa.problem import PAGE_SIZE
@@ -138,7 +145,7 @@ def list_part(block: Block, x: Part, cut: Cut, most_equals: Int32) -> Int32:
                 to = cute.arch.shuffle_sync(start, i) + Int32(cute.arch.popc(votes & below))
                 if votes >> lane & 1 == 1:
                     list_keys[to] = Int32(sortable(scores[i]))
-                    list_positions[to] = first + i * WARP_SIZE
+                    list_positions[to] = position_of(x, first + i * WARP_SIZE)
         entries += found
         first, end = ahead.first, ahead.end
         for i in cutlass.range_constexpr(together):
@@ -358,7 +365,10 @@ def rank_kernel(
                 row, peer, peers = cta, zero, Int32(1)
         start, length = span_of(spans, row)
         ranked = length > unscored
-        most = (length + plan.part_entries - 1) // plan.part_entries
+        few = length
+        if const_expr(plan.of is Of.LISTED):
+            few = listed_at_most(levels, length)
+        most = (few + plan.part_entries - 1) // plan.part_entries
         peers = cutlass.min(peers, most) if ranked else Int32(1)
         if turn == 1 and (row == shared or row >= rows.count):
             peers = zero
@@ -370,12 +380,13 @@ def rank_kernel(
         if const_expr(plan.of is Of.CACHE):
             of_row = counts.iterator + Int64(row) * RANK_BINS
         if const_expr(plan.in_levels):
-            listed = const_expr(plan.of is Of.LISTED)
-            marks = memory.marks.array(Int32, plan.marked_words) if listed else None
             room = scores.shape[1] - start
-            line = level_row(levels, line, room, rows, row, begin, length - 1, marks)
-        x = Part(line, of_row, begin, end, peer, peers, rank - peer, thread, memory, Static(plan))
+            line = level_row(levels, line, room, rows, row, begin, end, length - 1)
         cut, entries = Cut(Uint32(0), Uint32(0), zero, zero), length
+        me, listed = (peer, peers, rank - peer, thread, memory, Static(plan)), None
+        if const_expr(plan.of is Of.LISTED):
+            listed = no_list(memory, plan)
+        x = Part(line, of_row, listed, begin, end, *me)
         if ranked and peer < peers:
             counted = None
             if const_expr(plan.of is Of.CACHE):
@@ -383,7 +394,10 @@ def rank_kernel(
                 cute.arch.griddepcontrol_wait()
                 counted = counts.shape[0] > 0
             if const_expr(plan.of is Of.LISTED):
-                mark_blocks(line, end, thread, plan)
+                listed = list_blocks(line, listed, thread, plan)
+                if listed.count >= 0:
+                    begin, end = zero, listed.count << levels.block_bits
+                x = Part(line, of_row, listed, begin, end, *me)
             block = load_block(cute.make_rmem_tensor(plan.together, Float32), x, begin)
             cut = find_cut(x, topk, counted)
             entries = list_row(block, x, topk, cut, counted)

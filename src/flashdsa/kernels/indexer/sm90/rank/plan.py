@@ -37,6 +37,7 @@ class RankPlan:
         max_candidates: entries of a row in the list that may win or not, at most.
         part_entries: entries from which another CTA of the cluster takes part.
         marked_words: bits of the blocks of a CTA's part of a row, 1 where a block is listed.
+        most_listed: listed blocks of a part up to which the others are not looked at.
     """
 
     of: Of = Of.CACHE
@@ -46,6 +47,7 @@ class RankPlan:
     max_candidates: int = 2048
     part_entries: int = 4096
     marked_words: int = 16384
+    most_listed: int = 2048
     roles: ClassVar[tuple[Role, ...]] = ()  # all warps do the same
 
     @property
@@ -84,7 +86,7 @@ class RankPlan:
         ]
         if self.of is Of.LISTED:
             marks = SmemRegion("marks", self.marked_words * WORD, 16, "a bit for each block")
-            regions.append(marks)
+            regions += [marks, SmemRegion("blocks", self.most_listed * WORD, 16, "listed blocks")]
         return plan_smem(regions, SM90.smem_bytes)
 
     @property
@@ -92,7 +94,7 @@ class RankPlan:
         return self.smem.total
 
 
-MANY = {"threads": 512, "ctas": 2}
-"""CTAs of plans for many rows; two run on an SM."""
+MANY = {"threads": 256, "ctas": 4, "marked_words": 1024}
+"""CTAs of plans for many rows; four run on an SM."""
 RANK_PLANS = tuple(RankPlan(of, **many) for of in Of for many in ({}, MANY))
 """The kernels that rank scores."""
