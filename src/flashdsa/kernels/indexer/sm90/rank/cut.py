@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Float32, Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl import gmem
-from flashdsa.dsl.cluster import add_to_peer, peer_address
+from flashdsa.dsl.cluster import add_to_peer, peer_address, store_to_peer
 from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.smem import store4
 from flashdsa.dsl.static import Static
@@ -26,7 +26,7 @@ from flashdsa.kernels.indexer.select.keys import (
 from flashdsa.kernels.indexer.select.lists import count_at
 from flashdsa.kernels.indexer.sizes import RANK_BINS, RANK_MANTISSA
 from flashdsa.kernels.indexer.sm90.rank.levels import block_score, token_of, token_score
-from flashdsa.kernels.indexer.sm90.rank.plan import WORD, Of
+from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, WORD, Of
 
 BIN_BITS = RANK_BINS.bit_length() - 1
 
@@ -141,19 +141,24 @@ def key_in(block: Block, i: cutlass.Constexpr, plan: cutlass.Constexpr) -> Uint3
 
 @cute.jit
 def clear_bins(x: Part) -> None:
-    """Set the CTA's bins to 0; synced."""
+    """Set the CTA's bins to 0, and the totals if it shares the row; synced."""
     nothing = cute.make_rmem_tensor(4, Int32)
     nothing.fill(0)
-    bins = x.memory.bins.array(Int32, 2 * RANK_BINS)  # and the totals, which follow them
-    for at in cutlass.range(x.thread, 2 * RANK_BINS // 4, x.plan.threads, unroll=1):
-        store4(bins, at, nothing.load())
+    both, bins = x.memory.bins.array(Int32, 2 * RANK_BINS), Int32(RANK_BINS)
+    for at in cutlass.range(x.thread, (bins + first_count(x)) // 4, x.plan.threads, unroll=1):
+        store4(both, at, nothing.load())
     cute.arch.sync_threads()
 
 
 @cute.jit
+def first_count(x: Part) -> Int32:
+    """Where the row's counts begin: at the bins of its only CTA, or at the totals after them."""
+    return Int32(RANK_BINS) if x.peers > 1 else Int32(0)
+
+
+@cute.jit
 def count_part(x: Part, cut: Cut, shift: Int32) -> None:
-    """Count the row's entries within the cut in the totals; a negative `shift`: all, by
-    `bin_of`. Ends met."""
+    """Count the row's entries within the cut; a negative `shift`: all, by `bin_of`. Ends met."""
     plan = x.plan
     bins = x.memory.bins.array(Int32, RANK_BINS)
     clear_bins(x)
@@ -168,38 +173,41 @@ def count_part(x: Part, cut: Cut, shift: Int32) -> None:
             if between(key, cut.low, cut.high - cut.low):
                 count_at(bins, at)
     meet(x.peers)  # the part is counted, and all totals are 0
-    totals = x.memory.totals.address()
-    for at in cutlass.range(x.thread, RANK_BINS, plan.threads, unroll=1):
-        count = bins[at]
-        if count > 0:
-            for peer in cutlass.range(x.peers, unroll=1):
-                add_to_peer(peer_address(totals + at * WORD, x.rank + peer), count)
-    meet(x.peers)  # the row is counted
+    if x.peers > 1:
+        totals = x.memory.totals.address()
+        for at in cutlass.range(x.thread, RANK_BINS, plan.threads, unroll=1):
+            count = bins[at]
+            if count > 0:
+                for peer in cutlass.range(x.peers, unroll=1):
+                    add_to_peer(peer_address(totals + at * WORD, x.rank + peer), count)
+        meet(x.peers)  # the row is counted
 
 
 @cute.jit
-def load_totals(x: Part) -> None:
-    """Load the counts of the launch that scores; synced."""
-    totals = x.memory.totals.array(Int32, RANK_BINS)
+def load_counts(x: Part) -> None:
+    """Load the counts of the launch that scores to the bins; synced."""
+    bins = x.memory.bins.array(Int32, RANK_BINS)
     for at in cutlass.range(x.thread, RANK_BINS // 4, x.plan.threads, unroll=1):
         four = cute.make_rmem_tensor(4, Int32)
         words = gmem.load4(x.counts + 4 * at)
         for i in cutlass.range_constexpr(4):
             four[i] = words[i]
-        store4(totals, at, four.load())
+        store4(bins, at, four.load())
     cute.arch.sync_threads()
 
 
 @cute.jit
-def choose_bin(
-    x: Part, counts: cute.Tensor, topk: Int32, above: Int32
-) -> tuple[Int32, Int32, Int32]:
+def choose_bin(x: Part, first: Int32, topk: Int32, above: Int32) -> tuple[Int32, Int32, Int32]:
     """(bin of the topk-th best entry, entries above it, entries in it), the same in all threads;
-    (-1, all entries, 0) if there are fewer. above: entries better than all counted ones. One sync.
+    (-1, all entries, 0) if there are fewer. One sync.
+
+    Args:
+        first: the first bin, after those of the CTA. above: entries better than all counted ones.
     """
+    counts = x.memory.bins.array(Int32, 2 * RANK_BINS)
     groups, lane = x.memory.groups.array(Int32, WARP_SIZE), x.lane
     for group in cutlass.range(x.warp, RANK_BINS // WARP_SIZE, x.plan.warps, unroll=1):
-        total = cute.arch.warp_redux_sync(counts[group * WARP_SIZE + lane], "add")
+        total = cute.arch.warp_redux_sync(counts[first + group * WARP_SIZE + lane], "add")
         if lane == 0:
             groups[group] = total
     cute.arch.sync_threads()  # all groups are there
@@ -212,7 +220,7 @@ def choose_bin(
         found = lowest_bit(reached)
         at = (last - found) * WARP_SIZE + last - lane
         mine_before = cute.arch.shuffle_sync(ends - mine, found)
-        mine = counts[at]
+        mine = counts[first + at]
         ends = mine_before + prefix_sum(mine, lane)
         found = lowest_bit(cute.arch.vote_ballot_sync(ends >= topk))
         chosen = cute.arch.shuffle_sync(at, found)
@@ -224,25 +232,28 @@ def choose_bin(
 @cute.jit
 def find_cut(x: Part, topk: Int32, counted: Any) -> Cut:
     """Find keys that so few entries have that the list has room for them, or a single key."""
-    zero = Int32(0)
-    cut, shift = Cut(Uint32(LOWEST_KEY), Uint32(0xFFFFFFFF), zero, zero), Int32(-1)
-    totals = x.memory.totals.array(Int32, RANK_BINS)
-    if const_expr(counted is None):
-        count_part(x, cut, shift)
-    elif counted:
-        load_totals(x)
-    else:
-        count_part(x, cut, shift)
-    chosen, above, within = choose_bin(x, totals, topk, zero)
-    low = cutlass.max(lowest_key(chosen, RANK_MANTISSA), Uint32(LOWEST_KEY))
-    high = highest_key(chosen, RANK_MANTISSA)
-    if chosen < 0:  # all entries win
+    zero, first = Int32(0), first_count(x)
+    low, high, above, within = Uint32(LOWEST_KEY), Uint32(0xFFFFFFFF), zero, zero
+    chosen, counts = Int32(-1), first
+    if x.peers > 1 or x.end - x.begin > topk:  # else all entries win
+        cut, shift = Cut(low, high, zero, zero), Int32(-1)
+        if const_expr(counted is None):
+            count_part(x, cut, shift)
+        elif counted:
+            load_counts(x)
+            counts = zero
+        else:
+            count_part(x, cut, shift)
+        chosen, above, within = choose_bin(x, counts, topk, zero)
+        low = cutlass.max(lowest_key(chosen, RANK_MANTISSA), low)
+        high = highest_key(chosen, RANK_MANTISSA)
+    if chosen < 0:
         low, high = Uint32(LOWEST_KEY), Uint32(0)
     while within > x.plan.max_candidates and low < high:
         shift = step_bits(high - low, BIN_BITS)
-        meet(x.peers)  # all have read the totals
+        meet(x.peers)  # all have read the counts
         count_part(x, Cut(low, high, above, within), shift)
-        chosen, above, within = choose_bin(x, totals, topk, above)
+        chosen, above, within = choose_bin(x, first, topk, above)
         low, high = step_at(low, high, shift, chosen)
     return Cut(low, high, above, within)
 
@@ -261,6 +272,21 @@ def before_warp(x: Part, count: Int32, turn: Int32) -> tuple[Int32, Int32]:
     if x.lane < warps:
         other = sums[turn * warps + x.lane]
     before = cute.arch.warp_redux_sync(other if x.lane < x.warp else Int32(0), "add")
+    return before, cute.arch.warp_redux_sync(other, "add")
+
+
+@cute.jit
+def numbers_of_parts(x: Part, own: Int32, turn: cutlass.Constexpr) -> tuple[Int32, Int32]:
+    """(sum of the parts before the caller's, of all) of a number that a part has. Meets."""
+    parts = x.memory.parts.array(Int32, 2 * LARGEST_CLUSTER)
+    if x.peers > 1 and x.thread < x.peers:
+        at = x.memory.parts.address() + WORD * (turn * LARGEST_CLUSTER + x.peer)
+        store_to_peer(peer_address(at, x.rank + x.thread), own)
+    meet(x.peers)
+    other = own if x.lane == 0 else Int32(0)
+    if x.peers > 1 and x.lane < x.peers:
+        other = parts[turn * LARGEST_CLUSTER + x.lane]
+    before = cute.arch.warp_redux_sync(other if x.lane < x.peer else Int32(0), "add")
     return before, cute.arch.warp_redux_sync(other, "add")
 
 

@@ -57,6 +57,7 @@ from flashdsa.kernels.indexer.sm90.rank.cut import (
     key_in,
     load_block,
     meet,
+    numbers_of_parts,
     position_of,
 )
 from flashdsa.kernels.indexer.sm90.rank.levels import (
@@ -66,7 +67,7 @@ from flashdsa.kernels.indexer.sm90.rank.levels import (
     listed_at_most,
     no_list,
 )
-from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, WORD, Of, RankPlan
+from flashdsa.kernels.indexer.sm90.rank.plan import WORD, Of, RankPlan
 from flashdsa.kernels.indexer.sm90.rank.spans import Spans, long_row, span_of
 from flashdsa.problem import PAGE_SIZE
 
@@ -151,21 +152,6 @@ def list_part(block: Block, x: Part, cut: Cut, most_equals: Int32) -> Int32:
         for i in cutlass.range_constexpr(together):
             scores[i] = following[i]
     return entries
-
-
-@cute.jit
-def numbers_of_parts(x: Part, own: Int32, turn: cutlass.Constexpr) -> tuple[Int32, Int32]:
-    """(sum of the parts before the caller's, of all) of a number that a part has. Meets."""
-    parts = x.memory.parts.array(Int32, 2 * LARGEST_CLUSTER)
-    if x.thread < x.peers:
-        at = x.memory.parts.address() + WORD * (turn * LARGEST_CLUSTER + x.peer)
-        store_to_peer(peer_address(at, x.rank + x.thread), own)
-    meet(x.peers)
-    other = Int32(0)
-    if x.lane < x.peers:
-        other = parts[turn * LARGEST_CLUSTER + x.lane]
-    before = cute.arch.warp_redux_sync(other if x.lane < x.peer else Int32(0), "add")
-    return before, cute.arch.warp_redux_sync(other, "add")
 
 
 @cute.jit
@@ -288,7 +274,7 @@ def keep_best(share: Share, x: Part, cut: Cut, topk: Int32) -> None:
             if between(key, low, high - low):
                 count_at(bins, Int32((key - low) >> Uint32(shift)))
         cute.arch.sync_threads()  # all candidates are counted
-        chosen, above, within = choose_bin(x, bins, topk, above)
+        chosen, above, within = choose_bin(x, Int32(0), topk, above)
         low, high = step_at(low, high, shift, chosen)
         cute.arch.sync_threads()  # all have read the counts
     allowed = Int32(within)
@@ -353,6 +339,8 @@ def rank_kernel(
     topk, zero = Int32(output.ids.shape[1]), Int32(0)
     number = cta // cluster_size
     rank = cta - number * cluster_size
+    if cluster_size > 1:
+        cute.arch.cluster_arrive_relaxed()
     shared, rows = Int32(-1), spans.ends
     if together == 0:
         shared = long_row(spans, cta - rank, cluster_size, plan)
@@ -388,6 +376,9 @@ def rank_kernel(
             listed = no_list(memory, plan)
         x = Part(line, of_row, listed, begin, end, *me)
         if ranked and peer < peers:
+            if peers > 1:  # of one turn at most
+                # All CTAs of the cluster run, so that their memory may be written.
+                cute.arch.cluster_wait()
             counted = None
             if const_expr(plan.of is Of.CACHE):
                 # The launch that scores, which this one may follow early, has ended.
