@@ -107,7 +107,7 @@ def test_the_choice_is_the_backend_s_own_and_depends_on_the_device(monkeypatch):
     monkeypatch.setitem(launch_list.DEVICES, "emulate-sm90", SMALL)
     cases = list_launches("sm90", ["sparse_mla_fwd"])
     names = {case.case: [one.name for one in case.kernels] for case in cases}
-    assert names["pools of 4 and a tail"] == ["mla_fwd_512_max_logits_drawn_joined"]
+    assert names["pools of 4 and a tail"] == ["mla_fwd_512_drawn_joined"]
     assert names["one query, 64 of 200 keys"] == ["mla_decode_alone"]
 
 

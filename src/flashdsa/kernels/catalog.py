@@ -138,13 +138,11 @@ MLA_BWD = _blackwell(
     mma="issue_item")
 SPARSE_MLA_FWD = _hopper(
     "mla_fwd", "sparse_mla_fwd", "attention.sm90.fwd.kernel:compile_forward", "forward_kernel",
-    (*(FwdPlan(group, largest, drawn)
-       for drawn, largest, group in product((False, True), (False, True), GROUPS)),
-     *(FwdPlan(drawn=drawn, tile=WITHOUT_ROPE) for drawn in (False, True)),
-     *(FwdPlan(group, True, True, tile=WITHOUT_ROPE) for group in GROUPS),
-     *(FwdPlan(group, max_logits=True, drawn=True, joined=True, tile=tile)
-       for tile, group in product(_TILES, GROUPS)),
-     *(FwdPlan(max_logits=True, joined=True, tile=tile) for tile in _TILES)),
+    (*(FwdPlan(group) for group in GROUPS),
+     FwdPlan(tile=WITHOUT_ROPE),
+     *(FwdPlan(group, True, joined, tile=tile)
+       for tile, joined, group in product(_TILES, (False, True), GROUPS)),
+     *(FwdPlan(joined=True, tile=tile) for tile in _TILES)),
     gather="gather_all", consumer0="consume0", consumer1="consume1")
 SPARSE_MLA_FWD_SM100 = _blackwell(
     "mla_fwd", "sparse_mla_fwd", "attention.sm100.fwd.kernel:compile_forward", "forward_kernel",

@@ -244,9 +244,7 @@ def group_ways(
     drawn = call.joined or (call.lengths and groups > num_sms)
     yield Way(forward_plan(call, group, drawn=drawn)), 0.0 if surely else inf
     sampled = forward_plan(call, group, drawn=True)
-    one_by_one = made(
-        FwdPlan, 1, sampled.max_logits, sampled.drawn, sampled.joined, tile=sampled.tile
-    )
+    one_by_one = made(FwdPlan, 1, sampled.drawn, sampled.joined, tile=sampled.tile)
     yield Way(sampled, instead=one_by_one), 0.0 if maybe else inf
 
 
@@ -283,14 +281,10 @@ def whole_plan(call: Call) -> DecodePlan:
 def forward_plan(call: Call, group: int, *, drawn: bool) -> FwdPlan:
     """The forward's kernel, by groups of so many queries.
 
-    Without RoPE columns the rarer choices have one plan, which does more than is asked for: groups
-    and largest logits are drawn, and groups have largest logits.
+    Without RoPE columns groups have one plan: their items are drawn.
     """
-    max_logits, tile = call.max_logits or call.joined, call.tile
-    if not tile.has_rope and not call.joined:
-        drawn = drawn or max_logits or group > 1
-        max_logits = max_logits or group > 1
-    return made(FwdPlan, group, max_logits, drawn, call.joined, tile=tile)
+    drawn = drawn or (group > 1 and not call.tile.has_rope)
+    return made(FwdPlan, group, drawn, call.joined, tile=call.tile)
 
 
 def made(kind: type[P], *choices: Any, **more: Any) -> P:
