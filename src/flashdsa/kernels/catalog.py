@@ -152,7 +152,7 @@ SPARSE_MLA_FWD_SM100 = _blackwell(
 MLA_BWD_SCORES = _hopper(
     "mla_bwd_scores", "mla_bwd",
     "attention.sm90.bwd_grouped.scores.kernel:compile_scores", "scores_kernel",
-    (ScoresPlan(n, tile) for tile, n in product(_TILES, (2, 4))),
+    map(ScoresPlan, _TILES),
     gather="gather_all", score="score_all")
 MLA_BWD_DQ = _hopper(
     "mla_bwd_dq", "mla_bwd", "attention.sm90.bwd_grouped.dq.kernel:compile_dq", "dq_kernel",

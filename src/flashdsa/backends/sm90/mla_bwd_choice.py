@@ -292,6 +292,6 @@ def per_item_plan(
 
 
 @lru_cache
-def large_plans(queries: int, tile: Tile) -> tuple[ScoresPlan, DqPlan, DkvPlan]:
-    """Plans of groups of 256 rows, of `queries` queries each: P and dS, dQ, dKV."""
-    return ScoresPlan(queries, tile), DqPlan(tile), DkvPlan(tile)
+def large_plans(tile: Tile) -> tuple[ScoresPlan, DqPlan, DkvPlan]:
+    """Plans of groups of 256 rows: P and dS, dQ, dKV."""
+    return ScoresPlan(tile), DqPlan(tile), DkvPlan(tile)
