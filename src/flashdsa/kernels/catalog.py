@@ -124,11 +124,11 @@ PREFILL_LOGITS = _hopper(
 QUANTIZE_INDEX = _hopper(
     "quantize_index", "quantize_index_k quantize_index_q",
     "indexer.sm90.quantize_kernel:compile_quantize", "quantize_kernel",
-    (QuantizePlan(dtype, slot_bits=0) for dtype in ("bfloat16", "float32")))
+    (QuantizePlan(dtype, to_cache=False) for dtype in ("bfloat16", "float32")))
 WRITE_INDEX_K_CACHE = _hopper(
     "write_index_k_cache", "write_index_k_cache",
     "indexer.sm90.quantize_kernel:compile_quantize", "quantize_kernel",
-    (QuantizePlan(dtype, bits) for dtype, bits in product(("bfloat16", "float32"), (64, 32))))
+    map(QuantizePlan, ("bfloat16", "float32")))
 MLA_BWD = _blackwell(
     "mla_bwd", "mla_bwd", "attention.sm100.bwd.kernel:compile_backward", "backward_kernel",
     (*(sm100_bwd.BwdPlan(group=group) for group in SM100_GROUPS),
