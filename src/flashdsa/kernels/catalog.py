@@ -179,8 +179,8 @@ MLA_BWD_FUSED = _hopper(
        for tile, tickets in product(_TILES, (False, True))
        if tickets or tile.has_rope
        for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))),
-     *(per_item.PerItemPlan(queries, slots=True, given=given, tile=tile)
-       for tile, given, queries in product(_TILES, (False, True), per_item.QUERIES))),
+     *(per_item.PerItemPlan(queries, slots=True, tile=tile)
+       for tile, queries in product(_TILES, per_item.QUERIES))),
     gather="gather_all", score="score_all", high="high_all", dkv="dkv_all")
 _DECODE_PLANS = (
     decode.DecodePlan(),

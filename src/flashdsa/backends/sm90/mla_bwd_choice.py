@@ -168,7 +168,7 @@ class Part(NamedTuple):
         first = per_item_plan(*of_kernel, more, slots=self.dkv is Dkv.SLOTS, tickets=self.tickets)
         if self.dkv is not Dkv.EITHER:
             return (first,)
-        return first, per_item_plan(*of_kernel, slots=True, given=True)
+        return first, per_item_plan(*of_kernel, slots=True)
 
     def __str__(self) -> str:
         queries, joint, heads = (
@@ -278,17 +278,11 @@ def slots_may_pay(part: Part) -> bool:
 
 @lru_cache
 def per_item_plan(
-    queries: int,
-    tile: Tile,
-    more: int = 0,
-    *,
-    slots: bool = False,
-    tickets: bool = False,
-    given: bool = False,
+    queries: int, tile: Tile, more: int = 0, *, slots: bool = False, tickets: bool = False
 ) -> plan.PerItemPlan:
     """Plan of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which
     takes longer than a launch."""
-    return plan.PerItemPlan(queries, more, slots, tickets, given, tile)
+    return plan.PerItemPlan(queries, more, slots, tickets, tile)
 
 
 @lru_cache

@@ -40,10 +40,11 @@ def bind_per_item(runner: Runner, part: Part, sm_scale: float) -> LaunchPerItem:
     allocate_tickets = tickets_allocator(runner, part)
     allocate_slots = tuple if part.dkv is Dkv.ADDED else slots_allocator(runner, part)
     by_slots, by_additions = part.dkv is Dkv.SLOTS, (part.spread, part.num_ctas)
+    no_choice = runner.empty(0, dtype=torch.int32)
 
     def launch(inputs: Inputs, outputs: Outputs, large: tuple[Any, ...] = ()) -> None:
         first, tickets = first_arguments(inputs, outputs), allocate_tickets()
-        how = allocate_slots() if by_slots else by_additions
+        how = (*allocate_slots(), no_choice) if by_slots else by_additions
         function(*first, *how, *large, *tickets)
         for given_slots in after:
             given_slots(*first, *allocate_slots(), tickets[0][WAY : WAY + 1])

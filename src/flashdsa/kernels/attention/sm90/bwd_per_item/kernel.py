@@ -160,8 +160,8 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             slots: (rows, plan.slot_words) int32, scratch.
             those of `Offsets`, written. unit_groups: see `launch_split`.
             zero: 1 if all of dkv is 0.
-        and if plan.given, when lists and copy are not written
-            choice: (1,) int32: `WAY` of the tickets of a launch before.
+            choice: (1,) int32: `WAY` of the tickets of a launch before, which has written lists and
+            copy; the backward has work if it says SECOND. Or (0,): it has, and they are written.
     """
     front = Operands._fields.index("lists")
     behind = front + LIST_TENSORS
@@ -189,21 +189,21 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         more = Lists(*of_more[:LIST_TENSORS]), choice, of_more[LIST_TENSORS + 1 :]
     of_delta = x.do, x.out, x.delta
     of_slots, keys = (x.indices, x.topk_length), (x.kv, x.copy)
-    if cutlass.const_expr(plan.given):
-        choice = rest[-1]
-    else:
-        of_tickets = (more, tickets, far), rest[0 if plan.slots else 1]
-        prepare.launch_prepare(of_delta, x.heads, of_slots, keys, lists, *of_tickets, plan, stream)
+    to_prepare = of_delta, x.heads, of_slots, keys, lists, (more, tickets, far)
     operands = x.q, x.copy, x.do, x.out
     if cutlass.const_expr(plan.slots):
         num_ctas, num_sms, slots = rest[:3]
         last = 3 + len(slot_offsets.Offsets._fields)
+        unit_groups, zero, choice = rest[last:]
+        if choice.shape[0] == 0:
+            prepare.launch_prepare(*to_prepare, num_ctas, plan, stream)
         work = Work(operands, x.lse, x.delta, lists, x.dq, slots, x.heads, x.sm_scale)
         on_device, offsets = (num_ctas, num_sms), slot_offsets.Offsets(*rest[3:last])
-        sizes = rest[last], rest[last + 1]
+        sizes = unit_groups, zero
         launch_parts(work, offsets, x.dkv, sizes, on_device, choice, plan, stream)
     else:
         spread, num_ctas = rest[:2]
+        prepare.launch_prepare(*to_prepare, num_ctas, plan, stream)
         work = Work(operands, x.lse, x.delta, lists, x.dq, x.dkv, x.heads, x.sm_scale)
         made = per_item_kernel(work, Launch(spread, choice, tickets=tickets), plan)
         launch_plan(made, plan, num_ctas, stream)
@@ -225,7 +225,7 @@ def launch_parts(
     dkv: cute.Tensor,
     of_parts: tuple[Int32, Int32],
     on_device: tuple[Int32, Int32],
-    choice: Any,
+    choice: cute.Tensor,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
@@ -260,17 +260,16 @@ def compile_per_item(plan: PerItemPlan) -> Any:
         rest += [fake.words(size) for size in (SAMPLED_WORDS, *fake.symbols(1))]
     if plan.tickets:
         rest += [fake.words(*fake.symbols(1)), Int32(1)]
-    if plan.given:
-        rest.append(fake.words(1))
     return compile_launch(SM90, launch_backward, plan, *operands, Float32(1.0), *rest)
 
 
 def fake_slots(plan: PerItemPlan, keys: Any) -> list[Any]:
-    """Fake tensors: slots and those of `Offsets`; then unit_groups, and zero."""
-    groups, capacity, slots, parts, begins, room, items = fake.symbols(7)
+    """Fake tensors: slots and those of `Offsets`; then unit_groups, zero and choice."""
+    groups, capacity, slots, parts, begins, room, items, choices = fake.symbols(8)
     pairs, of_keys = (fake.fake_tensor(Int32, (keys, count)) for count in (PAIR, KEY_WORDS))
     return [
         *(fake.fake_tensor(Int32, (slots, plan.slot_words)), pairs, fake.words(parts, CURSORS)),
         *(fake.words(begins), fake.words(items), of_keys, fake.words(groups)),
-        *(fake.fake_tensor(Int32, (room, PAIR)), fake.words(groups, capacity), Int32(1), Int32(1)),
+        *(fake.fake_tensor(Int32, (room, PAIR)), fake.words(groups, capacity)),
+        *(Int32(1), Int32(1), fake.words(choices)),
     ]

@@ -168,7 +168,6 @@ class PerItemPlan(Sm90Plan):
         slots: dKV goes to rows of its own for each key of each list, which are summed in order:
             see `slot_offsets.py`.
         tickets: items are put in order and drawn, see `tickets.py`; else CTAs take turns.
-        given: lists, the copy of kv and a choice are given; slots have work if it says SECOND.
         gather_registers, consumer_registers, dkv_registers: of a thread; those of consumers are of
             score and high, on average.
     """
@@ -177,7 +176,6 @@ class PerItemPlan(Sm90Plan):
     more: int = 0
     slots: bool = False
     tickets: bool = False
-    given: bool = False
     tile: Tile = Tile()
     gather_registers: int = 32
     consumer_registers: int = 192
@@ -191,8 +189,6 @@ class PerItemPlan(Sm90Plan):
             raise ValueError(f"more: expected one of {MORE}; got {self.more}")
         if self.slots and (self.tickets or self.more):
             raise ValueError("slots: leave no registers for tickets, and no choice of large groups")
-        if self.given and not self.slots:
-            raise ValueError("given: only for slots, whose choice is given, too")
         if self.tile.chunks > self.tile.value_chunks + 1:
             raise ValueError(f"tile: at most one chunk has no value; got {self.tile}")
         self.check()
@@ -200,7 +196,7 @@ class PerItemPlan(Sm90Plan):
     @property
     def name(self) -> str:
         kind = f"_or_{self.more}" * (self.more > 0) + "_slots" * self.slots
-        kind += "_tickets" * self.tickets + "_given" * self.given
+        kind += "_tickets" * self.tickets
         return f"mla_bwd_fused{self.tile.suffix}_group{self.queries}{kind}"
 
     @property
