@@ -175,12 +175,9 @@ MLA_BWD_SINK = _hopper(
 MLA_BWD_FUSED = _hopper(
     "mla_bwd_fused", "mla_bwd",
     "attention.sm90.bwd_per_item.kernel:compile_per_item", "per_item_kernel",
-    (*(per_item.PerItemPlan(queries, more, tickets=tickets, tile=tile)
-       for tile, tickets in product(_TILES, (False, True))
-       if tickets or tile.has_rope
-       for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))),
-     *(per_item.PerItemPlan(queries, slots=True, tile=tile)
-       for tile, queries in product(_TILES, per_item.QUERIES))),
+    (*map(per_item.PerItemPlan, per_item.QUERIES),
+     *(per_item.PerItemPlan(queries, slots, tickets=not slots, tile=tile)
+       for tile, slots, queries in product(_TILES, (False, True), per_item.QUERIES))),
     gather="gather_all", score="score_all", high="high_all", dkv="dkv_all")
 _DECODE_PLANS = (
     decode.DecodePlan(),

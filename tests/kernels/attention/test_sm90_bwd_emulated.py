@@ -82,7 +82,7 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
         launch = bind_per_item(*given)
 
         def launch_and_keep(inputs: Any, outputs: Any, large: tuple[Any, ...] = ()) -> None:
-            *_, choice, _, _, of_sample, _ = large
+            *_, choice, _, _, of_sample, _, _ = large
             seen.append((choice, of_sample[:1]))
             launch(inputs, outputs, large)
 

@@ -42,7 +42,9 @@ def bind_choice(
 
     def launch(inputs: Inputs, outputs: Outputs) -> None:
         lists, choice, sampled = allocate_lists(), allocate_choice(), allocate_sampled()
-        launch_small(inputs, outputs, (*lists, choice, *limits, sampled, *give_counters()))
+        launch_small(
+            inputs, outputs, (*lists, choice, *limits, sampled, *give_counters(), large.queries)
+        )
         launch_large(inputs, outputs, lists, choice)
 
     return launch
