@@ -168,7 +168,7 @@ MLA_BWD_JOIN = _hopper(
 MLA_BWD_PADDED_HEADS = _hopper(
     "mla_bwd_padded_heads", "mla_bwd",
     "attention.sm90.padded_heads.kernel:compile_padded_heads", "padded_heads_kernel",
-    map(PaddedHeadsPlan, _TILES))
+    (PaddedHeadsPlan(),))
 MLA_BWD_SINK = _hopper(
     "mla_bwd_sink", "mla_bwd", "attention.sm90.sink.kernel:compile_sink", "sink_kernel",
     (SinkPlan(),))
