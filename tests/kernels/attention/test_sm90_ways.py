@@ -100,6 +100,8 @@ TABLE = [
     (call(430, 128, 2048, joined=True, d_qk=512, **FULL), "mla_fwd_512_joined"),
     (call(8, 64, 2048, form="v41", joined=True, extra="v41_fp4"),
      "mla_decode_v41_and_v41_fp4_joined x 8"),
+    (call(8, 64, 2048, form="v41_fp4", joined=True, extra="v41"),
+     "mla_decode_v41_and_v41_fp4_joined x 8"),
 ]  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import MIXED_FORMATS, DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared import plan as sizes
 from flashdsa.kernels.attention.sm90.fwd.plan import ITEM_US, STEP_US, UNION_BIT_US, FwdPlan
 from flashdsa.row_formats import V32, RowFormat
@@ -272,10 +272,12 @@ def packed_ways(runner: Runner, call: Call, of: SparseMlaConstants) -> Iterator[
 
 def whole_plan(call: Call) -> DecodePlan:
     """The decode of whole items of 64 heads."""
+    form, extra = call.form or V32, ""
+    if call.extra:
+        form, extra = MIXED_FORMATS[0], MIXED_FORMATS[1].name
     return made(
-        DecodePlan, packed=call.packed, joined=call.joined, form=call.form or V32, extra=call.extra,
-        tile=call.tile,
-    )  # fmt: skip
+        DecodePlan, packed=call.packed, joined=call.joined, form=form, extra=extra, tile=call.tile
+    )
 
 
 def forward_plan(call: Call, group: int, *, drawn: bool) -> FwdPlan:
