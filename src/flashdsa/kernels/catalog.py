@@ -221,8 +221,10 @@ INDEXER_BWD = _hopper(
     "indexer_bwd", "indexer_bwd",
     "indexer_training.sm90.bwd.kernel:compile_backward", "indexer_bwd_kernel",
     (index_bwd.BwdPlan(),
-     *(index_bwd.BwdPlan(num_heads, min(index_bwd.BLOCKS), ordered)
-       for ordered, num_heads in product((False, True), index_bwd.NUM_HEADS))),
+     *(index_bwd.BwdPlan(num_heads, min(index_bwd.BLOCKS))
+       for num_heads in index_bwd.NUM_HEADS if num_heads < index_bwd.LARGE_HEADS),
+     *(index_bwd.BwdPlan(num_heads, min(index_bwd.BLOCKS), ordered=True)
+       for num_heads in index_bwd.NUM_HEADS)),
     load="load_all", multiply="multiply_all")
 INDEXER_BWD_SUM = _hopper(
     "indexer_bwd_sum", "indexer_bwd",
