@@ -45,7 +45,7 @@ def _compile(launch: Any, decode: Decode, *last: Any) -> Any:
     plan = decode.plan
     form = plan.form if plan.packed else None
     operands = fake_operands(form=form, d_qk=plan.tile.d_qk)
-    more = fake_more(operands, form) if plan.joined else ()
+    more: Any = fake_more(operands, form) if plan.joined else ()
     if plan.mixed:
         # Either source has either format.
         operands = operands._replace(kv=fake_packed_pages())
