@@ -16,7 +16,7 @@ from flashdsa.cli.main import cli
         (["--queries", "64", "--format", "v32"], "mla_decode_dealt_packed"),
         (["--queries", "64", "--format", "v4", "--no-lengths"], "mla_decode_v4"),
         (["--queries", "4096", "--no-lengths"], "mla_used_slots, mla_fwd_drawn"),
-        (["--queries", "128", "--d-qk", "512", "--max-logits"], "mla_fwd_512_max_logits_drawn"),
+        (["--queries", "128", "--d-qk", "512", "--max-logits"], "mla_fwd_512"),
     ],
 )
 def test_the_choice_of_a_call_is_shown(options: list[str], kernels: str) -> None:

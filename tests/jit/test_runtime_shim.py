@@ -33,7 +33,7 @@ from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan  # noqa: E4
 from ptxemu.cutedsl import c_functions  # noqa: E402
 from ptxemu.cutedsl.host_function import host_function  # noqa: E402
 
-WRITE = WRITE_INDEX_K_CACHE, QuantizePlan("bfloat16", 64)
+WRITE = WRITE_INDEX_K_CACHE, QuantizePlan("bfloat16")
 INVALID_VALUE, UNKNOWN_DEVICE = 1, 101
 
 

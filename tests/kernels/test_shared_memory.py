@@ -80,7 +80,7 @@ def test_every_annotation_is_of_a_plan(subtests: CaseLoop) -> None:
 @pytest.mark.parametrize(
     ("spec", "name", "message"),
     [
-        (SPARSE_MLA_FWD, "largest", "no region 'largest' in this plan"),
+        (SPARSE_MLA_FWD, "packed", "no region 'packed' in this plan"),
         (INDEXER, "tickets_full", "no barrier 'tickets_full' in this plan"),
     ],
     ids=["region", "barrier"],

@@ -63,5 +63,5 @@ def test_the_last_slice_has_fewer_dims_and_still_fewer_of_the_value(tile: Tile, 
 
 @pytest.mark.parametrize(("tile", "batch", "slots"), [(Tile(), 3, 10), (WITHOUT_ROPE, 2, 12)])
 def test_the_ring_of_the_scores_takes_what_q_leaves(tile: Tile, batch: int, slots: int) -> None:
-    plan = ScoresPlan(2, tile=tile)
+    plan = ScoresPlan(tile)
     assert (plan.batch_chunks, plan.slots) == (batch, slots)

@@ -11,6 +11,8 @@ import torch
 import flashdsa
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.devices import SMALL
+from flashdsa.backends.sm90 import mla_bwd
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import MORE
 from flashdsa.kernels.catalog import BACKENDS, KERNELS
 from flashdsa.verify import launch_list
 from flashdsa.verify.check_list import COMPOSED, NEEDS, OPERATIONS
@@ -23,9 +25,6 @@ NEVER_CHOSEN = {
 }
 """Values of a plan's choice that no operation takes: compiled to be compared on a device, or for
 the exported solutions."""
-NO_CASE_YET = {("sm90", "indexer_bwd", "blocks"): {4}, ("sm90", "mla_bwd_fused", "given"): {True}}
-"""Values that operations take and no case reaches: tests of their kernels do. A case takes one off
-this list."""
 HELPERS = {"bind", "warm_up"}
 """Public functions that are judged with an operation: its bound form, its warm-up."""
 
@@ -59,11 +58,25 @@ def test_every_kernel_and_every_value_of_each_choice_is_reached(owner, reached):
         for choice in fields(plans[0]):
             values, taken = ({getattr(p, choice.name) for p in x} for x in (kernel.plans, plans))
             key = owner, kernel.name, choice.name
-            never = NEVER_CHOSEN.get(key, set()) | NO_CASE_YET.get(key, set())
+            never = NEVER_CHOSEN.get(key, set())
             assert not never & taken, "it is chosen: take it off the list"
             if values - taken - never:
                 unreached[kernel.name, choice.name] = values - taken - never
     assert unreached == {}
+
+
+def test_larger_groups_of_a_backward_that_one_variant_serves_are_reached(monkeypatch):
+    """Of attention, by size. No case reaches the index backward's, nor slots of attention's that
+    the device chooses: tests of their kernels do."""
+    found, bind_choice = set(), mla_bwd.bind_choice
+
+    def spied(runner, part, large, *rest):
+        found.add(large.queries)
+        return bind_choice(runner, part, large, *rest)
+
+    monkeypatch.setattr(mla_bwd, "bind_choice", spied)
+    list_launches("sm90", ["mla_bwd"])
+    assert found == set(MORE)
 
 
 @pytest.mark.parametrize("owner", [*BACKENDS, "cpu"])
@@ -107,7 +120,7 @@ def test_the_choice_is_the_backend_s_own_and_depends_on_the_device(monkeypatch):
     monkeypatch.setitem(launch_list.DEVICES, "emulate-sm90", SMALL)
     cases = list_launches("sm90", ["sparse_mla_fwd"])
     names = {case.case: [one.name for one in case.kernels] for case in cases}
-    assert names["pools of 4 and a tail"] == ["mla_fwd_512_max_logits_drawn_joined"]
+    assert names["pools of 4 and a tail"] == ["mla_fwd_512_drawn_joined"]
     assert names["one query, 64 of 200 keys"] == ["mla_decode_alone"]
 
 

@@ -25,7 +25,7 @@ from tools.check_wheel import problems
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-KERNELS = {"sm90": "write_index_k_bfloat16_slots64", "sm100": "sm100_indexer_logits_h16_p2"}
+KERNELS = {"sm90": "write_index_k_bfloat16", "sm100": "sm100_indexer_logits_h16_p2"}
 LIST_AND_CALL = """
 import json, sys
 from importlib.util import find_spec
@@ -41,8 +41,8 @@ for backend, name in json.loads(sys.argv[1]).items():
         function()
     except TypeError as error:
         said[name] = str(error)
-write = load(*variants_of("sm90")["write_index_k_bfloat16_slots64"])
-k, slots, cache = torch.zeros(2, 128).bfloat16(), torch.zeros(2).long(), torch.zeros(2, 8448).byte()
+write = load(*variants_of("sm90")["write_index_k_bfloat16"])
+k, slots, cache = torch.zeros(2, 128).bfloat16(), torch.zeros(2).int(), torch.zeros(2, 8448).byte()
 try:
     write(k, slots, cache)
 except (ValueError, TypeError) as error:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 import torch
 
-from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS, JOINED_PAIRS
+from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS, MIXED_FORMATS
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from workbench.small_calls.call import SmallCall
 
@@ -111,10 +112,11 @@ def of_formats(
     beside them; `mixed`: or of another one."""
     S, heads, topk = shape
     calls = []
-    for form, extra in JOINED_PAIRS if mixed else JOINED_PAIRS[: len(JOINED_FORMATS)]:
+    pairs = [(form, form) for form in JOINED_FORMATS]
+    for form, extra in [*pairs, *permutations(MIXED_FORMATS)] if mixed else pairs:
         own = {**features, "kv_format": form.name}
         if joined:
-            own |= {"extra_keys": 90, "extra_topk": 70, "extra_format": extra or form.name}
-        name = f"{form.name} and {extra}" if extra else form.name
+            own |= {"extra_keys": 90, "extra_topk": 70, "extra_format": extra.name}
+        name = form.name if extra == form else f"{form.name} and {extra.name}"
         calls.append(without_rope(name, S, heads=heads, topk=topk, sms=sms, **own))
     return tuple(calls)

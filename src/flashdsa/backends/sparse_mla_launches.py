@@ -223,7 +223,6 @@ class Form(NamedTuple):
         group: queries of a group.
         last: arguments by the number of queries.
         drawn: items are drawn.
-        max_logits: the largest logits are written, asked for or not.
         joined: `MoreOperands` follow `last`.
     """
 
@@ -231,7 +230,6 @@ class Form(NamedTuple):
     group: int = 1
     last: Callable[[int], tuple[Any, ...]] = lambda _: ()
     drawn: bool = False
-    max_logits: bool = False
     joined: bool = False
 
     def lists(
@@ -284,10 +282,7 @@ class Launches:
     ) -> None:
         """Choose the number of launches."""
         self._inputs = Inputs(runner, operands, sm_scale, index_block)
-        self._no_logits: Tensor | None = runner.empty(0, dtype=torch.float32)
-        if any(form.max_logits for form in forms):
-            self._no_logits = None
-            self._unasked = runner.allocator(*operands.q.shape[:2], dtype=torch.float32)
+        self._no_logits = runner.empty(0, dtype=torch.float32)
         num_queries, topk = operands.indices.shape
         group, main_slots = max(form.group for form in forms), 0
         if any(form.joined for form in forms):
@@ -306,9 +301,8 @@ class Launches:
 
     def __call__(self, operands: SparseMlaOutOperands) -> None:
         """Write the results."""
-        x, largest = self._inputs(operands), operands.max_logits
-        if largest is None:
-            largest = self._unasked() if self._no_logits is None else self._no_logits
+        x = self._inputs(operands)
+        largest = self._no_logits if operands.max_logits is None else operands.max_logits
         draws = () if self._counters is None else (*self._counters(), self._choice())
         num_queries = x[0].shape[0]
         if num_queries <= self._at_a_time:

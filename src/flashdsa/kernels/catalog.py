@@ -119,11 +119,11 @@ PREFILL_LOGITS = _hopper(
 QUANTIZE_INDEX = _hopper(
     "quantize_index", "quantize_index_k quantize_index_q",
     "indexer.sm90.quantize_kernel:compile_quantize", "quantize_kernel",
-    (QuantizePlan(dtype, slot_bits=0) for dtype in ("bfloat16", "float32")))
+    (QuantizePlan(dtype, to_cache=False) for dtype in ("bfloat16", "float32")))
 WRITE_INDEX_K_CACHE = _hopper(
     "write_index_k_cache", "write_index_k_cache",
     "indexer.sm90.quantize_kernel:compile_quantize", "quantize_kernel",
-    (QuantizePlan(dtype, bits) for dtype, bits in product(("bfloat16", "float32"), (64, 32))))
+    map(QuantizePlan, ("bfloat16", "float32")))
 MLA_BWD = _blackwell(
     "mla_bwd", "mla_bwd", "attention.sm100.bwd.kernel:compile_backward", "backward_kernel",
     (*(sm100_bwd.BwdPlan(group=group) for group in SM100_GROUPS),
@@ -133,13 +133,11 @@ MLA_BWD = _blackwell(
     mma="issue_item")
 SPARSE_MLA_FWD = _hopper(
     "mla_fwd", "sparse_mla_fwd", "attention.sm90.fwd.kernel:compile_forward", "forward_kernel",
-    (*(FwdPlan(group, largest, drawn)
-       for drawn, largest, group in product((False, True), (False, True), GROUPS)),
-     *(FwdPlan(drawn=drawn, tile=WITHOUT_ROPE) for drawn in (False, True)),
-     *(FwdPlan(group, True, True, tile=WITHOUT_ROPE) for group in GROUPS),
-     *(FwdPlan(group, max_logits=True, drawn=True, joined=True, tile=tile)
-       for tile, group in product(_TILES, GROUPS)),
-     *(FwdPlan(max_logits=True, joined=True, tile=tile) for tile in _TILES)),
+    (*(FwdPlan(group) for group in GROUPS),
+     FwdPlan(tile=WITHOUT_ROPE),
+     *(FwdPlan(group, True, joined, tile=tile)
+       for tile, joined, group in product(_TILES, (False, True), GROUPS)),
+     *(FwdPlan(joined=True, tile=tile) for tile in _TILES)),
     gather="gather_all", consumer0="consume0", consumer1="consume1")
 SPARSE_MLA_FWD_SM100 = _blackwell(
     "mla_fwd", "sparse_mla_fwd", "attention.sm100.fwd.kernel:compile_forward", "forward_kernel",
@@ -149,7 +147,7 @@ SPARSE_MLA_FWD_SM100 = _blackwell(
 MLA_BWD_SCORES = _hopper(
     "mla_bwd_scores", "mla_bwd",
     "attention.sm90.bwd_grouped.scores.kernel:compile_scores", "scores_kernel",
-    (ScoresPlan(n, tile) for tile, n in product(_TILES, (2, 4))),
+    map(ScoresPlan, _TILES),
     gather="gather_all", score="score_all")
 MLA_BWD_DQ = _hopper(
     "mla_bwd_dq", "mla_bwd", "attention.sm90.bwd_grouped.dq.kernel:compile_dq", "dq_kernel",
@@ -165,19 +163,16 @@ MLA_BWD_JOIN = _hopper(
 MLA_BWD_PADDED_HEADS = _hopper(
     "mla_bwd_padded_heads", "mla_bwd",
     "attention.sm90.padded_heads.kernel:compile_padded_heads", "padded_heads_kernel",
-    map(PaddedHeadsPlan, _TILES))
+    (PaddedHeadsPlan(),))
 MLA_BWD_SINK = _hopper(
     "mla_bwd_sink", "mla_bwd", "attention.sm90.sink.kernel:compile_sink", "sink_kernel",
     (SinkPlan(),))
 MLA_BWD_FUSED = _hopper(
     "mla_bwd_fused", "mla_bwd",
     "attention.sm90.bwd_per_item.kernel:compile_per_item", "per_item_kernel",
-    (*(per_item.PerItemPlan(queries, more, tickets=tickets, tile=tile)
-       for tile, tickets in product(_TILES, (False, True))
-       if tickets or tile.has_rope
-       for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))),
-     *(per_item.PerItemPlan(queries, slots=True, given=given, tile=tile)
-       for tile, given, queries in product(_TILES, (False, True), per_item.QUERIES))),
+    (*map(per_item.PerItemPlan, per_item.QUERIES),
+     *(per_item.PerItemPlan(queries, slots, tickets=not slots, tile=tile)
+       for tile, slots, queries in product(_TILES, (False, True), per_item.QUERIES))),
     gather="gather_all", score="score_all", high="high_all", dkv="dkv_all")
 _DECODE_PLANS = (
     decode.DecodePlan(),
@@ -221,8 +216,10 @@ INDEXER_BWD = _hopper(
     "indexer_bwd", "indexer_bwd",
     "indexer_training.sm90.bwd.kernel:compile_backward", "indexer_bwd_kernel",
     (index_bwd.BwdPlan(),
-     *(index_bwd.BwdPlan(num_heads, min(index_bwd.BLOCKS), ordered)
-       for ordered, num_heads in product((False, True), index_bwd.NUM_HEADS))),
+     *(index_bwd.BwdPlan(num_heads, min(index_bwd.BLOCKS))
+       for num_heads in index_bwd.NUM_HEADS if num_heads < index_bwd.LARGE_HEADS),
+     *(index_bwd.BwdPlan(num_heads, min(index_bwd.BLOCKS), ordered=True)
+       for num_heads in index_bwd.NUM_HEADS)),
     load="load_all", multiply="multiply_all")
 INDEXER_BWD_SUM = _hopper(
     "indexer_bwd_sum", "indexer_bwd",

@@ -82,7 +82,7 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
         launch = bind_per_item(*given)
 
         def launch_and_keep(inputs: Any, outputs: Any, large: tuple[Any, ...] = ()) -> None:
-            *_, choice, _, _, of_sample, _ = large
+            *_, choice, _, _, of_sample, _, _ = large
             seen.append((choice, of_sample[:1]))
             launch(inputs, outputs, large)
 
@@ -140,7 +140,7 @@ def test_groups_of_256_rows_of_512_columns(monkeypatch: pytest.MonkeyPatch) -> N
     inputs.indices.copy_(inputs.indices[:1].expand_as(inputs.indices).clone())
     with emulation(SMALL) as emulator:
         assert failures(check_backward(inputs, "emulate-sm90")) == []
-    taken = large_plans(2, WITHOUT_ROPE)
+    taken = large_plans(WITHOUT_ROPE)
     assert {plan.smem_bytes for plan in taken} <= {setup.smem for setup in emulator.setups}
 
 

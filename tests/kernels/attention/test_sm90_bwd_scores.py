@@ -12,7 +12,6 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.kernels.attention.choice import FIRST
-from flashdsa.kernels.attention.lists import members_bits
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ITEM_BLOCKS, ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     DS_MATRIX,
@@ -36,35 +35,34 @@ CAPACITY_BEYOND = 64
 class Written:
     """The workspace of a case by a plan, as the other kernels read it."""
 
-    def __init__(self, case: SparseMlaCase, plan: ScoresPlan) -> None:
+    def __init__(self, case: SparseMlaCase, queries: int) -> None:
         self.inputs = make_sparse_mla_inputs(case, 0, "cpu")
         self.O, self.lse = forward_results(self.inputs)
-        self.plan, heads = plan, case.num_heads
-        self.groups = -(-case.num_queries // plan.queries)
-        self.row_blocks = plan.queries * heads // ROWS
-        capacity = -(-plan.queries * case.topk // TILE_KEYS) * TILE_KEYS + CAPACITY_BEYOND
+        self.queries, heads = queries, case.num_heads
+        self.groups = -(-case.num_queries // queries)
+        self.row_blocks = queries * heads // ROWS
+        capacity = -(-queries * case.topk // TILE_KEYS) * TILE_KEYS + CAPACITY_BEYOND
         emulator = Emulator(on_finding="collect")
-        member = torch.uint8 if members_bits(plan.queries) == 8 else torch.uint16
         self.rows = emulator.empty(self.groups, capacity, dtype=torch.int32)
-        self.members = emulator.empty(self.groups, capacity, dtype=member)
+        self.members = emulator.empty(self.groups, capacity, dtype=torch.uint8)
         self.counts = torch.zeros(self.groups, dtype=torch.int32)
         self.make_lists()
         blocks = self.groups * self.row_blocks
         self.workspace = emulator.empty(blocks, block_bytes(TILE, capacity), dtype=torch.uint8)
         delta = (self.inputs.do.float() * self.O.float()).sum(-1)
-        function = emulator.function(MLA_BWD_SCORES, plan)
+        function = emulator.function(MLA_BWD_SCORES, ScoresPlan(Tile(case.d_qk)))
         with emulator.launching():
             function(
                 self.inputs.q, self.inputs.kv, self.inputs.do, self.lse, delta,
                 *(self.rows, self.members, self.counts, self.counts, self.counts), self.workspace,
-                heads, case.d_qk**-0.5, min(blocks // ITEM_BLOCKS, 2),
+                queries, heads, case.d_qk**-0.5, min(blocks // ITEM_BLOCKS, 2),
                 torch.tensor([FIRST], dtype=torch.int32),
             )  # fmt: skip
         assert [str(finding) for finding in emulator.findings] == []
 
     def make_lists(self) -> None:
         """A group's list names each row as often as the query that names it most often."""
-        x, queries = self.inputs, self.plan.queries
+        x, queries = self.inputs, self.queries
         named = [*valid_slots(x.indices, x.kv.shape[0], x.topk_length)]
         for group in range(self.groups):
             found: dict[tuple[int, int], int] = {}
@@ -95,7 +93,7 @@ class Written:
 
 def check_matrices(written: Written, inputs: SparseMlaInputs) -> None:
     """P and dS against float64; exact zeros where a query does not name a key."""
-    plan, heads, scale = written.plan, inputs.q.shape[1], inputs.q.shape[2] ** -0.5
+    heads, scale = inputs.q.shape[1], inputs.q.shape[2] ** -0.5
     q, kv, do, O = (x.double().flatten(0, -2) for x in (inputs.q, inputs.kv, inputs.do, written.O))
     for block in range(written.groups * written.row_blocks):
         group = block // written.row_blocks
@@ -107,7 +105,7 @@ def check_matrices(written: Written, inputs: SparseMlaInputs) -> None:
             for row in range(ROWS):
                 at = block * ROWS + row
                 query = at // heads
-                mine = (members >> (query - group * plan.queries)) & 1 == 1
+                mine = (members >> (query - group * written.queries)) & 1 == 1
                 assert not p[row, ~mine].any() and not ds[row, ~mine].any()
                 if mine.any():
                     theirs = keys[mine]
@@ -137,7 +135,7 @@ CASES = [
 
 @pytest.mark.parametrize(("case", "queries"), CASES, ids=lambda one: getattr(one, "name", one))
 def test_p_and_ds_of_every_tile(case: SparseMlaCase, queries: int) -> None:
-    written = Written(case, ScoresPlan(queries, tile=Tile(case.d_qk)))
+    written = Written(case, queries)
     check_matrices(written, written.inputs)
 
 
@@ -146,4 +144,4 @@ def test_p_and_ds_of_every_tile(case: SparseMlaCase, queries: int) -> None:
 )
 def test_the_newest_assembler_takes_it_and_nothing_is_spilled(tile: Tile) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    assert_it_assembles_without_spills(MLA_BWD_SCORES, ScoresPlan(2, tile=tile))
+    assert_it_assembles_without_spills(MLA_BWD_SCORES, ScoresPlan(tile))

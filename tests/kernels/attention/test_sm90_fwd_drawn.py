@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ class Results(NamedTuple):
 
     out: Tensor
     lse: Tensor
-    max_logits: Tensor
+    max_logits: Tensor | None
 
 
 class Noting(Emulator):
@@ -98,7 +99,7 @@ def by(plan: FwdPlan) -> Bind:
 
 def by_either(runner: Runner, operands: SparseMlaOperands, scale: float) -> Write:
     """The launches of groups of four and of single queries, of which a sample chooses."""
-    way = Way(FwdPlan(4, True, True), instead=FwdPlan(1, True, True))
+    way = Way(FwdPlan(4, drawn=True), instead=FwdPlan(1, drawn=True))
     return bind_way(runner, way, operands, scale)
 
 
@@ -122,12 +123,12 @@ def emulator_of(device: Device, policy: Policy | None = None) -> Noting:
 def turns(case: SparseMlaCase, group: int) -> Results:
     """Results of CTAs that take items by turns, judged."""
     inputs = inputs_of(case)
-    results = call(emulator_of(PAIR), inputs, by(FwdPlan(group, case.max_logits)))
+    results = call(emulator_of(PAIR), inputs, by(FwdPlan(group)))
     assert failures(judge_forward(inputs, *results, backend="emulate-sm90")) == []
     return results
 
 
-def assert_equal(results: Results, expected: Results) -> None:
+def assert_equal(results: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
     """Bit for bit, also where nothing is written."""
     for got, wanted in zip(results, expected, strict=True):
         assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
@@ -137,13 +138,24 @@ def assert_equal(results: Results, expected: Results) -> None:
     ("case", "group"), [(GROUPS, 4), (EVERYTHING, 1)], ids=lambda x: getattr(x, "name", str(x))
 )
 def test_who_takes_an_item_does_not_change_its_bits(case: SparseMlaCase, group: int) -> None:
-    results = call(emulator_of(PAIR), inputs_of(case), by(FwdPlan(group, True, drawn=True)))
+    results = call(emulator_of(PAIR), inputs_of(case), by(FwdPlan(group, drawn=True)))
     assert_equal(results, turns(case, group))
+
+
+@pytest.mark.parametrize(("case", "drawn"), [(GROUPS, True), (EVERYTHING, False)])
+def test_largest_logits_that_nobody_asked_for_change_no_bit(
+    case: SparseMlaCase, drawn: bool
+) -> None:
+    group = 4 if case is GROUPS else 1
+    inputs = inputs_of(replace(case, max_logits=False))
+    results = call(emulator_of(PAIR), inputs, by(FwdPlan(group, drawn=drawn)))
+    assert results.max_logits is None
+    assert_equal(results[:2], turns(case, group)[:2])
 
 
 def test_launches_with_counters_of_their_own_do_not_disturb_each_other() -> None:
     """Each stream has its workspace, whose counter a launch leaves at 0: of two CTAs, of three."""
-    inputs, plan = inputs_of(EVERYTHING), by(FwdPlan(1, True, drawn=True))
+    inputs, plan = inputs_of(EVERYTHING), by(FwdPlan(1, drawn=True))
     streams = [emulator_of(PAIR), emulator_of(Device(3, {1: 3}))]
     for emulator in (*streams, streams[0]):
         assert_equal(call(emulator, inputs, plan), turns(EVERYTHING, 1))
@@ -157,7 +169,7 @@ def test_groups_without_room_for_all_lists_are_launched_in_parts(
     expected = turns(GROUPS, 4)
     monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
     emulator = emulator_of(PAIR)
-    assert_equal(call(emulator, inputs_of(GROUPS), by(FwdPlan(4, True, True))), expected)
+    assert_equal(call(emulator, inputs_of(GROUPS), by(FwdPlan(4, drawn=True))), expected)
     # Of each of three groups its union, the forward, and what mends O.
     assert len(emulator.setups) == 3 * 3
 
@@ -172,7 +184,7 @@ def test_groups_are_taken_if_their_queries_have_much_in_common(
     assert_equal(call(emulator, inputs, by_either), expected)
     assert [choice.tolist() for choice in emulator.allocated(1)] == [[taken]]
     nothing = Results(*(emulator.empty(*x.shape, dtype=x.dtype) for x in expected))
-    other = FwdPlan(1 if taken == FIRST else 4, True, True)
+    other = FwdPlan(1 if taken == FIRST else 4, drawn=True)
     assert_equal(call(emulator, inputs, told(other, taken)), nothing)
 
 
@@ -184,9 +196,7 @@ def test_parts_of_a_call_choose_for_themselves(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", lists)
     results = call(emulator_of(PAIR), inputs, by_either)
     assert failures(judge_forward(inputs, *results, backend="emulate-sm90")) == []
-    groups, queries = (
-        call(emulator_of(PAIR), inputs, by(FwdPlan(group, True))) for group in (4, 1)
-    )
+    groups, queries = (call(emulator_of(PAIR), inputs, by(FwdPlan(group))) for group in (4, 1))
     for own, first, second in zip(results, groups, queries, strict=True):
         assert torch.equal(own[:8], first[:8]) and torch.equal(own[8:], second[8:])
 
@@ -194,9 +204,9 @@ def test_parts_of_a_call_choose_for_themselves(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     "plan",
     [
-        FwdPlan(1, True, True),
-        FwdPlan(4, True, True),
-        pytest.param(FwdPlan(8, True, True), marks=pytest.mark.slow),
+        FwdPlan(1, drawn=True),
+        FwdPlan(4, drawn=True),
+        pytest.param(FwdPlan(8, drawn=True), marks=pytest.mark.slow),
     ],
     ids=["1", "4", "8"],
 )
@@ -212,5 +222,5 @@ def test_the_order_of_warps_does_not_matter(when: str) -> None:
         policy = Policy(asynchronous=when, warps="random", seed=seed)
         emulator = emulator_of(PAIR, policy)
         assert_equal(
-            call(emulator, inputs_of(LENGTHS), by(FwdPlan(1, True, True))), turns(LENGTHS, 1)
+            call(emulator, inputs_of(LENGTHS), by(FwdPlan(1, drawn=True))), turns(LENGTHS, 1)
         )

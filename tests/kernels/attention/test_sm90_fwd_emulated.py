@@ -56,7 +56,6 @@ def run(
         slots[..., end:] = torch.tensor([-1, case.num_keys]).repeat(case.topk)[: case.topk - end]
     emulator = Emulator(policy=policy, on_finding="collect", **device)
     operands = forward_operands(emulator, inputs)
-    plan = replace(plan, max_logits=plan.max_logits or case.max_logits)
     scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
     with emulator.launching():
         bind_way(emulator, Way(plan), operands.inputs, scale)(operands)
@@ -67,7 +66,7 @@ def run(
 
 @pytest.mark.parametrize("when", ["eager", "late"])
 def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
-    plan = FwdPlan(max_logits=True)
+    plan = FwdPlan()
     (setup,) = run(TWO_STEPS, plan, Policy(asynchronous=when, seed=3)).setups
     assert setup.smem == plan.smem.total
     assert (setup.grid[0], setup.block[0]) == (1, plan.threads)
@@ -116,17 +115,17 @@ def test_a_group_of_queries_over_the_union_of_their_rows() -> None:
         ),
         pytest.param(
             replace(GROUP, d_qk=512, max_logits=False),
-            FwdPlan(4, True, True, tile=WITHOUT_ROPE),
+            FwdPlan(4, drawn=True, tile=WITHOUT_ROPE),
             marks=pytest.mark.slow,
         ),
-        (replace(GROUP, max_logits=False), FwdPlan(4, True, True)),
+        (replace(GROUP, max_logits=False), FwdPlan(4, drawn=True)),
     ],
     ids=["1 of 512", "4 of 512", "4"],
 )
 def test_rows_that_are_k_and_v_alike_and_logits_that_nobody_asked_for(
     case: SparseMlaCase, plan: FwdPlan
 ) -> None:
-    """They go nowhere; 512 columns of both sources are in test_sm90_joined_emulated.py, too."""
+    """They are not written; test_sm90_joined_emulated.py has 512 columns of both sources, too."""
     run(case, plan, Policy(asynchronous="late"))
 
 
@@ -155,7 +154,7 @@ def test_a_missing_arrival_is_found(one_more_arrival: Callable[[str], None]) -> 
 
 
 def test_the_instructions_that_make_it_this_kernel() -> None:
-    text = ptx_of(SPARSE_MLA_FWD, FwdPlan(max_logits=True))
+    text = ptx_of(SPARSE_MLA_FWD, FwdPlan())
     products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", text)
     # S is issued in three places, twice for tile 0; P V in four, four steps of 16 keys each.
     assert products.count("m64n64") == 3 * 36
@@ -168,10 +167,7 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        FwdPlan(max_logits=True),
-        pytest.param(FwdPlan(4, True, True, tile=WITHOUT_ROPE), marks=pytest.mark.slow),
-    ],
+    [FwdPlan(), pytest.param(FwdPlan(4, drawn=True, tile=WITHOUT_ROPE), marks=pytest.mark.slow)],
     ids=["1", "4 of 512"],
 )
 def test_the_newest_assembler_takes_it_and_nothing_is_spilled(plan: FwdPlan) -> None:

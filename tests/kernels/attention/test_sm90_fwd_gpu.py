@@ -69,7 +69,7 @@ def test_groups_are_taken_if_their_queries_have_much_in_common(
     apart = inputs.indices.clone()
     alike = apart[:1].expand_as(apart).clone()
 
-    group, single = FwdPlan(64 // heads, True, True), FwdPlan(1, True, True)
+    group, single = FwdPlan(64 // heads, drawn=True), FwdPlan(1, drawn=True)
 
     def forward(way: Way) -> tuple[Tensor, ...]:
         monkeypatch.setattr(sparse_mla, "choose", lambda *_: way)

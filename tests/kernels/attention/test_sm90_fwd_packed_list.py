@@ -72,7 +72,7 @@ def call(
 def test_lists_with_gaps_give_the_bits_of_lists_without(drawn: bool, heads: int) -> None:
     """Two items a query with 70 heads, the second of which has six rows of O."""
     case = replace(CASE, num_heads=heads)
-    plan = FwdPlan(max_logits=True, drawn=drawn)
+    plan = FwdPlan(drawn=drawn)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     with_gaps(inputs)
     out, lse, taken = call(plan, inputs, ONE_CTA)
@@ -95,7 +95,7 @@ def test_lengths_end_lists_with_gaps(when: str) -> None:
         replace(CASE, topk_length=True, attn_sink="finite", poison=True), 0, "cpu"
     )
     with_gaps(inputs)
-    call(FwdPlan(max_logits=True, drawn=True), inputs, TWO, when)
+    call(FwdPlan(drawn=True), inputs, TWO, when)
 
 
 @pytest.mark.parametrize("drawn", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -106,7 +106,7 @@ def test_what_follows_the_last_row_changes_no_bit(drawn: bool) -> None:
     inputs = make_sparse_mla_inputs(short, 0, "cpu")
     with_gaps(inputs, shares)
     inputs.indices[-1, 128:] = -1
-    plan = FwdPlan(max_logits=True, drawn=drawn)
+    plan = FwdPlan(drawn=drawn)
     out, lse, _ = call(plan, inputs, ONE_CTA)
     more = torch.nn.functional.pad(inputs.indices, (0, 2000), value=-1)
     padded = replace(inputs, case=replace(short, topk=2250), indices=more)
@@ -117,7 +117,7 @@ def test_what_follows_the_last_row_changes_no_bit(drawn: bool) -> None:
 
 def test_long_lists_are_packed_where_rows_of_out_have_room() -> None:
     """A head's row of O has room for 256 ids."""
-    plan = FwdPlan(max_logits=True, drawn=True)
+    plan = FwdPlan(drawn=True)
     taken = []
     for heads, topk in ((8, 2100), (1, 2100), (1, 600)):
         case = replace(CASE, num_queries=1, num_heads=heads, topk=topk, duplicates=True)

@@ -78,7 +78,7 @@ def test_the_forward_joins_both_sources(case: SparseMlaCase, when: str) -> None:
     lengths, as it draws them."""
     (setup,) = run(replace(case, max_logits=True), Device(1, {1: 1}), when)
     drawn = case.topk_length or bool(case.ranges)
-    plan = FwdPlan(max_logits=True, drawn=drawn, joined=True, tile=Tile(case.d_qk))
+    plan = FwdPlan(drawn=drawn, joined=True, tile=Tile(case.d_qk))
     assert (setup.grid[0], setup.smem) == (1, plan.smem.total)
 
 
@@ -144,10 +144,8 @@ def test_a_source_of_its_own_may_have_blocks_or_be_a_range(alone: dict[str, Any]
 @pytest.mark.parametrize(
     ("spec", "plan"),
     [
-        pytest.param(
-            SPARSE_MLA_FWD, FwdPlan(max_logits=True, drawn=True, joined=True), marks=LATER
-        ),
-        (SPARSE_MLA_FWD, FwdPlan(max_logits=True, drawn=True, joined=True, tile=WITHOUT_ROPE)),
+        pytest.param(SPARSE_MLA_FWD, FwdPlan(drawn=True, joined=True), marks=LATER),
+        (SPARSE_MLA_FWD, FwdPlan(drawn=True, joined=True, tile=WITHOUT_ROPE)),
         pytest.param(SPARSE_MLA_DECODE, DecodePlan(joined=True), marks=LATER),
         (SPARSE_MLA_DECODE, DecodePlan(joined=True, tile=WITHOUT_ROPE)),
         pytest.param(

@@ -47,7 +47,7 @@ TABLE = [
     (call(67, 64, 2048), "mla_decode"),
     (call(1, 64, 128), "mla_decode"),
     (call(132, 32, 2048), "mla_decode"),
-    (call(132, 64, 2048, max_logits=True), "mla_fwd_max_logits"),
+    (call(132, 64, 2048, max_logits=True), "mla_fwd"),
     # bf16: more
     (call(4096, 128, 2048), "mla_fwd_drawn"),
     (call(4096, 20, 2048), "mla_fwd_drawn"),
@@ -96,9 +96,11 @@ TABLE = [
     (call(133, 16, 2048, form="v41_fp4"), "mla_decode_dealt_v41_fp4"),
     # two sources
     (call(70, 128, 2048, joined=True, d_qk=512, **FULL), "mla_decode_dealt_512_joined"),
-    (call(70, 128, 2048, joined=True, **FULL), "mla_fwd_max_logits_joined"),
-    (call(430, 128, 2048, joined=True, d_qk=512, **FULL), "mla_fwd_512_max_logits_joined"),
+    (call(70, 128, 2048, joined=True, **FULL), "mla_fwd_joined"),
+    (call(430, 128, 2048, joined=True, d_qk=512, **FULL), "mla_fwd_512_joined"),
     (call(8, 64, 2048, form="v41", joined=True, extra="v41_fp4"),
+     "mla_decode_v41_and_v41_fp4_joined x 8"),
+    (call(8, 64, 2048, form="v41_fp4", joined=True, extra="v41"),
      "mla_decode_v41_and_v41_fp4_joined x 8"),
 ]  # fmt: skip
 

@@ -36,12 +36,11 @@ def bind_write(runner: Runner, operands: CacheWriteOperands) -> Callable[[Sequen
     The function that it returns raises UnsupportedError if pages begin at addresses that are no
     multiples of 16. A cache of MXFP4 keys is written by torch.
     """
-    k, slots, cache = operands
+    k, _, cache = operands
     in_fp4 = has_mxfp4(cache)
     check, is_empty = Settings.from_environment().check, not (k.shape[0] and cache.shape[0])
     if not is_empty and not in_fp4:
-        plan = QuantizePlan(dtype_name(k), slots.element_size() * 8)
-        function = runner.function(WRITE_INDEX_K_CACHE, plan)
+        function = runner.function(WRITE_INDEX_K_CACHE, QuantizePlan(dtype_name(k)))
 
     def serve(operands: Sequence[Any]) -> None:
         k, slots, cache = operands
@@ -53,7 +52,8 @@ def bind_write(runner: Runner, operands: CacheWriteOperands) -> Callable[[Sequen
         if in_fp4 and not is_empty:
             put(parts_of_cache(cache), slots, pack_keys(k))
         elif not is_empty:
-            function(readable(k), slots.contiguous(), cache.view(torch.uint8).flatten(1))
+            words = slots.contiguous().view(torch.int32)
+            function(readable(k), words, cache.view(torch.uint8).flatten(1))
 
     return runner.on_device(serve)
 

@@ -95,11 +95,13 @@ def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
     num_queries, num_heads, _ = operands.q_index.shape
     topk = operands.indices.shape[1]
     plan = plan_for(num_heads, num_queries, topk, runner.num_sms)
-    function = runner.function(INDEXER_BWD, plan)
+    compiled, ratio = plan, tuple[float, ...]()
+    if num_heads >= sizes.LARGE_HEADS:
+        compiled, ratio = sizes.BwdPlan(num_heads), (IndexBackward.RATIO * plan.chosen,)
+    function = runner.function(INDEXER_BWD, compiled)
     at_a_time = max(1, MOST_LIST_BYTES // plan.list_bytes(topk)) * plan.queries
     words = plan.scratch_words(min(num_queries, at_a_time), topk)
     spread = IndexBackward.SPREAD if operands.k_index.shape[0] <= IndexBackward.NEAR_KEYS else 0
-    ratio = (IndexBackward.RATIO,) if plan.chosen else ()
     groups = -(-min(num_queries, at_a_time) // plan.queries)
     clears = operands.k_index.shape[0] <= IndexBackward.MOST_CLEARED * groups
     empty_scratch = runner.allocator(words, dtype=torch.int32)

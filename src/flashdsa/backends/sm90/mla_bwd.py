@@ -151,7 +151,7 @@ def bind_part(runner: Runner, part: Part, sm_scale: float) -> Launch:
 def bind_padded(runner: Runner, part: Part, launch: Launch) -> Launch:
     """Bind `launch` of some of the heads, with others for padding."""
     call, heads = part.call, slice(part.heads.start, part.heads.stop)
-    pad = runner.function(MLA_BWD_PADDED_HEADS, PaddedHeadsPlan(call.tile))
+    pad = runner.function(MLA_BWD_PADDED_HEADS, PaddedHeadsPlan())
     own, shape, bf16 = len(part.heads), (len(part.queries), part.kernel_heads), torch.bfloat16
     of_qk = runner.allocator(*shape, call.tile.d_qk, dtype=bf16)
     of_v = runner.allocator(*shape, call.tile.d_v, dtype=bf16)

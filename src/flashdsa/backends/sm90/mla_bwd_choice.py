@@ -163,12 +163,11 @@ class Part(NamedTuple):
     def plans(self) -> tuple[plan.PerItemPlan, ...]:
         """Plans of the kernels of 64 rows: the first one makes lists and choices, the second one is
         launched after it where the device may choose slots."""
-        more = 0 if self.large is None else self.large.queries
         of_kernel = self.group_queries, self.call.tile
-        first = per_item_plan(*of_kernel, more, slots=self.dkv is Dkv.SLOTS, tickets=self.tickets)
+        first = per_item_plan(*of_kernel, slots=self.dkv is Dkv.SLOTS, tickets=self.tickets)
         if self.dkv is not Dkv.EITHER:
             return (first,)
-        return first, per_item_plan(*of_kernel, slots=True, given=True)
+        return first, per_item_plan(*of_kernel, slots=True)
 
     def __str__(self) -> str:
         queries, joint, heads = (
@@ -278,20 +277,14 @@ def slots_may_pay(part: Part) -> bool:
 
 @lru_cache
 def per_item_plan(
-    queries: int,
-    tile: Tile,
-    more: int = 0,
-    *,
-    slots: bool = False,
-    tickets: bool = False,
-    given: bool = False,
+    queries: int, tile: Tile, *, slots: bool = False, tickets: bool = False
 ) -> plan.PerItemPlan:
     """Plan of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which
     takes longer than a launch."""
-    return plan.PerItemPlan(queries, more, slots, tickets, given, tile)
+    return plan.PerItemPlan(queries, slots, tickets, tile)
 
 
 @lru_cache
-def large_plans(queries: int, tile: Tile) -> tuple[ScoresPlan, DqPlan, DkvPlan]:
-    """Plans of groups of 256 rows, of `queries` queries each: P and dS, dQ, dKV."""
-    return ScoresPlan(queries, tile), DqPlan(tile), DkvPlan(tile)
+def large_plans(tile: Tile) -> tuple[ScoresPlan, DqPlan, DkvPlan]:
+    """Plans of groups of 256 rows: P and dS, dQ, dKV."""
+    return ScoresPlan(tile), DqPlan(tile), DkvPlan(tile)

@@ -42,7 +42,9 @@ def bind_choice(
 
     def launch(inputs: Inputs, outputs: Outputs) -> None:
         lists, choice, sampled = allocate_lists(), allocate_choice(), allocate_sampled()
-        launch_small(inputs, outputs, (*lists, choice, *limits, sampled, *give_counters()))
+        launch_small(
+            inputs, outputs, (*lists, choice, *limits, sampled, *give_counters(), large.queries)
+        )
         launch_large(inputs, outputs, lists, choice)
 
     return launch
@@ -53,7 +55,7 @@ def bind_large(
 ) -> LaunchLarge:
     """Bind a launch of dQ and dKV from existing delta and lists, if `choice` takes the large
     groups. `of_rows`: heads of a query, and sm_scale. `num_groups`: of all lists."""
-    scores, dq, dkv = large_plans(large.queries, large.tile)
+    scores, dq, dkv = large_plans(large.tile)
     compute_scores = runner.function(MLA_BWD_SCORES, scores)
     compute_dq = runner.function(MLA_BWD_DQ, dq)
     compute_dkv = runner.function(MLA_BWD_DKV, dkv)
@@ -79,7 +81,7 @@ def bind_large(
             delta, dq_part, dkv_sum = to
             rows, _, counts, present, _ = of_part
             num_ctas = min(groups * ROW_BLOCKS // ITEM_BLOCKS, num_sms)
-            scalars = *of_rows, num_ctas, choice
+            scalars = queries, *of_rows, num_ctas, choice
             compute_scores(q, kv, dO, lse, delta, *of_part, workspace, *scalars)
             taken = 0, groups, choice, FIRST
             of_queries = q, kv, dO, lse, indices, lengths, delta, dq_part, *of_rows

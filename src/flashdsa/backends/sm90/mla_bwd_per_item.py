@@ -12,7 +12,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_choice import Dkv, Part
 from flashdsa.backends.sm90.mla_bwd_lists import lists_allocator
 from flashdsa.backends.sm90.mla_bwd_slots import slots_allocator
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import SLOTS_MAY_PAY, WAY, num_tickets
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import MORE, SLOTS_MAY_PAY, WAY, num_tickets
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -30,7 +30,7 @@ class LaunchPerItem(Protocol):
     """
 
     def __call__(self, inputs: Inputs, outputs: Outputs, large: tuple[Any, ...] = ()) -> None:
-        """`large`: what `launch_backward` takes of large groups."""
+        """`large`: what `launch_backward` takes of large groups, `More`; none: there are none."""
 
 
 def bind_per_item(runner: Runner, part: Part, sm_scale: float) -> LaunchPerItem:
@@ -40,15 +40,23 @@ def bind_per_item(runner: Runner, part: Part, sm_scale: float) -> LaunchPerItem:
     allocate_tickets = tickets_allocator(runner, part)
     allocate_slots = tuple if part.dkv is Dkv.ADDED else slots_allocator(runner, part)
     by_slots, by_additions = part.dkv is Dkv.SLOTS, (part.spread, part.num_ctas)
+    no_choice = runner.empty(0, dtype=torch.int32)
+    no_large = without_large(runner) if part.plans[0].may_leave else ()
 
     def launch(inputs: Inputs, outputs: Outputs, large: tuple[Any, ...] = ()) -> None:
         first, tickets = first_arguments(inputs, outputs), allocate_tickets()
-        how = allocate_slots() if by_slots else by_additions
-        function(*first, *how, *large, *tickets)
+        how = (*allocate_slots(), no_choice) if by_slots else by_additions
+        function(*first, *how, *(large or no_large), *tickets)
         for given_slots in after:
             given_slots(*first, *allocate_slots(), tickets[0][WAY : WAY + 1])
 
     return launch
+
+
+def without_large(runner: Runner) -> tuple[Any, ...]:
+    """The arguments of large groups, `More`, where there are none."""
+    words, lists = runner.empty(0, dtype=torch.int32), lists_allocator(runner, 0, max(MORE), 0)
+    return *lists(), words, 0.0, 0, words, words, 0
 
 
 def tickets_allocator(runner: Runner, part: Part) -> Callable[[], tuple[Any, ...]]:

@@ -51,7 +51,7 @@ def _bind_vectors(
     empty_fp8 = runner.allocator(*vectors.shape, dtype=torch.uint8)
     empty_scale = runner.allocator(count, dtype=torch.float32)
     if count:
-        function = runner.function(QUANTIZE_INDEX, QuantizePlan(dtype_name(vectors), 0))
+        function = runner.function(QUANTIZE_INDEX, QuantizePlan(dtype_name(vectors), False))
 
     def quantize(operands: Sequence[Any]) -> tuple[Tensor, Tensor]:
         (x,) = operands

@@ -87,7 +87,7 @@ def form_of(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands) -> Form:
         return (ctas, num_sms) if plan.samples else (ctas,)
 
     function = runner.function(catalog.SPARSE_MLA_FWD, plan)
-    return Form(function, plan.group, num_ctas, plan.drawn, plan.max_logits, plan.joined)
+    return Form(function, plan.group, num_ctas, plan.drawn, plan.joined)
 
 
 def bind_decode(

@@ -22,7 +22,7 @@ from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import MIXED_FORMATS, DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared import plan as sizes
 from flashdsa.kernels.attention.sm90.fwd.plan import ITEM_US, STEP_US, UNION_BIT_US, FwdPlan
 from flashdsa.row_formats import V32, RowFormat
@@ -244,9 +244,7 @@ def group_ways(
     drawn = call.joined or (call.lengths and groups > num_sms)
     yield Way(forward_plan(call, group, drawn=drawn)), 0.0 if surely else inf
     sampled = forward_plan(call, group, drawn=True)
-    one_by_one = made(
-        FwdPlan, 1, sampled.max_logits, sampled.drawn, sampled.joined, tile=sampled.tile
-    )
+    one_by_one = made(FwdPlan, 1, sampled.drawn, sampled.joined, tile=sampled.tile)
     yield Way(sampled, instead=one_by_one), 0.0 if maybe else inf
 
 
@@ -274,23 +272,21 @@ def packed_ways(runner: Runner, call: Call, of: SparseMlaConstants) -> Iterator[
 
 def whole_plan(call: Call) -> DecodePlan:
     """The decode of whole items of 64 heads."""
+    form, extra = call.form or V32, ""
+    if call.extra:
+        form, extra = MIXED_FORMATS[0], MIXED_FORMATS[1].name
     return made(
-        DecodePlan, packed=call.packed, joined=call.joined, form=call.form or V32, extra=call.extra,
-        tile=call.tile,
-    )  # fmt: skip
+        DecodePlan, packed=call.packed, joined=call.joined, form=form, extra=extra, tile=call.tile
+    )
 
 
 def forward_plan(call: Call, group: int, *, drawn: bool) -> FwdPlan:
     """The forward's kernel, by groups of so many queries.
 
-    Without RoPE columns the rarer choices have one plan, which does more than is asked for: groups
-    and largest logits are drawn, and groups have largest logits.
+    Without RoPE columns groups have one plan: their items are drawn.
     """
-    max_logits, tile = call.max_logits or call.joined, call.tile
-    if not tile.has_rope and not call.joined:
-        drawn = drawn or max_logits or group > 1
-        max_logits = max_logits or group > 1
-    return made(FwdPlan, group, max_logits, drawn, call.joined, tile=tile)
+    drawn = drawn or (group > 1 and not call.tile.has_rope)
+    return made(FwdPlan, group, drawn, call.joined, tile=call.tile)
 
 
 def made(kind: type[P], *choices: Any, **more: Any) -> P:

@@ -51,6 +51,11 @@ def fake_more(operands: Operands, form: RowFormat | None = None) -> MoreOperands
     )
 
 
+def fake_packed_pages() -> Any:
+    """Pages of packed rows of any format."""
+    return fake_pages(Uint8, (cute.sym_int32(), cute.sym_int32()))
+
+
 def fake_max_logits() -> Any:
     """Logits' maxima of a forward: for each head of a query, or without an element."""
     return fake_tensor(Float32, (cute.sym_int32(),), 4)

@@ -27,6 +27,7 @@ THREADS = 256
 LANES_EACH = 8
 ELEMENTS_EACH = INDEX_HEAD_DIM // LANES_EACH
 SIGN_CLEARED = 0x7FFFFFFF
+LOW_WORD = 0xFFFFFFFF
 
 
 @cute.jit
@@ -90,6 +91,18 @@ def store_words(words: cute.Tensor, address: Any) -> None:
     cute.autovec_copy(words, cute.make_tensor(target, cute.make_layout(ELEMENTS_EACH // 4)))
 
 
+@cute.jit
+def slot_of(slots: cute.Tensor, vector: Int32, count: Int32) -> Int64:
+    """The vector's slot; arguments as in `launch_write`."""
+    slot = Int64(0)
+    if slots.shape[0] > count:
+        low, high = slots[2 * vector], slots[2 * vector + 1]
+        slot = (Int64(high) << 32) | (Int64(low) & LOW_WORD)
+    else:
+        slot = Int64(slots[vector])
+    return slot
+
+
 @cute.kernel
 def quantize_kernel(
     vectors: cute.Tensor, slots: Any, out: cute.Tensor, scales: Any, plan: cutlass.Constexpr
@@ -105,12 +118,12 @@ def quantize_kernel(
     scale = scale_of(elements)
     words = quantize(elements, scale)
     if vector < count:
-        if const_expr(plan.slot_bits == 0):
+        if const_expr(not plan.to_cache):
             store_words(words, out.iterator + Int64(vector) * INDEX_HEAD_DIM + part * ELEMENTS_EACH)
             if part == 0:
                 scales[vector] = scale
         else:
-            slot = Int64(slots[vector])
+            slot = slot_of(slots, vector, count)
             if slot >= 0 and slot < Int64(out.shape[0]) * PAGE_SIZE:
                 page = out.iterator + (slot // PAGE_SIZE) * out.stride[0]
                 offset = Int32(slot % PAGE_SIZE)
@@ -124,9 +137,10 @@ def quantize_kernel(
 def launch_write(
     plan: cutlass.Constexpr, stream: Any, keys: cute.Tensor, slots: cute.Tensor, cache: cute.Tensor
 ):
-    """Quantise `keys` (T, 128) and write key t into slot `slots[t]` = page * 64 + offset of
-    `cache` (num_pages, 8448) bytes, any distance between pages, on `stream`. Slots outside the
-    cache are skipped."""
+    """Quantise `keys` (T, 128) and write key t into its slot, page * 64 + offset, of `cache`
+    (num_pages, 8448) bytes, any distance between pages, on `stream`. Slots outside the cache are
+    skipped. `slots`: a slot for each key in one word or two, low word first: (T,) or (2 T,) int32.
+    """
     ctas = (keys.shape[0] * LANES_EACH + THREADS - 1) // THREADS
     quantize_kernel(keys, slots, cache, None, plan).launch(
         grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
@@ -153,12 +167,10 @@ def compile_quantize(plan: QuantizePlan) -> Any:
     count = cute.sym_int32()
     element = BFloat16 if plan.dtype == "bfloat16" else Float32
     vectors = fake_tensor(element, (count, INDEX_HEAD_DIM))
-    if plan.slot_bits:
+    if plan.to_cache:
         launch = launch_write
-        others = (
-            fake_tensor(Int32 if plan.slot_bits == 32 else Int64, (count,), plan.slot_bits // 8),
-            fake_pages(Uint8, (PAGE_BYTES,)),
-        )
+        words = fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT)
+        others = words, fake_pages(Uint8, (PAGE_BYTES,))
     else:
         launch = launch_quantize
         others = (

@@ -23,7 +23,7 @@ from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import SM90, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
 from flashdsa.kernels.attention.fake_operands import fake_lists
-from flashdsa.kernels.attention.lists import SAMPLED_WORDS, Lists
+from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_per_item import load, prepare, score, slot_offsets
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, PerItemMemory
@@ -31,6 +31,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
     KEY_WORDS,
+    MORE,
     PAIR,
     SLOTS_MAY_PAY,
     WAY,
@@ -136,9 +137,9 @@ LIST_TENSORS = len(Lists._fields)
 
 @cute.jit
 def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch the lists, the copy of kv and the backward, which makes delta, on `stream`; if
-    plan.more is not 0, the backward only if groups of plan.more queries have too little in common,
-    else delta alone.
+    """Launch the lists, the copy of kv and the backward, which makes delta, on `stream`; if there
+    may be groups of more queries, the backward only if they have too little in common, else delta
+    alone.
 
     Queries of 64 heads and more, which alone have such groups, are not taken together here.
 
@@ -146,12 +147,7 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         arguments: those of `Operands`. Then, if the plan has no slots
             spread: see `Context`.
             num_ctas: at most the row blocks, S * H / 64; best the number that runs at once.
-        and if plan.more is not 0
-            five tensors: the lists of groups of plan.more queries, written.
-            choice: (1,) int32, written: FIRST where they are taken.
-            ratio, most_keys: see `launch_choice`.
-            sampled: (3,) int32, written, see `launch_sample`; counters: (4,) int32, 0 before the
-            launch and after it.
+        and if plan.may_leave those of `More`
         and if plan.tickets
             tickets: see `order_items`, written. far: one of NEAR, FAR and SLOTS_MAY_PAY: a launch
             of the plan that is `given` them must follow.
@@ -160,8 +156,8 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             slots: (rows, plan.slot_words) int32, scratch.
             those of `Offsets`, written. unit_groups: see `launch_split`.
             zero: 1 if all of dkv is 0.
-        and if plan.given, when lists and copy are not written
-            choice: (1,) int32: `WAY` of the tickets of a launch before.
+            choice: (1,) int32: `WAY` of the tickets of a launch before, which has written lists and
+            copy; the backward has work if it says SECOND. Or (0,): it has, and they are written.
     """
     front = Operands._fields.index("lists")
     behind = front + LIST_TENSORS
@@ -183,27 +179,27 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     more, choice, tickets, far = None, None, None, None
     if cutlass.const_expr(plan.tickets):
         rest, (tickets, far) = rest[:-2], rest[-2:]
-    if cutlass.const_expr(plan.more > 0):
-        of_more = rest[-LIST_TENSORS - 5 :]
-        choice = of_more[LIST_TENSORS]
-        more = Lists(*of_more[:LIST_TENSORS]), choice, of_more[LIST_TENSORS + 1 :]
+    if cutlass.const_expr(plan.may_leave):
+        of_more = rest[2:]
+        more = prepare.More(Lists(*of_more[:LIST_TENSORS]), *of_more[LIST_TENSORS:])
+        choice = more.choice
     of_delta = x.do, x.out, x.delta
     of_slots, keys = (x.indices, x.topk_length), (x.kv, x.copy)
-    if cutlass.const_expr(plan.given):
-        choice = rest[-1]
-    else:
-        of_tickets = (more, tickets, far), rest[0 if plan.slots else 1]
-        prepare.launch_prepare(of_delta, x.heads, of_slots, keys, lists, *of_tickets, plan, stream)
+    to_prepare = of_delta, x.heads, of_slots, keys, lists, (more, tickets, far)
     operands = x.q, x.copy, x.do, x.out
     if cutlass.const_expr(plan.slots):
         num_ctas, num_sms, slots = rest[:3]
         last = 3 + len(slot_offsets.Offsets._fields)
+        unit_groups, zero, choice = rest[last:]
+        if choice.shape[0] == 0:
+            prepare.launch_prepare(*to_prepare, num_ctas, plan, stream)
         work = Work(operands, x.lse, x.delta, lists, x.dq, slots, x.heads, x.sm_scale)
         on_device, offsets = (num_ctas, num_sms), slot_offsets.Offsets(*rest[3:last])
-        sizes = rest[last], rest[last + 1]
+        sizes = unit_groups, zero
         launch_parts(work, offsets, x.dkv, sizes, on_device, choice, plan, stream)
     else:
         spread, num_ctas = rest[:2]
+        prepare.launch_prepare(*to_prepare, num_ctas, plan, stream)
         work = Work(operands, x.lse, x.delta, lists, x.dq, x.dkv, x.heads, x.sm_scale)
         made = per_item_kernel(work, Launch(spread, choice, tickets=tickets), plan)
         launch_plan(made, plan, num_ctas, stream)
@@ -225,7 +221,7 @@ def launch_parts(
     dkv: cute.Tensor,
     of_parts: tuple[Int32, Int32],
     on_device: tuple[Int32, Int32],
-    choice: Any,
+    choice: cute.Tensor,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
@@ -255,22 +251,29 @@ def compile_per_item(plan: PerItemPlan) -> Any:
     operands = q, kv, kv, do, lse, do, *slots, lse, *fake_lists(plan.queries), q, dkv, Int32(64)
     # spread and num_ctas; with slots num_ctas and num_sms.
     rest: list[Any] = [Int32(1), Int32(1), *(fake_slots(plan, keys) if plan.slots else [])]
-    if plan.more:
-        rest += [*fake_lists(plan.more), fake.words(1), Float32(1.0), Int32(1)]
-        rest += [fake.words(size) for size in (SAMPLED_WORDS, *fake.symbols(1))]
+    if plan.may_leave:
+        choice, sampled, counters = (fake.words(size) for size in fake.symbols(3))
+        rest += [
+            *fake_lists(max(MORE)),
+            choice,
+            Float32(1.0),
+            Int32(1),
+            sampled,
+            counters,
+            Int32(2),
+        ]
     if plan.tickets:
         rest += [fake.words(*fake.symbols(1)), Int32(1)]
-    if plan.given:
-        rest.append(fake.words(1))
     return compile_launch(SM90, launch_backward, plan, *operands, Float32(1.0), *rest)
 
 
 def fake_slots(plan: PerItemPlan, keys: Any) -> list[Any]:
-    """Fake tensors: slots and those of `Offsets`; then unit_groups, and zero."""
-    groups, capacity, slots, parts, begins, room, items = fake.symbols(7)
+    """Fake tensors: slots and those of `Offsets`; then unit_groups, zero and choice."""
+    groups, capacity, slots, parts, begins, room, items, choices = fake.symbols(8)
     pairs, of_keys = (fake.fake_tensor(Int32, (keys, count)) for count in (PAIR, KEY_WORDS))
     return [
         *(fake.fake_tensor(Int32, (slots, plan.slot_words)), pairs, fake.words(parts, CURSORS)),
         *(fake.words(begins), fake.words(items), of_keys, fake.words(groups)),
-        *(fake.fake_tensor(Int32, (room, PAIR)), fake.words(groups, capacity), Int32(1), Int32(1)),
+        *(fake.fake_tensor(Int32, (room, PAIR)), fake.words(groups, capacity)),
+        *(Int32(1), Int32(1), fake.words(choices)),
     ]

@@ -110,7 +110,8 @@ class SumPlan(Sm90Plan):
 
 HEADS = (8, 16, 32, 64, 128)
 QUERIES = (1, 2, 4, 8)
-MORE = (0, 2, 4)
+MORE = (2, 4)
+"""Queries of a group of the grouped backward, which a query of 64 or 128 heads may be in."""
 HALF_ROWS = ROWS // 2
 """Rows of which S and dP are one wgmma: N is HALF_ROWS rows of Q and of dO each."""
 HALF_BYTES = HALF_ROWS * row_tiles.ROW_BYTES
@@ -163,21 +164,16 @@ class PerItemPlan(Sm90Plan):
     Attributes:
         queries: of a group: 64 / H, at least 1. tile: of keys, with at most one chunk after its
             value.
-        more: 0, or of a group of the grouped backward, which are taken instead where queries
-            have much in common.
         slots: dKV goes to rows of its own for each key of each list, which are summed in order:
             see `slot_offsets.py`.
         tickets: items are put in order and drawn, see `tickets.py`; else CTAs take turns.
-        given: lists, the copy of kv and a choice are given; slots have work if it says SECOND.
         gather_registers, consumer_registers, dkv_registers: of a thread; those of consumers are of
             score and high, on average.
     """
 
     queries: int = 1
-    more: int = 0
     slots: bool = False
     tickets: bool = False
-    given: bool = False
     tile: Tile = Tile()
     gather_registers: int = 32
     consumer_registers: int = 192
@@ -187,21 +183,22 @@ class PerItemPlan(Sm90Plan):
         """Raises BudgetError, which names the region or role that does not fit."""
         if self.queries not in QUERIES:
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
-        if self.more not in MORE:
-            raise ValueError(f"more: expected one of {MORE}; got {self.more}")
-        if self.slots and (self.tickets or self.more):
-            raise ValueError("slots: leave no registers for tickets, and no choice of large groups")
-        if self.given and not self.slots:
-            raise ValueError("given: only for slots, whose choice is given, too")
+        if self.slots and self.tickets:
+            raise ValueError("slots: leave no registers for tickets")
         if self.tile.chunks > self.tile.value_chunks + 1:
             raise ValueError(f"tile: at most one chunk has no value; got {self.tile}")
         self.check()
 
     @property
     def name(self) -> str:
-        kind = f"_or_{self.more}" * (self.more > 0) + "_slots" * self.slots
-        kind += "_tickets" * self.tickets + "_given" * self.given
+        kind = "_slots" * self.slots + "_tickets" * self.tickets
         return f"mla_bwd_fused{self.tile.suffix}_group{self.queries}{kind}"
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether a launch may leave its work to the grouped backward, where queries have much in
+        common."""
+        return self.queries == 1 and not self.slots
 
     @property
     def score_more(self) -> int:

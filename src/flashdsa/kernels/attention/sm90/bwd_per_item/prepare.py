@@ -7,7 +7,7 @@ S and dP need the columns of the keys in the order of Q's and dO's, see `core/ba
 kernel copies the keys so.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
@@ -18,9 +18,20 @@ from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice, launch_sample
 from flashdsa.kernels.attention.delta import write_deltas
 from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CARVEOUT, NEAR, SLOTS_MAY_PAY, WAY
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
+    CARVEOUT,
+    MORE,
+    NEAR,
+    SLOTS_MAY_PAY,
+    WAY,
+)
 from flashdsa.kernels.attention.sm90.bwd_per_item.slots_choice import launch_slots_choice
-from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import NEAR_RATIO, Items, order_items
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
+    NEAR_RATIO,
+    NONE_NEAR,
+    Items,
+    order_items,
+)
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.union import launch_by_rows, launch_union, make_list
 from flashdsa.kernels.attention.union_slots import THREADS, WARPS, Slots, allocate_shared, can_pack
@@ -134,6 +145,36 @@ def launch_queries(
     launch_by_rows(num_keys, launch, can_pack(1))
 
 
+class More(NamedTuple):
+    """Groups of more queries, which the grouped backward takes where they have much in common."""
+
+    lists: Lists  # five tensors, written; without elements if there are no such groups
+    choice: cute.Tensor  # (1,) int32, written: FIRST where they are taken; (0,): there are none
+    ratio: Float32  # see `launch_choice`
+    most_keys: Int32  # see `launch_choice`
+    sampled: cute.Tensor  # (3,) int32, written, see `launch_sample`; or (0,)
+    counters: cute.Tensor  # (4,) int32, 0 before the launch and after it; or (0,)
+    queries: Int32  # of a group, one of MORE; 0: there are none
+
+
+@cute.jit
+def launch_more(
+    slots: tuple[cute.Tensor, cute.Tensor],
+    num_keys: Int32,
+    more: More,
+    queries: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch the lists of groups of more queries, if a sample says so, and the choice."""
+    counts, sampled = more.counters.iterator, more.sampled
+    launch_sample(*slots, num_keys, counts, sampled, more.ratio, queries, stream, keeps=True)
+    of_list = plan.tile.keys, sampled, FIRST
+    launch_union(*slots, more.lists, num_keys, queries, stream, *of_list, packs=True)
+    judged = more.lists.counts, more.lists.named, more.choice, more.ratio, queries
+    launch_choice(*judged, stream, more.most_keys, sampled, plan.tile.keys)
+
+
 @cute.jit
 def launch_prepare(
     of_delta: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
@@ -153,24 +194,23 @@ def launch_prepare(
         of_delta: do, out (S * H, 512) bf16; delta (S * H,) fp32. heads: H.
         slots: indices (S, topk) int32; topk_length (S,) int32, or (0,). keys: kv, copy.
         lists: of groups of plan.queries queries, written.
-        more_and_tickets: lists of groups of plan.more queries, choice, and the rest that
-            `launch_backward` takes of them, None: no choice; tickets, see `tickets.py`, written,
-            None: none, and far, see `launch_backward`.
+        more_and_tickets: `More`, None: no choice; tickets, see `tickets.py`, written, None: none,
+            and far, see `launch_backward`.
         num_ctas: of the backward.
     """
     num_keys = Int32(keys[0].shape[0])
     more, tickets, far = more_and_tickets
     choice = None
     of_shared = (lists.counts, lists.named) if plan.queries > 1 else None
+    near = Float32(NEAR_RATIO[0] / plan.queries)
     if cutlass.const_expr(more is not None):
-        of_more, choice, (ratio, most_keys, sampled, counters) = more
-        counts, group = counters.iterator, plan.more
-        launch_sample(*slots, num_keys, counts, sampled, ratio, group, stream, keeps=True)
-        of_shared = word_of(sampled, SAMPLED_ROWS), word_of(sampled, SAMPLED_SLOTS)
-        of_list = plan.tile.keys, sampled, FIRST
-        launch_union(*slots, of_more, num_keys, group, stream, *of_list, packs=True)
-        judged = of_more.counts, of_more.named, choice, ratio, group
-        launch_choice(*judged, stream, most_keys, sampled, plan.tile.keys)
+        choice = more.choice
+        of_shared = word_of(more.sampled, SAMPLED_ROWS), word_of(more.sampled, SAMPLED_SLOTS)
+        near = Float32(NONE_NEAR)
+        for i in cutlass.range_constexpr(len(MORE)):
+            if more.queries == MORE[i]:
+                launch_more(slots, num_keys, more, MORE[i], plan, stream)
+                near = Float32(NEAR_RATIO[MORE[i]] / MORE[i])
     if cutlass.const_expr(plan.queries == 1):
         launch_queries(slots, lists, num_keys, of_delta, heads, choice, plan, stream)
     else:
@@ -180,7 +220,6 @@ def launch_prepare(
     order = None
     if cutlass.const_expr(tickets is not None):
         varied = Boolean(slots[1].shape[0] > 0)
-        near = Float32(NEAR_RATIO[plan.more] / (plan.more or plan.queries))
         items = Items(lists.counts, of_shared, near, varied, Boolean(far != NEAR))
         order = tickets, items, plan.tile.keys
     launch_permute(*keys, choice, order, stream)

@@ -84,13 +84,13 @@ def unordered_of(lists: Lists, group: Int32, count: Int32) -> Int32:
 
 
 @cute.kernel
-def split_kernel(lists: Lists, offsets: Offsets, room: Int32, unit_groups: Int32, choice: Any):
+def split_kernel(
+    lists: Lists, offsets: Offsets, room: Int32, unit_groups: Int32, choice: cute.Tensor
+):
     """One CTA splits the groups, the others clear the keys' counts; see `launch_split`."""
     follow_grid()
     cta, _, _ = cute.arch.block_idx()
-    taken = Boolean(True)
-    if cutlass.const_expr(choice is not None):
-        taken = is_taken(choice, Int32(SECOND))
+    taken = is_taken(choice, Int32(SECOND))
     if cta > 0:
         if taken:
             clear_counts(offsets)
@@ -433,7 +433,7 @@ def launch_split(
     room: Int32,
     unit_groups: Int32,
     num_sms: Int32,
-    choice: Any,
+    choice: cute.Tensor,
     stream: Any,
 ):
     """Launch on `stream`.
@@ -443,7 +443,7 @@ def launch_split(
             offsets.unordered is scratch.
         room: keys of a part's lists; at least `unit_groups` lists of `capacity` keys each.
         num_sms: streaming multiprocessors.
-        choice: all parts are empty if it says FIRST, see `choice.py`; None: they are not.
+        choice: all parts are empty if it says FIRST, see `choice.py`.
     """
     made = split_kernel(lists, offsets, room, unit_groups, choice)
     launch_ctas(made, num_sms + 1, SPLIT_THREADS, stream, use_pdl=True)

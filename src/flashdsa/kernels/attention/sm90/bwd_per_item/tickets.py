@@ -46,9 +46,13 @@ LENGTHS = 1024
 """Lengths of lists, in tiles, that are told apart; longer ones come first in any order."""
 NEAR_RATIO = {0: 1.1, 2: 1.4, 4: 2.0}
 """Longest union of neighbours' lists, as a multiple of one's list, with which they stay together:
-of `plan.more` neighbours, or of a group of few heads. Lists of 64 heads that share 86 % were 1.2
+of as many neighbours, or (0) of a group of few heads. Lists of 64 heads that share 86 % were 1.2
 times as fast together, 128 heads with 92 % 1.14; 128 heads with 76 % were 1.2 times as fast longest
 first, 16 heads with 63 and 90 % 1.08 and 1.24."""
+
+
+NONE_NEAR = -1.0
+"""The same where no neighbours are counted."""
 
 
 class Items(NamedTuple):
@@ -58,7 +62,8 @@ class Items(NamedTuple):
         counts: keys of the items' lists, (groups,) int32.
         shared: counts, and what their queries name one by one, (groups,) int32, of groups of
             neighbours; None: no group has more than one.
-        near: most keys of such a list over what its queries name, with which they are near.
+        near: most keys of such a list over what its queries name, with which they are near; or
+            NONE_NEAR.
         varied: topk_length is given. far: dKV has many more rows than the second-level cache.
     """
 
@@ -81,7 +86,7 @@ def order_items(
     sums = allocator.allocate_array(Int32, threads // WARP_SIZE)
     by_length = items.varied
     if cutlass.const_expr(items.shared is not None):
-        if by_length:
+        if by_length and items.near != NONE_NEAR:
             by_length = are_unlike(items, sums, thread, threads)
     if thread == 0:
         tickets[SAMPLED], tickets[SAMPLED + 1] = Int32(0), Int32(0)

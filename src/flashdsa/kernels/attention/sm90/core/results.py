@@ -86,8 +86,8 @@ def factors_of_rows(
     consumer: cutlass.Constexpr,
 ) -> list[Float32]:
     """The factors of O of the thread's rows; consumer 0 writes lse, and the largest logits. `w`:
-    ctx, lse, attn_sink, scale, and max_logits if the plan has them; the forward's `Consumer` or a
-    decode's `Output`. `asked`: result of `ask_sinks`."""
+    ctx, lse, attn_sink, scale, and max_logits if the rows have the largest scores; the forward's
+    `Consumer` or a decode's `Output`. `asked`: result of `ask_sinks`."""
     factors = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
         top = rows.out_max[h] * w.scale.factor
@@ -99,14 +99,18 @@ def factors_of_rows(
     return factors
 
 
-def write_statistics(w: Any, rows: Rows, item: ItemRows, h: int, lse: Float32) -> None:
-    """Write a row's lse, and its largest logit if the plan has them."""
+@cute.jit
+def write_statistics(
+    w: Any, rows: Rows, item: ItemRows, h: cutlass.Constexpr, lse: Float32
+) -> None:
+    """Write a row's lse, and its largest logit if the kernel has them and the call wants them."""
     row = item.first + item.row + 8 * h
     (w.lse.iterator + row).store(lse)
-    if rows.largest is not None:
-        others = w.ctx.memory.largest.array(Float32, ROWS)[item.row + 8 * h]
-        largest = cute.arch.fmax(rows.largest[h], others) * w.scale.factor
-        (w.max_logits.iterator + row).store(largest * LN_2)
+    if cutlass.const_expr(rows.largest is not None):
+        if w.max_logits.shape[0] > 0:
+            others = w.ctx.memory.largest.array(Float32, ROWS)[item.row + 8 * h]
+            largest = cute.arch.fmax(rows.largest[h], others) * w.scale.factor
+            (w.max_logits.iterator + row).store(largest * LN_2)
 
 
 @cute.jit

@@ -26,7 +26,7 @@ class Consumer(NamedTuple):
     ctx: Context
     out: cute.Tensor  # (S, H, 512) bf16
     lse: cute.Tensor  # (S, H) fp32
-    max_logits: cute.Tensor  # (S * H,) fp32; of a plan without them (0,)
+    max_logits: cute.Tensor  # (S * H,) fp32, or (0,): not asked for
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
     scale: softmax.Scale
 
@@ -40,7 +40,7 @@ def consume0(role: Consumer) -> None:
         consumers.values_of(ctx, 0, 0),
         (consumers.values_of(ctx, 1, 0), consumers.p_of(ctx, 1)),
     )
-    r = consumers.new_registers(tile, ctx.plan.max_logits)
+    r = consumers.new_registers(tile, with_largest=True)
     step, items = Int32(0), Int32(0)
 
     ctx.memory.q_full.wait_for(items)
@@ -116,7 +116,7 @@ def consume1(role: Consumer) -> None:
         consumers.values_of(ctx, 1, 1),
         consumers.p_of(ctx, 0),
     )
-    r = consumers.new_registers(ctx.plan.tile, ctx.plan.max_logits)
+    r = consumers.new_registers(ctx.plan.tile, with_largest=True)
     step, items = Int32(0), Int32(0)
 
     ctx.memory.q_full.wait_for(items)

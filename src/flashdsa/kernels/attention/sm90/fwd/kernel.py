@@ -143,7 +143,7 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 
     Args:
         arguments: those of `Operands`, of a group with H = plan.group_heads. Then
-            max_logits: (S * H,) fp32, written; of a plan without them (0,).
+            max_logits: (S * H,) fp32, written, or (0,): not asked for.
             num_ctas: at most the work items, which are S * ceil(H / 64) or the groups; best
             the number that runs at once.
         of a plan that samples

@@ -29,7 +29,6 @@ class FwdPlan(Sm90Plan):
     Attributes:
         group: neighbouring queries whose 64 / group heads share the rows of a work item, over the
             union of their keys; 1: an item is 64 heads of one query.
-        max_logits: the largest logits are written, which takes 0.8% more time.
         drawn: a CTA draws its next item from a counter when it needs one, in the order of
             `draws.py`; else CTA c takes items c, c + CTAs, ...
         joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`; an item's
@@ -40,7 +39,6 @@ class FwdPlan(Sm90Plan):
     """
 
     group: int = 1
-    max_logits: bool = False
     drawn: bool = False
     joined: bool = False
     gather_registers: int = 72
@@ -57,7 +55,7 @@ class FwdPlan(Sm90Plan):
     @property
     def name(self) -> str:
         group = f"_group{self.group}" if self.group > 1 else ""
-        flags = "_max_logits" * self.max_logits + "_drawn" * self.drawn + "_joined" * self.joined
+        flags = "_drawn" * self.drawn + "_joined" * self.joined
         return "mla_fwd" + self.tile.suffix + group + flags
 
     @property
@@ -84,7 +82,6 @@ class FwdPlan(Sm90Plan):
         tile = self.tile
         masks = TILES * self.group * tile.mask_words * 4
         chunks = f"{tile.chunks} x [64, 64] SW128"
-        largest = [SmemRegion("largest", ROWS * FP32, 16, "the largest scores of tile 1's keys")]
         drawn = [
             SmemRegion("drawn", 2 * DRAWN_WORDS * 4, 16, "two items by turns, and their slots"),
             SmemRegion("order", 2 * MOST_SORTED, 16, "the last lists, longest first"),
@@ -98,7 +95,7 @@ class FwdPlan(Sm90Plan):
             SmemRegion("flags", TILES * 4, 8, "what follows the step, a tile"),
             SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
             SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),
-            *(largest if self.max_logits else []),
+            SmemRegion("largest", ROWS * FP32, 16, "the largest scores of tile 1's keys"),
             *(drawn if self.drawn else []),
             *(packed if self.packs else []),
         ]

@@ -16,6 +16,7 @@ from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.smem import VECTOR
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.sm90.padded_heads.plan import WARPS, PaddedHeadsPlan
+from flashdsa.problem import D_QK, D_V
 
 UNIT_DIMS = 8
 """Elements of a lane's move."""
@@ -43,13 +44,15 @@ class Move(NamedTuple):
 
     tensor: int  # of `Rows`
     first: int  # unit, of lane 0
-    units: int  # of the row
+    units: Any  # of the row
 
 
 def moves_of(rows: Rows) -> list[Move]:
-    """The moves of a row of q, dO and O each."""
+    """The moves of a row of q, dO and O each. Of q those of its longest rows: shorter ones have no
+    unit for the last."""
+    most = [size // UNIT_DIMS for size in (D_QK, D_V, D_V)]
     units = [tensor.shape[2] // UNIT_DIMS for tensor in rows[:-1]]
-    return [Move(i, at, end) for i, end in enumerate(units) for at in range(0, end, WARP_SIZE)]
+    return [Move(i, at, units[i]) for i in range(len(most)) for at in range(0, most[i], WARP_SIZE)]
 
 
 @cute.kernel
@@ -109,10 +112,11 @@ def launch_padded_heads(stream: Any, *arguments: Any):
 
 def compile_padded_heads(plan: PaddedHeadsPlan) -> Any:
     """Compile `launch_padded_heads`."""
+    del plan
     queries, heads, padded = (cute.sym_int32() for _ in range(3))
-    d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
+    d_qk = cute.sym_int32(divisibility=UNIT_DIMS)
     rows = []
     for each in (heads, padded):
-        rows += [fake_tensor(BFloat16, (queries, each, dims)) for dims in (d_qk, d_v, d_v)]
+        rows += [fake_tensor(BFloat16, (queries, each, dims)) for dims in (d_qk, D_V, D_V)]
         rows.append(fake_tensor(Float32, (queries, each), 4))
     return compile_launch(SM90, launch_padded_heads, None, *rows, Int32(0), Int32(8))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdsa.kernels.attention.sm90.core.tile import Tile
 from flashdsa.plan import Role
 
 WARPS = 8
@@ -13,12 +12,8 @@ WARPS = 8
 
 @dataclass(frozen=True)
 class PaddedHeadsPlan:
-    """The compiled kernel, which takes any number of heads; tile: its columns."""
+    """The kernel takes any number of heads, and rows of either length; nothing to choose."""
 
-    tile: Tile = Tile()
+    name: str = "mla_bwd_padded_heads"
     roles: tuple[Role, ...] = ()
     smem_bytes: int = 0
-
-    @property
-    def name(self) -> str:
-        return f"mla_bwd_padded_heads{self.tile.suffix}"

@@ -260,27 +260,31 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     have work if its groups have enough in common, those of plan.smaller if not.
 
     Args:
-        arguments: those of `Operands`, and ratio if plan.chosen: see `launch_choice`.
+        arguments: those of `Operands`, and ratio if plan.chosen: see `launch_choice`; 0: only
+            plan.smaller is launched.
     """
     count = len(Operands._fields)
     x, ratio = Operands(*arguments[:count]), arguments[count:]
+    choices = Int32(0)
     if cutlass.const_expr(plan.chosen):
-        choice = choose_groups(x, *ratio, plan, stream)
-        for number, grouping in ((FIRST, plan), (SECOND, plan.smaller)):
-            launch_groups(x, choice, Int32(number), grouping, stream)
-    else:
-        no_choice = cute.make_tensor(x.scratch.iterator, cute.make_layout((Int32(0),)))
-        launch_groups(x, no_choice, Int32(SECOND), plan, stream)
+        choices = Int32(ratio[0] > 0.0)
+    choice = cute.make_tensor(x.scratch.iterator, cute.make_layout((choices,)))
+    if cutlass.const_expr(plan.chosen):
+        if choices > 0:
+            choose_groups(x, choice, *ratio, plan, stream)
+            launch_groups(x, choice, Int32(FIRST), plan, stream)
+    launch_groups(x, choice, Int32(SECOND), plan.smaller, stream)
     launch_mend(Backward(x.q, x.k, x.weights, *x.slots, x.dq, x.dw), stream)
 
 
 @cute.jit
-def choose_groups(x: Operands, ratio: Float32, plan: cutlass.Constexpr, stream: Any) -> cute.Tensor:
-    """Launch the choice between both groupings; return it."""
+def choose_groups(
+    x: Operands, choice: cute.Tensor, ratio: Float32, plan: cutlass.Constexpr, stream: Any
+):
+    """Launch the choice between both groupings, which is written."""
     groups = (Int32(x.indices.shape[0]) + (plan.queries - 1)) // plan.queries
     step = (groups + (sizes.MOST_SAMPLES - 1)) // sizes.MOST_SAMPLES
     samples = cute.make_layout(((groups + step - 1) // step,))
-    choice = cute.make_tensor(x.scratch.iterator, cute.make_layout((1,)))
     counts, named = (
         cute.make_tensor(
             x.scratch.iterator + (sizes.CHOICE_WORDS + i * sizes.MOST_SAMPLES), samples
@@ -289,7 +293,6 @@ def choose_groups(x: Operands, ratio: Float32, plan: cutlass.Constexpr, stream: 
     )
     launch_counts(*x.slots, Int32(x.k.shape[0]), counts, named, step, plan, stream)
     launch_choice(counts, named, choice, ratio, plan.queries, stream)
-    return choice
 
 
 @cute.jit

@@ -86,7 +86,8 @@ class BwdPlan(Sm90Plan):
 
     @property
     def chosen(self) -> bool:
-        """Whether the device chooses it: the larger groups, if they have enough in common."""
+        """Whether the device chooses it: the larger groups, if they have enough in common. Its
+        variant serves calls of the smaller groups, too."""
         return self.blocks == max(BLOCKS)
 
     @property

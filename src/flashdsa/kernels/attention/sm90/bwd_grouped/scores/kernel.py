@@ -37,6 +37,7 @@ from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import flat
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import (
     ITEM_BLOCKS,
+    QUERIES,
     WARP_ROWS,
     ScoresPlan,
 )
@@ -379,7 +380,8 @@ class Operands(NamedTuple):
     delta: cute.Tensor  # (S, H) fp32
     lists: Lists  # five tensors: of `workspace.py`
     workspace: cute.Tensor  # (row blocks of all groups, bytes) uint8, written
-    heads: Int32  # H, a divisor of 128; plan.queries * H is 128 or 256
+    queries: Int32  # of a group, at most QUERIES
+    heads: Int32  # H, a divisor of 128; queries * H is 128 or 256
     sm_scale: Float32
     num_ctas: Any  # Int32: at most pairs of row blocks; best the number that runs at once
     choice: cute.Tensor  # (1,) int32: the kernel has work if it is FIRST
@@ -404,7 +406,7 @@ def scores_kernel(x: Operands, plan: cutlass.Constexpr):
 def locate(memory: ScoresMemory, x: Operands) -> Context:
     """This thread's context."""
     thread, cta, num_ctas = grids.place_in_grid()
-    row_blocks = memory.plan.queries * x.heads // ROWS
+    row_blocks = x.queries * x.heads // ROWS
     num_items = Int32(x.lists.counts.shape[0]) * row_blocks // ITEM_BLOCKS
     if not is_taken(x.choice, Int32(FIRST)):
         num_items = Int32(0)
@@ -432,6 +434,6 @@ def compile_scores(plan: ScoresPlan) -> Any:
     d_qk, d_v, of_rows = plan.tile.d_qk, plan.tile.d_v, fake.numbers(queries, heads)
     q, do = fake.bf16(queries, heads, d_qk), fake.bf16(queries, heads, d_v)
     workspace = fake.fake_tensor(Uint8, (blocks, block_bytes))
-    of_kernel = workspace, Int32(1), Float32(1.0), Int32(1), fake.words(1)
-    x = q, fake.bf16(keys, d_qk), do, of_rows, of_rows, *fake_lists(plan.queries), *of_kernel
+    of_kernel = workspace, Int32(1), Int32(1), Float32(1.0), Int32(1), fake.words(1)
+    x = q, fake.bf16(keys, d_qk), do, of_rows, of_rows, *fake_lists(QUERIES), *of_kernel
     return compile_launch(SM90, launch_scores, plan, *x)

@@ -11,30 +11,28 @@ from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, row_tile
 
 ITEM_BLOCKS = 2
 """Row blocks of a work item, one for each consumer warpgroup."""
-QUERIES = (1, 2, 4, 8)
+QUERIES = 8
+"""Most queries of a group: a byte says which of them name a key."""
 WARP_ROWS = 16
 """Rows of a warp in a wgmma."""
 
 
 @dataclass(frozen=True)
 class ScoresPlan(Sm90Plan):
-    """One compiled kernel: choices, then derived values. `queries`: of a group. `tile`: of keys.
-    `gather_registers`, `consumer_registers`: of a thread."""
+    """One compiled kernel: choices, then derived values. `tile`: of keys. `gather_registers`,
+    `consumer_registers`: of a thread."""
 
-    queries: int = 1
     tile: Tile = Tile()
     gather_registers: int = 56
     consumer_registers: int = 224
 
     def __post_init__(self) -> None:
         """Raises BudgetError, which names the region or role that does not fit."""
-        if self.queries not in QUERIES:
-            raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
         self.check()
 
     @property
     def name(self) -> str:
-        return f"mla_bwd_scores{self.tile.suffix}_group{self.queries}"
+        return f"mla_bwd_scores{self.tile.suffix}"
 
     @property
     def batch_chunks(self) -> int:

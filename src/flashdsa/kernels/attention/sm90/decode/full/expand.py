@@ -175,7 +175,7 @@ def load_scales(role: gather.Gatherer, slots: list[Int32], slot: Int32) -> list[
     if cutlass.const_expr(not role.ctx.plan.mixed):
         return load_words_of_scales(role, row, slot, lane)
     scales = [Int32(0)] * role.ctx.plan.scale_words
-    if slot >= role.ctx.joined.split:
+    if gather.has_extra_form(role, slot):
         scales = load_words_of_scales(gather.of_extra(role), row, slot, lane)
     else:
         scales = load_words_of_scales(role, row, slot, lane)
@@ -399,7 +399,7 @@ def gather_tile(
     `scales`: this tile's. Others as of `copy_tile`."""
     copy_tile(role, slots, copies, tile, use, slot)
     factors = scaling.factors_of_scales(scales[: words_of_scales(role.form)], role.form)
-    following = load_scales(gather.with_main(role), next_slots, slot + role.ctx.plan.tile.keys)
+    following = load_scales(gather.of_first(role), next_slots, slot + role.ctx.plan.tile.keys)
     expand_tile(role, factors, copies, tile)
     return following
 
@@ -430,10 +430,10 @@ def gather_packed_rows(role: gather.Gatherer, before: Before, asked: gather.Aske
                 of_tile, of_next = slots[mask_words:], next_slots[:mask_words]
             slot = ctx.first_slot + step * ctx.plan.tile.step_keys + tile * ctx.plan.tile.keys
             use = before.use(tile, step)
-            if cutlass.const_expr(not ctx.plan.mixed) or slot < ctx.joined.split:
-                scales = gather_tile(role, of_tile, of_next, scales, copies, tile, use, slot)
-            else:
+            if cutlass.const_expr(ctx.plan.mixed) and gather.has_extra_form(role, slot):
                 extra = gather.of_extra(role)
                 scales = gather_tile(extra, of_tile, of_next, scales, copies, tile, use, slot)
+            else:
+                scales = gather_tile(role, of_tile, of_next, scales, copies, tile, use, slot)
         slots = next_slots
     return num_tiles

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
@@ -18,12 +17,9 @@ FORMATS = tuple(ROW_FORMATS.values())
 JOINED_FORMATS = FORMATS[1:]
 """Those that two sources may have, both the same."""
 MIXED_FORMATS = tuple(ROW_FORMATS[name] for name in ("v41", "v41_fp4"))
-"""Those of which each source may have its own."""
-JOINED_PAIRS = (
-    *((form, "") for form in JOINED_FORMATS),
-    *((main, extra.name) for main, extra in permutations(MIXED_FORMATS)),
-)
-"""Formats of both sources of a variant, the second one's by its name; "": the first one's."""
+"""Those of which each source may have its own: one variant serves both orders."""
+JOINED_PAIRS = (*((form, "") for form in JOINED_FORMATS), (MIXED_FORMATS[0], MIXED_FORMATS[1].name))
+"""Formats of a variant's sources, the second one by its name; "": they have one."""
 
 
 def words_of_scales(form: RowFormat) -> int:
@@ -38,7 +34,8 @@ class DecodePlan(ClusterPlan):
     Attributes:
         packed: kv has packed rows, which are expanded to f16 in shared memory.
         joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
-        form: of packed rows. extra: name of the format of a second source's, if it is another.
+        form: of packed rows. extra: name of the other format, if the sources have two; the bytes
+            of a row say which source has which.
         alone: a CTA has an item, and writes its rows; else a cluster has, and adds them up.
         gather_registers, consumer0_registers, consumer1_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
@@ -71,7 +68,7 @@ class DecodePlan(ClusterPlan):
 
     @property
     def extra_form(self) -> RowFormat | None:
-        """Format of a second source's packed rows, if it is another one."""
+        """The other format, if the sources have two."""
         return ROW_FORMATS[self.extra] if self.extra else None
 
     @property

@@ -12,7 +12,7 @@ from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.grids import launch_plan
 from flashdsa.hw import SM90
-from flashdsa.kernels.attention.fake_operands import fake_more, fake_operands
+from flashdsa.kernels.attention.fake_operands import fake_more, fake_operands, fake_packed_pages
 from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import Workspace
 from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
@@ -45,7 +45,11 @@ def _compile(launch: Any, decode: Decode, *last: Any) -> Any:
     plan = decode.plan
     form = plan.form if plan.packed else None
     operands = fake_operands(form=form, d_qk=plan.tile.d_qk)
-    more = fake_more(operands, plan.extra_form or form) if plan.joined else ()
+    more: Any = fake_more(operands, form) if plan.joined else ()
+    if plan.mixed:
+        # Either source has either format.
+        operands = operands._replace(kv=fake_packed_pages())
+        more = more._replace(extra_kv=fake_packed_pages())
     return compile_launch(SM90, launch, decode, *operands, *more, *last)
 
 

@@ -26,7 +26,7 @@ class Gatherer(NamedTuple):
     indices: cute.Tensor  # (S, topk) int32
     sources: Any = None  # of a joined plan `Sources`
     batch: Any = None  # of dealt tiles `Batch`
-    of_form: static.Static = static.Static(None)  # format of packed rows; None: the main source's
+    of_form: static.Static = static.Static(None)  # format of packed rows; None: the plan's first
 
     @property
     def form(self) -> RowFormat:
@@ -44,13 +44,19 @@ def early_gatherer(item: Context, gathers: Boolean, x: OtherOperands, sources: A
 
 
 def of_extra(role: Gatherer) -> Gatherer:
-    """The role for rows of an extra source that has a format of its own."""
+    """The role for rows of the plan's other format."""
     return role._replace(of_form=static.Static(role.ctx.plan.extra_form))
 
 
-def with_main(role: Gatherer) -> Gatherer:
-    """The role for rows of the main source."""
+def of_first(role: Gatherer) -> Gatherer:
+    """The role for rows of the plan's first format."""
     return role._replace(of_form=static.Static(None))
+
+
+def has_extra_form(role: Gatherer, slot: Any) -> Any:
+    """Whether the source of a tile, whose first slot is given, has the plan's other format."""
+    of_main = role.kv.shape[2] != role.ctx.plan.form.row_bytes
+    return Boolean(slot >= role.ctx.joined.split) ^ Boolean(of_main)
 
 
 def list_of_slot(role: Gatherer, slot: Any) -> Any:

@@ -72,7 +72,7 @@ class ClusterPlan(Sm90Plan):
 
     @property
     def extra_form(self) -> RowFormat | None:
-        """Format of a second source's packed rows, if it is another one."""
+        """The other format, if the sources have two."""
         return None
 
     @property
