@@ -162,18 +162,10 @@ def test_no_cluster_is_launched_that_the_device_cannot_run() -> None:
 
 
 def test_every_way_has_a_kernel() -> None:
-    """Of both architectures, and of a topk between two kernels' widths, which is sorted."""
+    """Of both architectures."""
     for spec in (INDEXER, INDEXER_SM100):
-        for num_heads, topk in ((64, 2048), (16, 512), (32, 700)):
-            kernels = Kernels(spec, None, num_heads, topk, topk == 700, False)
+        for num_heads in (64, 16, 32):
+            kernels = Kernels(spec, None, num_heads, 700, False, False)
             assert all(kernels.plan(kind) for kind in (Kind.SORTED, Kind.ROW, Kind.SHARED))
-
-
-def test_a_topk_between_the_kernels_widths_is_ranked_on_hopper_and_sorted_elsewhere() -> None:
-    gpu = gpu_of(Emulator(), IndexerPlan())
-    for rows in (1, 300):
-        assert choose(Call(rows, rows, ranks=True, cut=True), 900, gpu) == Way(Kind.RANKED)
-        assert choose(Call(rows, rows, cut=True), 900, gpu).kind is Kind.SORTED
-
     gathering = replace(INDEXER_SM100.plans[0], gathers=True)
     assert Kernels(INDEXER_SM100, None, 64, 2048, False, False, True).plan(Kind.ROW) == gathering

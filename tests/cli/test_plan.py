@@ -21,10 +21,8 @@ Run = Callable[..., Result]
 
 
 def test_json_holds_every_region_barrier_and_role(run: Run) -> None:
-    document = json.loads(
-        run("plan", "indexer", "--json", "--num-heads", "16", "--topk", "512").stdout
-    )
-    plan = IndexerPlan(num_heads=16, topk=512)
+    document = json.loads(run("plan", "indexer", "--json", "--num-heads", "16").stdout)
+    plan = IndexerPlan(num_heads=16)
     assert document["choices"]["num_heads"] == 16
     assert document["smem"]["total"] == plan.smem.total
     assert [r["offset"] for r in document["smem"]["regions"]] == list(plan.smem.offsets)
@@ -53,7 +51,6 @@ def test_brackets_are_text(run: Run) -> None:
     ("arguments", "message"),
     [
         (("--num-heads", "48"), "--num-heads: expected 16, 32 or 64; got 48"),
-        (("--topk", "100"), "--topk: expected 512, 1024 or 2048; got 100"),
         (("--arch", "sm_80"), "'sm_80' is not one of 'sm_90a', 'sm_100a'"),
         (("--rows", "pages"), "--rows: expected cluster or clusters; got pages"),
         (

@@ -55,7 +55,7 @@ class Ranked:
     """The fused indexer on scores that are exact in any order of additions; see `Small`.
 
     Attributes:
-        name: as the others'. lengths: tokens of each row.
+        name: as the others'. lengths: tokens of each row. topk: ids of each.
         clusters: their number, and CTAs of each.
         plan: choices of its plan; more than a catalog's plan has: emulated only.
         values: as `make_inputs` of tests/kernels/indexer/exact_inputs.py has them.
@@ -70,6 +70,7 @@ class Ranked:
     values: str = "random"
     bad_pages: bool = False
     next_n: int = 1
+    topk: int = 2048
     backend: str = HOPPER
     sms: int = 0
 
@@ -102,7 +103,7 @@ class Ranked:
         inputs = self.inputs()
         if (device := getattr(runner, "device", None)) is not None:
             inputs = inputs.to(device)
-        operands = TopkIndexerOperands(*inputs, inputs.output(self.kernel_plan.topk))
+        operands = TopkIndexerOperands(*inputs, inputs.output(self.topk))
         self.launch_on(runner, operands)
         return operands.topk_indices
 
@@ -112,7 +113,7 @@ class Ranked:
     def judge(self, runner: Runner) -> list[Comparison]:
         """They are the CPU backend's; bad page ids are no error here."""
         inputs, plan = self.inputs(), self.kernel_plan
-        expected = inputs.output(plan.topk)
+        expected = inputs.output(self.topk)
         custom_op(DSA_TOPK_INDEXER)(
             *inputs, expected, None, plan.sorted, plan.positions, plan.entry_tokens, 1, False, "cpu"
         )
@@ -133,7 +134,7 @@ class InTwoLaunches(Ranked):
 
     def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
         plan, rows = self.kernel_plan, len(self.lengths)
-        how = plan.num_heads, plan.topk, plan.positions, rows, self.next_n
+        how = plan.num_heads, self.topk, plan.positions, rows, self.next_n
         serve = bind_ranked(runner, *how)
         q, cache, *others = operands[:6]
         with runner.launching():

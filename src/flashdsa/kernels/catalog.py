@@ -73,8 +73,8 @@ _blackwell = partial(_row, arch=SM100.name)
 # fmt: off
 INDEXER = _hopper(
     "indexer", "dsa_topk_indexer", "indexer.sm90.kernel:compile_indexer", "indexer_kernel",
-    (*(IndexerPlan(num_heads, topk, **kind)
-       for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), FUSED_KINDS)),
+    (*(IndexerPlan(num_heads, **kind)
+       for num_heads, kind in product(reversed(NUM_HEADS), FUSED_KINDS)),
      *(IndexerPlan(**choices) for choices in POSITIONS)),
     load="load PAGES", select="consume page_source")
 INDEXER_UNSCORED = _hopper(
@@ -88,8 +88,8 @@ INDEXER_LOGITS = _hopper(
     load="load_partition PAGES", select="consume_pages page_source pair_source")
 INDEXER_SM100 = _blackwell(
     "indexer", "dsa_topk_indexer", "indexer.sm100.kernel:compile_indexer", "indexer_kernel",
-    (*(sm100.IndexerPlan(num_heads, topk, **kind)
-       for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), FUSED_KINDS)),
+    (*(sm100.IndexerPlan(num_heads, **kind)
+       for num_heads, kind in product(reversed(NUM_HEADS), FUSED_KINDS)),
      *(sm100.IndexerPlan(**choices) for choices in POSITIONS),
      *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
      *(sm100.IndexerPlan(gathers=True, **kind) for kind in FUSED_KINDS)),

@@ -27,10 +27,11 @@ def assert_as_the_cpu(
     cluster_size: int = 2,
     seed: int = 0,
     *,
+    topk: int = 512,
     warnings: Iterable[tuple[str, str]] = (),
 ) -> Emulator:
     """The kernel's ids equal the CPU backend's, whose check of values is off; nothing is found."""
-    expected, got = inputs.output(plan.topk), inputs.output(plan.topk)
+    expected, got = inputs.output(topk), inputs.output(topk)
     custom_op(DSA_TOPK_INDEXER)(
         *inputs, expected, None, plan.sorted, plan.positions, plan.entry_tokens, 1, False, "cpu"
     )

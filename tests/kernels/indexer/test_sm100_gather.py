@@ -22,7 +22,7 @@ from tests.kernels.indexer.test_sm100_logits import emulated_scores
 
 pytestmark = pytest.mark.usefixtures("lines")
 
-SMALL = IndexerPlan(num_heads=16, topk=512, gathers=True)
+SMALL = IndexerPlan(num_heads=16, gathers=True)
 OUTSIDE = (-1, 2**31 - 1, -(2**31))
 
 
@@ -82,7 +82,7 @@ def test_queries_of_a_request_share_its_slots_whoever_comes_first(seed: int) -> 
 )
 def test_kinds_of_selection(kind: dict[str, Any], clusters: tuple[int, int]) -> None:
     long = scattered(make_inputs([1500, 700], num_heads=16, values="two"), 1)
-    plan = IndexerPlan(num_heads=16, topk=512, gathers=True, **kind)
+    plan = IndexerPlan(num_heads=16, gathers=True, **kind)
     assert_as_the_cpu(plan, long, *clusters)
 
 

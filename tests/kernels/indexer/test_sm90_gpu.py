@@ -176,7 +176,7 @@ def test_batches_around_every_choice_of_clusters_are_exact(rows: int) -> None:
 def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
     """Fewer clusters than rows, whole and halved, parts that are compacted, of one page or none."""
     rows = By.CLUSTER if by_score else By.CLUSTERS
-    plan = IndexerPlan(topk=512, sorted=by_score, rows=rows)
+    plan = IndexerPlan(sorted=by_score, rows=rows)
     function = load(INDEXER, plan)
     for values in ("random", "two", "ascending"):
         inputs = make_inputs([600, 150_000, 5, 3000, 9000, 513], values=values).to("cuda")

@@ -54,7 +54,6 @@ class Call(NamedTuple):
     sorted: bool = False
     unscored_pages: int = -1  # of the widest table in which nothing is scored; -1: no kernel
     ranks: bool = False  # there are kernels that score and rank in two launches
-    cut: bool = False  # no fused kernel writes as many ids as the call wants
 
     @property
     def next_n(self) -> int:
@@ -82,9 +81,7 @@ def choose(call: Call, pages: int, gpu: Gpu) -> Way:
     number, size = clusters_for(gpu, rows)
     if pages <= call.unscored_pages:
         return Way(Kind.UNSCORED)
-    if call.ranks and call.cut and not call.sorted:
-        return Way(Kind.RANKED)
-    if call.sorted or call.cut:
+    if call.sorted:
         return Way(Kind.SORTED, number, size)
     if rows <= number and pages < Indexer.PAGES_ALONE * (size + 1):
         most = Indexer.NARROW_CLUSTER if pages <= Indexer.NARROW_PAGES else size
@@ -99,7 +96,7 @@ def ways(call: Call, pages: int, gpu: Gpu) -> dict[Way, float]:
     """Every way that serves a call: 0 of the one that is taken, infinite of the others, in the
     order in which they would replace it. The judge of ways times them."""
     found = [choose(call, pages, gpu)]
-    if not call.sorted and not call.cut:
+    if not call.sorted:
         sizes = Indexer.SHARING_FEW, Indexer.SHARING_MANY
         if call.rows >= Indexer.MANY_ROWS * gpu.num_sms:
             sizes = sizes[::-1]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.indexer.choice import Call, Gpu, Kind, Way, choose, gpu_of
-from flashdsa.backends.indexer.tensors import require_dense_ids
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
 from flashdsa.kernels.indexer.sm90.unscored.plan import most_pages
@@ -42,7 +41,6 @@ class Kernels(NamedTuple):
 
     Attributes:
         indexer: the fused kernel. others: None: there is only the fused one.
-        topk: at most what the widest of the kernels writes.
         gathers: the block table has a slot for each token.
     """
 
@@ -54,19 +52,10 @@ class Kernels(NamedTuple):
     positions: bool
     gathers: bool = False
 
-    @property
-    def width(self) -> int:
-        """The least topk of a kernel that is no smaller than the call's."""
-        kinds, plans = (self.num_heads, self.positions, self.gathers), self.indexer.plans
-        widths: list[int]
-        widths = [p.topk for p in plans if (p.num_heads, p.positions, p.gathers) == kinds]
-        return min(width for width in widths if width >= self.topk)
-
     def plan(self, kind: Kind) -> SelectPlan | None:
         """The plan that selects; None: no kernel is compiled for it."""
         wanted: dict[str, Any] = {
             "num_heads": self.num_heads,
-            "topk": self.width,
             "positions": self.positions,
             "sorted": kind is Kind.SORTED,
             "rows": By.CLUSTERS if kind is Kind.SHARED else By.CLUSTER,
@@ -92,8 +81,7 @@ class Launches:
         unscored, ranks = -1, kernels.others is not None
         if ranks and not kernels.sorted:
             unscored = most_pages(kernels.topk)
-        cut = kernels.width > kernels.topk
-        self.call = Call(rows, requests, kernels.sorted, unscored, ranks, cut)
+        self.call = Call(rows, requests, kernels.sorted, unscored, ranks)
         self.gpu: Gpu = gpu_of(runner, kernels.indexer.plans[0])
         self._kernels, self._runner = kernels, runner
         self._page_entries = PAGE_SIZE if kernels.gathers else 1
@@ -127,8 +115,6 @@ def bind_way(way: Way, call: Call, kernels: Kernels, runner: Runner) -> Launch:
     function = runner.function(kernels.indexer, plan)
     if plan.splits:
         return partial(_launch_sharing, function, _workspace(runner, plan), way)
-    if plan.topk > topk:
-        return partial(_launch_cut, function, runner, (call.rows, topk, plan.topk), way)
     return partial(_launch, function, way)
 
 
@@ -142,25 +128,6 @@ def _launch_sharing(
 ) -> None:
     """Launch a kernel whose CTAs exchange their best entries in a workspace."""
     function(*tensors, *workspace(), way.clusters, way.size)
-
-
-def _launch_cut(
-    function: Launch, runner: Runner, sizes: tuple[int, int, int], way: Way, *tensors: Tensor
-) -> None:
-    """Write the best `topk` by a kernel that writes the best `width`, in the order of their scores.
-
-    Args:
-        sizes: rows, topk, width.
-
-    Raises:
-        ValueError: the ids are not what calls of these sizes have; nothing is launched.
-    """
-    *operands, topk_indices = tensors
-    rows, topk, width = sizes
-    require_dense_ids(topk_indices, rows, topk)
-    ids = runner.empty(rows, width, dtype=torch.int32)
-    function(*operands, ids, way.clusters, way.size)
-    topk_indices.copy_(ids[:, :topk])
 
 
 def _workspace(runner: Runner, plan: SelectPlan) -> Callable[[], tuple[Any, ...]]:

@@ -35,11 +35,19 @@ PAGE_BITS = PAGE_SIZE.bit_length() - 1
 class Output(NamedTuple):
     """Destination of the ids, and what they are computed from."""
 
-    topk_indices: Any  # (B, topk) int32, device memory
+    topk_indices: Any  # (B, topk) int32, device memory, any distance between rows
     block_table: Any  # (B / next_n, max_pages) int32, device memory
     id_table: Any  # the block table; None: ids are positions, until a gathered row's are stored
     num_pages: Int32
     rows: Rows
+
+    @property
+    def topk(self) -> Int32:
+        return Int32(self.topk_indices.shape[1])
+
+    def ids_of(self, row: Int32) -> Any:
+        """Pointer to a row's ids."""
+        return self.topk_indices.iterator + Int64(row) * self.topk_indices.stride[0]
 
 
 @cute.jit
@@ -65,7 +73,7 @@ def store_id(output: Output, row: Int32, out_index: Int32, value: Int32, plan: A
     if const_expr(plan.gathers):
         if value >= 0:
             value = slot_of(output, row, value)
-    (output.topk_indices.iterator + (Int64(row) * plan.topk + out_index)).store(value)
+    (output.ids_of(row) + out_index).store(value)
 
 
 def slot_of(output: Output, row: Int32, position: Int32) -> Int32:
@@ -79,7 +87,7 @@ def fill_rest(s: Selecting, row: Int32, total: Int32) -> None:
     """The group's last CTA: write -1 after the ids of a row of fewer than `topk` cached tokens."""
     coord, output, thread, plan = s.coord, s.output, s.thread, s.plan
     if coord.part == coord.num_parts - 1:
-        for i in cutlass.range(total + thread, plan.topk, plan.consumer_threads, unroll=1):
+        for i in cutlass.range(total + thread, output.topk, plan.consumer_threads, unroll=1):
             store_id(output, row, i, Int32(-1), plan)
 
 
@@ -91,26 +99,27 @@ def emit_unscored_rows(
     row, as far as they are more than the rows: a warp that writes all of one is 2 us late for its
     scores."""
     halvings = Int32(0)  # of a row; a whole division would be on the way of rows with scores
+    pages_of_topk = (output.topk + PAGE_SIZE - 1) // PAGE_SIZE
     if const_expr(not plan.gathers):  # a slot's place depends on all slots before it
-        assert const_expr(plan.topk % PAGE_SIZE == 0)
         # The powers of two before the warps and after the rows.
         of_warps = Int32(31) - Int32(cute.arch.clz(warps))
         of_rows = Int32(32) - Int32(cute.arch.clz(output.rows.count - 1))
-        most = (plan.topk // PAGE_SIZE).bit_length() - 1
+        most = Int32(32) - Int32(cute.arch.clz(pages_of_topk - 1))
         halvings = cutlass.min(cutlass.max(of_warps - of_rows, Int32(0)), most)
-    size = Int32(plan.topk) >> halvings
+    # Places of whole pages; the last part has fewer.
+    size = ((pages_of_topk + (Int32(1) << halvings) - 1) >> halvings) * PAGE_SIZE
     for i in cutlass.range(warp, output.rows.count << halvings, warps, unroll=1):
         row = i >> halvings
         first = (i - (row << halvings)) * size
-        end = first + size
+        end = cutlass.min(first + size, output.topk)
         length = row_length(output.rows, row)
-        if length <= plan.unscored_length:
+        if length <= output.rows.unscored:
             if const_expr(plan.gathers):
                 emit_slots(output, row, length, lane, plan)
             else:
                 page = first_pages(output, row, lane)
                 pages = cached_pages(page, length, output.num_pages, lane)
-                emit_pages(output, row, first, end, WARP_SIZE, pages, lane, plan.topk)
+                emit_pages(output, row, first, end, WARP_SIZE, pages, lane)
 
 
 @cute.jit
@@ -129,7 +138,7 @@ def emit_slots(
             place = written + Int32(cute.arch.popc(found & below))
             store_id(output, row, place, first + lane, plan)
         written += Int32(cute.arch.popc(found))
-    for i in cutlass.range(written + lane, plan.topk, WARP_SIZE, unroll=1):
+    for i in cutlass.range(written + lane, output.topk, WARP_SIZE, unroll=1):
         store_id(output, row, i, Int32(-1), plan)
 
 
@@ -174,12 +183,11 @@ def emit_pages(
     step: cutlass.Constexpr,
     pages: CachedPages,
     lane: Int32,
-    topk: Int32,
 ) -> None:
     """One warp: write the row's tokens at the WARP_SIZE positions from `first` on, and from every
     `step`-th one before `end`, each after all cached tokens before it; and -1 to those of these
     places that are after all tokens."""
-    ids = output.topk_indices.iterator + Int64(row) * topk
+    ids = output.ids_of(row)
     for at in cutlass.range(first, end, step, unroll=2):
         position, index = at + lane, at >> PAGE_BITS
         start = index * PAGE_SIZE
@@ -407,7 +415,7 @@ def emit_sorted(
     coord, plan = s.coord, s.plan
     send_winners(s, own_winners, threshold.first_out_index)
     if coord.part == 0:
-        winners = cutlass.min(threshold.total, Int32(plan.topk))
+        winners = cutlass.min(threshold.total, s.output.topk)
         sort_winners(s, row, winners, phases.phase(SORTED))
     consumer_sync(plan)
     return phases.passed(SORTED)
@@ -424,7 +432,9 @@ def sort_winners(s: Selecting, row: Int32, winners: Int32, phase: Int32) -> None
     # overwritten after the sync: its own winners have been sent, too.
     cluster.winners_full.wait(phase)
     consumer_sync(plan)
-    for i in cutlass.range(thread, plan.topk, plan.consumer_threads, unroll=1):
+    # The power of two from which on there are no entries.
+    width = Int32(1) << (Int32(32) - Int32(cute.arch.clz(cutlass.max(winners, Int32(1)) - 1)))
+    for i in cutlass.range(thread, width, plan.consumer_threads, unroll=1):
         key, position = Int32(0), Int32(-1)
         if i < winners:
             key, position = cluster.winners[2 * i], cluster.winners[2 * i + 1]
@@ -432,10 +442,10 @@ def sort_winners(s: Selecting, row: Int32, winners: Int32, phase: Int32) -> None
         select.positions[i] = position
     consumer_sync(plan)
     run = Int32(2)
-    while run <= plan.topk:
+    while run <= width:
         distance = run // 2
         while distance > 0:
-            for i in cutlass.range(thread, plan.topk // 2, plan.consumer_threads, unroll=1):
+            for i in cutlass.range(thread, width // 2, plan.consumer_threads, unroll=1):
                 low = (i & ~(distance - 1)) * 2 + (i & (distance - 1))
                 exchange(select, low, low + distance, low & run == 0)
             consumer_sync(plan)
@@ -448,16 +458,12 @@ def sort_winners(s: Selecting, row: Int32, winners: Int32, phase: Int32) -> None
 def store_sorted(s: Selecting, ordered: cute.Tensor, row: Int32, winners: Int32) -> None:
     """Write the ids of the first `winners` positions in `ordered`, then -1. Ends synced."""
     output, thread, plan = s.output, s.thread, s.plan
-    per_thread = plan.topk // plan.consumer_threads
-    ids = cute.make_rmem_tensor(per_thread, Int32)
-    for i in cutlass.range_constexpr(per_thread):
-        out_index = thread + i * plan.consumer_threads
-        ids[i] = Int32(-1)
-        if out_index < winners:
-            position = ordered[out_index]
-            ids[i] = id_in(output, page_word(output, row, position), position)
-    for i in cutlass.range_constexpr(per_thread):
-        store_id(output, row, thread + i * plan.consumer_threads, ids[i], plan)
+    for i in cutlass.range(thread, output.topk, plan.consumer_threads, unroll=4):
+        value = Int32(-1)
+        if i < winners:
+            position = ordered[i]
+            value = id_in(output, page_word(output, row, position), position)
+        store_id(output, row, i, value, plan)
     consumer_sync(plan)
 
 

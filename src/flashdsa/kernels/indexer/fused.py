@@ -119,6 +119,8 @@ def set_up(
     memory = IndexerMemory.allocate(plan)
     select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
     rows = rows_of(operands.seq_lens, operands.block_table, plan.entry_tokens)
+    if const_expr(not plan.sorted):
+        rows = rows._replace(unscored=Int32(operands.topk_indices.shape[1]))
     coord = find_coord(rows, plan)
     # Asked for before anything else: the path to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)

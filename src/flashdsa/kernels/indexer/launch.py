@@ -39,7 +39,8 @@ def launch_indexer(
             multiple of 16 bytes between pages; of gathered tokens a multiple of 128.
         weights: (B, H) fp32. seq_lens: (B,) int32.
         block_table: (B / next_n, max_pages) int32, any distance between rows.
-        topk_indices: (B, topk) int32, written.
+        topk_indices: (B, topk) int32, any distance between rows, written: at most
+            `plan.lists.most_topk` a row.
         rest:
         of a plan with splits
             arrivals: (MOST_WEIGHED,) int32, counters, 0 before and after the launch.
@@ -153,7 +154,7 @@ def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
 
 def compile_indexer(kernel: Any, plan: Any) -> Any:
     """Compile `launch_indexer`."""
-    rows, requests, table, counters, slots = (cute.sym_int32() for _ in range(5))
+    rows, requests, table, topk, counters, slots = (cute.sym_int32() for _ in range(6))
     workspace = (
         fake_tensor(Int32, (counters,), WORD_ALIGNMENT),
         fake_tensor(Int32, (slots, plan.slot_words)),
@@ -168,7 +169,7 @@ def compile_indexer(kernel: Any, plan: Any) -> Any:
         fake_tensor(Float32, (rows, plan.num_heads)),
         fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
         rows_apart(Int32, requests, table),
-        fake_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
+        rows_apart(Int32, rows, topk),
         *(workspace if plan.splits else ()),
         *(Int32(1) for _ in range(2)),
     )

@@ -67,9 +67,7 @@ def _sorting_regions(plan: Any) -> list[SmemRegion]:
     if not plan.sorted:
         return []
     return [
-        SmemRegion(
-            "winners", plan.topk * sizes.ENTRY_WORDS * WORD_BYTES, 16, "received: to be sorted"
-        ),
+        SmemRegion("winners", plan.winner_words * WORD_BYTES, 16, "received: to be sorted"),
         SmemRegion("winners_full", MBARRIER_BYTES, 8, "mbarrier: winners are there"),
     ]
 
@@ -92,7 +90,7 @@ def select_barriers(plan: Any, select: Role) -> tuple[Barrier, ...]:
     fine_bytes = ctas * sizes.BIN_GROUP * WORD_BYTES
     received_bytes = plan.received_bytes + ctas * WORD_BYTES
     ticket_bytes = ctas * WORD_BYTES
-    winner_bytes = plan.topk * sizes.ENTRY_WORDS * WORD_BYTES
+    winner_bytes = plan.winner_words * WORD_BYTES
     every_cta = Arrives.EVERY_CTA
     return (
         Barrier("coarse_full", 1, select, one, select, coarse_bytes, "groups' counts"),

@@ -97,7 +97,7 @@ class ClusterBuffers(NamedTuple):
     received: cute.Tensor  # (max_candidates * ENTRY_WORDS,) Int32: entries to compare
     above: cute.Tensor  # (MAX_CLUSTER,) Int32: entries above the last round's bin
     tickets: Any  # (MAX_CLUSTER,) Int32: see select/tiles.py; None: rows are not split
-    winners: Any  # (topk * ENTRY_WORDS,) Int32 in the group's first CTA; None: not sorted
+    winners: Any  # (most_topk * ENTRY_WORDS,) Int32 in the group's first CTA; None: not sorted
     coarse_full: Barriers
     fine_full: Barriers
     received_full: Barriers
@@ -142,7 +142,7 @@ def cluster_buffers_in(memory: IndexerMemory, plan: Any) -> ClusterBuffers:
         received=memory.received.array(Int32, plan.max_candidates * sizes.ENTRY_WORDS),
         above=memory.above.array(Int32, sizes.MAX_CLUSTER),
         tickets=memory.tickets.array(Int32, sizes.MAX_CLUSTER) if plan.splits else None,
-        winners=memory.winners.array(Int32, plan.topk * sizes.ENTRY_WORDS) if plan.sorted else None,
+        winners=memory.winners.array(Int32, plan.winner_words) if plan.sorted else None,
         coarse_full=memory.coarse_full,
         fine_full=memory.fine_full,
         received_full=memory.received_full,

@@ -258,7 +258,6 @@ class LogitsPlan(IndexerPlan):
     """The fused indexer's plan without the memory of the selection: only its stream of pages."""
 
     stages: int = 24
-    unscored_length = 0
 
     @property
     def name(self) -> str:

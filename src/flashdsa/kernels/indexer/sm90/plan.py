@@ -165,7 +165,6 @@ class LogitsPlan(IndexerPlan):
     of_blocks: bool = False
     ranked: bool = False
     pages_in_order = None  # no page waits for others
-    unscored_length = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

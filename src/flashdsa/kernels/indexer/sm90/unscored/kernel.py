@@ -29,13 +29,13 @@ def unscored_kernel(
     """One CTA; arguments as in `launch_unscored`."""
     thread, _, _ = cute.arch.thread_idx()
     row, _, _ = cute.arch.block_idx()
-    lane, topk = thread % WARP_SIZE, Int32(topk_indices.shape[1])
+    lane = thread % WARP_SIZE
     rows = rows_of(seq_lens, block_table)
     id_table = None if const_expr(plan.positions) else block_table
     output = Output(topk_indices, block_table, id_table, num_pages, rows)
     page = first_pages(output, row, lane)
     pages = cached_pages(page, row_length(rows, row), num_pages, lane)
-    emit_pages(output, row, thread - lane, topk, THREADS, pages, lane, topk)
+    emit_pages(output, row, thread - lane, output.topk, THREADS, pages, lane)
 
 
 @cute.jit
