@@ -31,12 +31,17 @@ INVALID, NAN = 0x7FFFFFFE, 0x7FFFFFFF
 
 
 def launch_indexer(
-    runner: Runner, plan: SelectPlan, operands: TopkIndexerOperands, clusters: tuple[int, int]
+    runner: Runner,
+    plan: SelectPlan,
+    operands: TopkIndexerOperands,
+    clusters: tuple[int, int],
+    *,
+    positions: bool = False,
 ) -> tuple[Tensor, ...]:
     """Launch any plan's fused indexer once; the counters and slots of rows that are split, if any.
 
     Args:
-        clusters: how many, and CTAs of each.
+        clusters: how many, and CTAs of each. positions: ids are not slots of the cache.
     """
     workspace: tuple[Tensor, ...] = ()
     if plan.splits:
@@ -46,7 +51,7 @@ def launch_indexer(
     q, cache, *others = operands[:6]
     function = runner.function(INDEXERS[plan.arch.name], plan)
     with runner.launching():
-        function(q, cache.view(torch.uint8), *others, *workspace, *clusters)
+        function(q, cache.view(torch.uint8), *others, *workspace, int(not positions), *clusters)
     return workspace
 
 
@@ -115,7 +120,7 @@ class Ranked:
         inputs, plan = self.inputs(), self.kernel_plan
         expected = inputs.output(self.topk)
         custom_op(DSA_TOPK_INDEXER)(
-            *inputs, expected, None, plan.sorted, plan.positions, plan.entry_tokens, 1, False, "cpu"
+            *inputs, expected, None, plan.sorted, False, plan.entry_tokens, 1, False, "cpu"
         )
         return [compare_exact("ids", self.launch(runner).cpu(), expected)]
 
@@ -134,7 +139,7 @@ class InTwoLaunches(Ranked):
 
     def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
         plan, rows = self.kernel_plan, len(self.lengths)
-        how = plan.num_heads, self.topk, plan.positions, rows, self.next_n
+        how = plan.num_heads, self.topk, False, rows, self.next_n
         serve = bind_ranked(runner, *how)
         q, cache, *others = operands[:6]
         with runner.launching():

@@ -377,7 +377,7 @@ TABLE: dict[str, Row] = {
         Ranked("pages outside", (4000, 300), (1, 2), _shared, bad_pages=True),
         Ranked("shared row", (700,), (1, 2), _OF_16, topk=512),
         Ranked("compacted, 16 heads", (8300,), (1, 1), _OF_16, topk=512),
-        *checked("dsa_topk_indexer", "3 queries a request, sorted"),
+        *checked("dsa_topk_indexer", "page edges", "3 queries a request, sorted"),
     ), mutated=17, scratch=("argument 7",)),
     "two-levels-sm_90a": Row("indexer_rank", two_levels.TOKENS),
     "two-levels-blocks-sm_90a": Row("indexer_rank", two_levels.BLOCKS),
@@ -398,7 +398,6 @@ TABLE: dict[str, Row] = {
         "indexer_logits", checked("indexer_logits", "page edges", "keys of 68 bytes"), mutated=0),
     "topk-indices-sm_90a": Row("indexer_rank", (
         *checked("topk_indices", "512 of 6000", "ties and NaN", "ties and NaN, sorted"),
-        *checked("dsa_topk_indexer", "page edges"),
     ), mutated=0),
     "indexer-ranked-scores-sm_90a": Row("indexer_logits", _SCORES, mutated=3),
     "indexer-rank-sm_90a": Row("indexer_rank", _RANKS, mutated=3),

@@ -30,7 +30,7 @@ from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.entries.sm90 import plan as entries
-from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
+from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, TOPK
 from flashdsa.kernels.indexer.sm90.listed.plan import ListedPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import LOGITS_PLANS, IndexerPlan
@@ -73,14 +73,13 @@ _blackwell = partial(_row, arch=SM100.name)
 # fmt: off
 INDEXER = _hopper(
     "indexer", "dsa_topk_indexer", "indexer.sm90.kernel:compile_indexer", "indexer_kernel",
-    (*(IndexerPlan(num_heads, **kind)
-       for num_heads, kind in product(reversed(NUM_HEADS), FUSED_KINDS)),
-     *(IndexerPlan(**choices) for choices in POSITIONS)),
+    (IndexerPlan(num_heads, **kind)
+     for num_heads, kind in product(reversed(NUM_HEADS), FUSED_KINDS)),
     load="load PAGES", select="consume page_source")
 INDEXER_UNSCORED = _hopper(
     "indexer_unscored", "dsa_topk_indexer",
     "indexer.sm90.unscored.kernel:compile_unscored", "unscored_kernel",
-    map(UnscoredPlan, (False, True)))
+    (UnscoredPlan(),))
 INDEXER_LOGITS = _hopper(
     "indexer_logits", "indexer_logits dsa_topk_indexer",
     "indexer.sm90.kernel:compile_logits", "logits_kernel",
@@ -90,7 +89,6 @@ INDEXER_SM100 = _blackwell(
     "indexer", "dsa_topk_indexer", "indexer.sm100.kernel:compile_indexer", "indexer_kernel",
     (*(sm100.IndexerPlan(num_heads, **kind)
        for num_heads, kind in product(reversed(NUM_HEADS), FUSED_KINDS)),
-     *(sm100.IndexerPlan(**choices) for choices in POSITIONS),
      *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
      *(sm100.IndexerPlan(gathers=True, **kind) for kind in FUSED_KINDS)),
     load="load loader_of", mma="run_mma", select="consume page_source")

@@ -76,8 +76,7 @@ def test_queries_of_a_request_share_its_row_of_the_table() -> None:
 @pytest.mark.slow
 def test_ids_are_positions() -> None:
     """Of rows without scores, and of scored ones."""
-    plan = IndexerPlan(num_heads=16, positions=True)
-    assert_as_the_cpu(plan, make_inputs([5, 700], num_heads=16), 1, 2)
+    assert_as_the_cpu(SMALL, make_inputs([5, 700], num_heads=16), 1, 2, positions=True)
 
 
 @pytest.mark.slow

@@ -49,6 +49,14 @@ def test_any_of_four_tokens_may_be_outside_the_cache() -> None:
     assert_as_the_cpu(SMALL, inputs, 1, 2)
 
 
+def test_ids_are_positions() -> None:
+    """Of a scored row and one that is not, both with holes."""
+    inputs = scattered(make_inputs([700, 40], num_heads=16), 1)
+    for row in inputs.block_table:
+        holes(row, [1, 1, 0, 1, 0])
+    assert_as_the_cpu(SMALL, inputs, 1, 2, positions=True)
+
+
 def test_a_slot_that_is_named_twice_counts_twice() -> None:
     inputs = scattered(make_inputs([900, 30], num_heads=16), 1)
     inputs.block_table[0, 100:300] = inputs.block_table[0, 500:700].clone()
@@ -111,6 +119,5 @@ def test_public_calls_with_short_pages(size: int) -> None:
 
 def test_plans_that_no_kernel_has() -> None:
     assert all(plan.num_heads == 64 for plan in INDEXER_SM100.plans if plan.gathers)
-    for wrong in ({"pages_per_stage": 4}, {"positions": True}):
-        with pytest.raises(ValueError, match="gathers: "):
-            IndexerPlan(gathers=True, **wrong)
+    with pytest.raises(ValueError, match="gathers: "):
+        IndexerPlan(gathers=True, pages_per_stage=4)

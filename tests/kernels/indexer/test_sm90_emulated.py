@@ -64,14 +64,16 @@ def test_lengths_around_a_page_and_topk() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [{}, pytest.param({"sorted": True}, marks=LATER)], ids=["by position", "sorted"]
+    "kind",
+    [{}, {"rows": By.CLUSTERS}, pytest.param({"sorted": True}, marks=LATER)],
+    ids=["by position", "clusters", "sorted"],
 )
-def test_ids_are_positions(kind: dict[str, bool]) -> None:
+def test_ids_are_positions(kind: dict[str, Any]) -> None:
     """Of rows that need no scores, one of them with a bad page, and of a scored row."""
-    plan = replace(SMALL, positions=True, **kind)
+    plan = replace(SMALL, **kind)
     bad = make_inputs([5, 130, 700], num_heads=16)
     bad.block_table[1, 0] = -1
-    assert_as_the_cpu(plan, bad, 1, 2, warnings=OF_BAD_PAGES)
+    assert_as_the_cpu(plan, bad, 1, 2, warnings=OF_BAD_PAGES, positions=True)
 
 
 @pytest.mark.slow

@@ -182,9 +182,9 @@ def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
         inputs = make_inputs([600, 150_000, 5, 3000, 9000, 513], values=values).to("cuda")
         ids = inputs.output(512)
         for number in (2, 132 // size // 2):
-            how: tuple[Any, ...] = (number, size)
+            how: tuple[Any, ...] = (1, number, size)
             if plan.splits:
-                how = (*split_workspace(plan, number * size), number, size)
+                how = (*split_workspace(plan, number * size), *how)
             function(*inputs, ids, *how)
             assert torch.equal(ids, expected_ids(inputs, 512, by_score))
 
@@ -214,7 +214,7 @@ def test_ragged_batches_are_exact_and_leave_their_counters_at_0(
         expected = expected_ids(inputs, 2048)
         for _ in range(3):
             ids = inputs.output(2048)
-            load(INDEXER, plan)(*inputs, ids, *workspace, number, size)
+            load(INDEXER, plan)(*inputs, ids, *workspace, 1, number, size)
             assert torch.equal(ids, expected)
         assert not workspace[0].any()
 

@@ -65,7 +65,7 @@ class Gpu:
         return [
             (torch.from_dlpack(a[6]).data_ptr(), torch.from_dlpack(a[7]).data_ptr())
             for a in self.launches
-            if len(a) == 10
+            if len(a) == 11
         ]
 
 
@@ -144,7 +144,7 @@ def test_a_launch_gets_the_clusters_of_its_way(
 ) -> None:
     launch(rows(count, pages), by_score)
     assert [plan.rows for plan in gpu.plans] == [who]
-    assert gpu.launches[0][8 if who is By.CLUSTERS else 6 :][:2] == clusters
+    assert gpu.launches[0][8 if who is By.CLUSTERS else 6 :] == (1, *clusters)
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_split_rows_share_a_workspace_a_stream(splitting: Gpu) -> None:
     for stream in (7, 7, 8, 7):
         splitting.stream = stream
         launch(rows(1, WIDE))
-    assert {arguments[8:] for arguments in splitting.launches} == {(2, 2)}
+    assert {arguments[8:] for arguments in splitting.launches} == {(1, 2, 2)}
     first, again, other, last = splitting.addresses()
     assert first == again == last
     assert not set(first) & set(other)
@@ -202,7 +202,7 @@ def test_launches_without_splits_need_no_workspace_nor_their_kernel(splitting: G
     launch(rows(2, WIDE - 1))
     launch(rows(1, WIDE), by_score=True)
     launch(rows(1, WIDE - 1))
-    assert [arguments[6:] for arguments in splitting.launches] == [(2, 2), (1, 2), (1, 2)]
+    assert [arguments[6:] for arguments in splitting.launches] == [(1, 2, 2), (1, 1, 2), (1, 1, 2)]
     assert not any(plan.splits for plan in splitting.plans)
 
 

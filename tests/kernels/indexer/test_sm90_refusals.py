@@ -109,7 +109,7 @@ def call(function: Callable[..., Any], changed: dict[str, Any]) -> None:
         Pretended(x) if isinstance(x, torch.Tensor) else x for x in {**RIGHT, **changed}.values()
     ]
     held = [tvm_ffi.from_dlpack(x) if isinstance(x, Pretended) else x for x in operands]
-    function(*held, 2, 1)
+    function(*held, 1, 2, 1)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,6 @@ class Kernels(NamedTuple):
         """The plan that selects; None: no kernel is compiled for it."""
         wanted: dict[str, Any] = {
             "num_heads": self.num_heads,
-            "positions": self.positions,
             "sorted": kind is Kind.SORTED,
             "rows": By.CLUSTERS if kind is Kind.SHARED else By.CLUSTER,
         }
@@ -113,21 +112,25 @@ def bind_way(way: Way, call: Call, kernels: Kernels, runner: Runner) -> Launch:
     plan = kernels.plan(way.kind)
     assert plan is not None
     function = runner.function(kernels.indexer, plan)
+    numbers = int(not positions), way.clusters, way.size
     if plan.splits:
-        return partial(_launch_sharing, function, _workspace(runner, plan), way)
-    return partial(_launch, function, way)
+        return partial(_launch_sharing, function, _workspace(runner, plan), numbers)
+    return partial(_launch, function, numbers)
 
 
-def _launch(function: Launch, way: Way, *tensors: Tensor) -> None:
+def _launch(function: Launch, numbers: tuple[int, ...], *tensors: Tensor) -> None:
     """Launch a kernel that gives each row one cluster."""
-    function(*tensors, way.clusters, way.size)
+    function(*tensors, *numbers)
 
 
 def _launch_sharing(
-    function: Launch, workspace: Callable[[], tuple[Any, ...]], way: Way, *tensors: Tensor
+    function: Launch,
+    workspace: Callable[[], tuple[Any, ...]],
+    numbers: tuple[int, ...],
+    *tensors: Tensor,
 ) -> None:
     """Launch a kernel whose CTAs exchange their best entries in a workspace."""
-    function(*tensors, *workspace(), way.clusters, way.size)
+    function(*tensors, *workspace(), *numbers)
 
 
 def _workspace(runner: Runner, plan: SelectPlan) -> Callable[[], tuple[Any, ...]]:

@@ -88,10 +88,10 @@ def counts_of(runner: Runner, rows: int) -> Tensor:
 def bind_unscored(runner: Runner, positions: bool) -> Callable[..., None]:
     """Bind the launch for a table in which no row has more than `topk` tokens: nothing is scored.
     The result is a `Launch`, see indexer/launch.py."""
-    unscored = runner.function(INDEXER_UNSCORED, UnscoredPlan(positions))
+    unscored, slots = runner.function(INDEXER_UNSCORED, UnscoredPlan()), int(not positions)
 
     def launch(*operands: Tensor) -> None:
         _, pages, _, seq_lens, block_table, topk_indices = operands
-        unscored(seq_lens, block_table, topk_indices, pages.shape[0])
+        unscored(seq_lens, block_table, topk_indices, pages.shape[0], slots)
 
     return launch

@@ -37,8 +37,8 @@ class Output(NamedTuple):
 
     topk_indices: Any  # (B, topk) int32, device memory, any distance between rows
     block_table: Any  # (B / next_n, max_pages) int32, device memory
-    id_table: Any  # the block table; None: ids are positions, until a gathered row's are stored
     num_pages: Int32
+    slots: Int32  # 1: ids are slots of the cache; 0: positions
     rows: Rows
 
     @property
@@ -51,27 +51,27 @@ class Output(NamedTuple):
 
 
 @cute.jit
-def page_word(output: Output, row: Int32, position: Int32) -> Int32:
-    """The word from which `id_in` makes a token's id: asked for, and not yet waited for."""
-    if const_expr(output.id_table is None):
-        return Int32(0)
-    request = request_of(output.rows, row)
-    at = Int64(request) * output.id_table.stride[0] + (position >> PAGE_BITS)
-    return (output.id_table.iterator + at).load()
+def page_word(output: Output, row: Int32, position: Int32, plan: cutlass.Constexpr) -> Int32:
+    """The page from which `id_in` makes a token's id: asked for, and not yet waited for. That of
+    the row if ids are positions; those of gathered rows are, until they are stored."""
+    page = position >> PAGE_BITS
+    if const_expr(not plan.gathers):
+        if output.slots != 0:
+            at = Int64(request_of(output.rows, row)) * output.block_table.stride[0] + page
+            page = (output.block_table.iterator + at).load()
+    return page
 
 
-def id_in(output: Output, word: Int32, position: Int32) -> Int32:
-    """page * 64 + offset of a token; its position if ids are positions."""
-    if const_expr(output.id_table is None):
-        return position
-    return (word << PAGE_BITS) + (position & (PAGE_SIZE - 1))
+def id_in(page: Int32, position: Int32) -> Int32:
+    """page * 64 + offset of a token."""
+    return (page << PAGE_BITS) + (position & (PAGE_SIZE - 1))
 
 
 @cute.jit
 def store_id(output: Output, row: Int32, out_index: Int32, value: Int32, plan: Any) -> None:
     """Store one id of the output row. A position of a gathered row becomes its slot."""
     if const_expr(plan.gathers):
-        if value >= 0:
+        if value >= 0 and output.slots != 0:
             value = slot_of(output, row, value)
     (output.ids_of(row) + out_index).store(value)
 
@@ -190,9 +190,8 @@ def emit_pages(
     ids = output.ids_of(row)
     for at in cutlass.range(first, end, step, unroll=2):
         position, index = at + lane, at >> PAGE_BITS
-        start = index * PAGE_SIZE
-        if const_expr(output.id_table is not None):
-            start = cute.arch.shuffle_sync(pages.page, index) * PAGE_SIZE
+        page = cute.arch.shuffle_sync(pages.page, index)
+        start = (page if output.slots != 0 else index) * PAGE_SIZE
         offset = position & (PAGE_SIZE - 1)
         if position < pages.length and (pages.cached >> index) & 1 == 1:
             before = Int32(cute.arch.popc(pages.cached & ((Int32(1) << index) - 1)))
@@ -225,7 +224,7 @@ def own_span(s: Selecting, row: Int32, part: Part) -> WarpSpan:
     count = cutlass.min(pages - first, each)
     words = Int32(0)
     if lane < count:
-        words = page_word(output, row, part.first + (first + lane) * PAGE_SIZE)
+        words = page_word(output, row, part.first + (first + lane) * PAGE_SIZE, plan)
     return WarpSpan(first * PAGE_SIZE, count, words)
 
 
@@ -258,7 +257,7 @@ def emit_in_order(
     for page in cutlass.range(span.pages, unroll=1):
         to = cute.arch.shuffle_sync(start, page)
         word = cute.arch.shuffle_sync(span.words, page)
-        first_id = id_in(output, word, part.first + span.first + page * PAGE_SIZE) + lane
+        first_id = id_in(word, part.first + span.first + page * PAGE_SIZE) + lane
         for half in cutlass.range_constexpr(HALVES):
             winners = cute.arch.shuffle_sync(upper if const_expr(half) else lower, page)
             if (winners >> lane) & 1 == 1:
@@ -296,7 +295,7 @@ def emit_by_position(s: Selecting, row: Int32, part: Part, threshold: Threshold)
         rounds = (size + turn - 1) // turn
         begin = thread * span
         # Asked for before it is needed.
-        page = word_before(output, row, window + begin, part.end)
+        page = word_before(output, row, window + begin, part.end, plan)
         for word in cutlass.range(
             thread, rounds * turn // WORD_BITS, plan.consumer_threads, unroll=1
         ):
@@ -317,12 +316,12 @@ def emit_by_position(s: Selecting, row: Int32, part: Part, threshold: Threshold)
         sums.store(load4(select.candidates, lane))
         for i in cutlass.range(rounds, unroll=1):
             at = begin + i * turn
-            next_page = word_before(output, row, window + at + turn, part.end)
+            next_page = word_before(output, row, window + at + turn, part.end, plan)
             bits = bits_at(bitmap, at, span)
             count = Int32(cute.arch.popc(bits))
             before = prefix_sum(count, lane) - count
             before += sum_before(sums, i * plan.consumer_warps + warp, lane)
-            base = id_in(output, page, window + (at & -WORD_BITS))
+            base = id_in(page, window + (at & -WORD_BITS))
             to = threshold.first_out_index + written + before
             store_ids(output, row, to, bits, base, plan)
             page = next_page
@@ -371,11 +370,13 @@ def store_ids(
 
 
 @cute.jit
-def word_before(output: Output, row: Int32, position: Int32, end: Int32) -> Int32:
+def word_before(
+    output: Output, row: Int32, position: Int32, end: Int32, plan: cutlass.Constexpr
+) -> Int32:
     """The token's `page_word`; 0 from `end` on."""
     word = Int32(0)
     if position < end:
-        word = page_word(output, row, position)
+        word = page_word(output, row, position, plan)
     return word
 
 
@@ -462,7 +463,7 @@ def store_sorted(s: Selecting, ordered: cute.Tensor, row: Int32, winners: Int32)
         value = Int32(-1)
         if i < winners:
             position = ordered[i]
-            value = id_in(output, page_word(output, row, position), position)
+            value = id_in(page_word(output, row, position, plan), position)
         store_id(output, row, i, value, plan)
     consumer_sync(plan)
 

@@ -56,6 +56,7 @@ class Operands(NamedTuple):
     block_table: cute.Tensor
     topk_indices: cute.Tensor
     published: Any  # Published; None: a row is one cluster's
+    slots: Int32  # 1: ids are slots of the cache; 0: positions
     num_pages: Int32  # of the cache
 
 
@@ -161,9 +162,8 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
     """Role select: rows that need no scores, then the CTA's tiles. page_source: (memory, thread,
     plan) gives the PageSource of the calling thread."""
     caller, memory, coord, operands = x.caller, x.memory, x.coord, x.operands
-    id_table = None if const_expr(plan.positions or plan.gathers) else operands.block_table
     output = Output(
-        operands.topk_indices, operands.block_table, id_table, operands.num_pages, x.rows
+        operands.topk_indices, operands.block_table, operands.num_pages, operands.slots, x.rows
     )
     if const_expr(not plan.scheduled):
         prefetch_inputs(

@@ -46,10 +46,11 @@ def launch_indexer(
             arrivals: (MOST_WEIGHED,) int32, counters, 0 before and after the launch.
             slots: (CTAs, slot_words) int32.
         and at last
+            slots: 1: ids are slots of the cache; 0: positions.
             num_clusters: best the number that runs at once.
             cluster_size: CTAs of each, 1 to 16.
     """
-    *workspace, num_clusters, cluster_size = rest
+    *workspace, slots, num_clusters, cluster_size = rest
     kernel(
         *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),
         plan.cache_operand(k_index_cache_fp8),
@@ -57,6 +58,7 @@ def launch_indexer(
         seq_lens,
         block_table,
         topk_indices,
+        slots,
         published_in(workspace[0], workspace[1], plan) if const_expr(plan.splits) else None,
         plan,
     ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
@@ -171,7 +173,7 @@ def compile_indexer(kernel: Any, plan: Any) -> Any:
         rows_apart(Int32, requests, table),
         rows_apart(Int32, rows, topk),
         *(workspace if plan.splits else ()),
-        *(Int32(1) for _ in range(2)),
+        *(Int32(1) for _ in range(3)),
     )
 
 

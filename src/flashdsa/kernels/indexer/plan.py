@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE, ArchSpec
@@ -30,11 +29,6 @@ class By(StrEnum):
 
 FUSED_KINDS: tuple[dict[str, Any], ...] = ({}, {"rows": By.CLUSTERS}, {"sorted": True})
 """The fused kernels of each size."""
-POSITIONS = tuple(
-    {"num_heads": num_heads, "positions": True, **kind}
-    for num_heads, kind in product((64, 32), FUSED_KINDS)
-)
-"""Choices of kernels that write positions: the sizes of DeepSeek-V3.2 and GLM-5."""
 
 
 class SplitWorkspace(NamedTuple):
@@ -89,14 +83,12 @@ class SelectPlan:
 
     Attributes:
         num_heads: H, 16, 32 or 64. sorted: descending score order.
-        positions: ids are token positions, not cache slots.
         rows: who selects in a row; `sorted` ones are one cluster's.
         stages: pages in flight, where the winners are not sorted.
     """
 
     num_heads: int = 64
     sorted: bool = False
-    positions: bool = False
     rows: By = By.CLUSTER
     stages: int = 12
     consumer_warpgroups: int = 4
@@ -136,7 +128,7 @@ class SelectPlan:
     @property
     def sizes_and_kinds(self) -> str:
         """Part of the exported name that tells the plans of one kernel apart."""
-        kinds = {"sorted": self.sorted, self.rows.value: self.splits, "positions": self.positions}
+        kinds = {"sorted": self.sorted, self.rows.value: self.splits}
         named = (name for name, is_so in kinds.items() if is_so)
         return "_".join((f"h{self.num_heads}", *named))
 

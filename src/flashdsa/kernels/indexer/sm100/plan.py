@@ -54,8 +54,8 @@ class IndexerPlan(SelectPlan):
             raise ValueError(f"pages_per_stage: expected 1, 2 or 4; got {self.pages_per_stage}")
         if self.stages % self.pages_per_stage:
             raise ValueError("stages: expected a multiple of pages_per_stage")
-        if self.gathers and (self.positions or self.stage_tokens != WARP_SIZE * GATHERED):
-            raise ValueError("gathers: each lane has four tokens of a stage, and ids are slots")
+        if self.gathers and self.stage_tokens != WARP_SIZE * GATHERED:
+            raise ValueError("gathers: each lane has four tokens of a stage")
         super().__post_init__()
 
     @property
