@@ -25,7 +25,6 @@ OTHERS = (
     ("indexer", "sm_100a"),
     # All warps run code of a role before they part.
     ("indexer_h64_clusters", "sm_90a"),
-    ("indexer_h64_sorted", "sm_90a"),
     ("indexer_logits", "sm_90a"),
     ("topk_indices", "sm_90a"),
     ("mla_fwd", "sm_90a"),

@@ -30,13 +30,10 @@ def test_json_holds_every_region_barrier_and_role(run: Run) -> None:
     assert [r["threads"] for r in document["roles"]] == [r.threads for r in plan.roles]
 
 
-@pytest.mark.parametrize(
-    "option", [(), ("--markdown",), ("--sorted",), ("--rows", "clusters")], ids=str
-)
+@pytest.mark.parametrize("option", [(), ("--markdown",), ("--rows", "clusters")], ids=str)
 def test_text_and_markdown_show_all_tables_in_100_columns(run: Run, option: tuple[str]) -> None:
     output = run("plan", "indexer", "--arch", "sm_90a", *option).output
-    by_score = "--sorted" in option
-    threads = f"{IndexerPlan(sorted=by_score).threads} threads"
+    threads = f"{IndexerPlan().threads} threads"
     for word in ("histogram", "232,448", "page_empty", "tile_full", "load", "select", threads):
         assert word in output
     if option != ("--markdown",):
@@ -57,7 +54,6 @@ def test_brackets_are_text(run: Run) -> None:
             ("--arch", "sm_100a", "--num-heads", "16", "--pages-per-stage", "4"),
             "no variant is compiled with --num-heads 16 and --pages-per-stage 4",
         ),
-        (("--rows", "clusters", "--sorted"), "rows: a kernel that sorts splits no rows"),
         (("--json", "--markdown"), "--markdown: not together with --json"),
     ],
 )

@@ -6,7 +6,6 @@ The CPU's are in the operations' declarations: `dispatch/registration.py` regist
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from flashdsa.backends.features import Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
@@ -38,11 +37,10 @@ _LOGITS = Features(
     sorted=True,
 )
 _INDEXER = replace(_LOGITS, positions=True)
-_OF_SLOTS: dict[str, Any] = {
-    "num_heads": OneOf((NUM_INDEX_HEADS,)),
-    "table_page_size": OneOf(SHORT_TABLE_PAGES),
-}
-"""Features of the variants that gather tokens, where they differ."""
+_INDEXER_OF_SLOTS = replace(
+    _LOGITS, num_heads=OneOf((NUM_INDEX_HEADS,)), table_page_size=OneOf(SHORT_TABLE_PAGES)
+)
+"""Features of the variants that gather tokens."""
 _SM90_LOGITS = replace(_LOGITS, token_bytes=_TOKEN_BYTES)
 _SM90_TWO_LEVELS = replace(
     _SM90_LOGITS, positions=True, block=OneOf(PARTS_OF_A_PAGE), candidates=True
@@ -143,9 +141,9 @@ _SM100 = (
     ("mla_bwd", "mla_bwd:bind", _SM100_BACKWARD),
     ("mla_bwd", "mla_bwd:bind", _SM100_FEWER_HEADS),
     ("dsa_topk_indexer", "indexer:bind", _INDEXER),
-    ("dsa_topk_indexer", "indexer:bind", replace(_INDEXER, **_OF_SLOTS)),
+    ("dsa_topk_indexer", "indexer:bind", _INDEXER_OF_SLOTS),
     ("indexer_logits", "indexer:bind_logits", _LOGITS),
-    ("indexer_logits", "indexer:bind_logits", replace(_LOGITS, **_OF_SLOTS)),
+    ("indexer_logits", "indexer:bind_logits", _INDEXER_OF_SLOTS),
     ("compress_kv", "entries:bind", _ENTRIES),
     ("compress_kv_bwd", "entries:bind_backward", _ENTRIES),
 )

@@ -5,7 +5,7 @@ Scores are exact in any order of additions (see exact_inputs.py), so that ids mu
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,17 +81,20 @@ def test_queries_of_a_request_share_its_slots_whoever_comes_first(seed: int) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "clusters"),
+    ("plan", "clusters", "by_score"),
     [
-        ({"rows": By.CLUSTERS, "sharing": Sharing(select_pages=1, merge_pages=3)}, (4, 1)),
-        ({"sorted": True}, (1, 3)),
+        (
+            replace(SMALL, rows=By.CLUSTERS, sharing=Sharing(select_pages=1, merge_pages=3)),
+            (4, 1),
+            False,
+        ),
+        (SMALL, (1, 3), True),
     ],
     ids=["clusters", "sorted"],
 )
-def test_kinds_of_selection(kind: dict[str, Any], clusters: tuple[int, int]) -> None:
+def test_kinds_of_selection(plan: IndexerPlan, clusters: tuple[int, int], by_score: bool) -> None:
     long = scattered(make_inputs([1500, 700], num_heads=16, values="two"), 1)
-    plan = IndexerPlan(num_heads=16, gathers=True, **kind)
-    assert_as_the_cpu(plan, long, *clusters)
+    assert_as_the_cpu(plan, long, *clusters, by_score=by_score)
 
 
 def test_scores_of_gathered_tokens() -> None:

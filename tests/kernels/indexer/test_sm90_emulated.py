@@ -37,7 +37,6 @@ from tests.kernels.indexer.exact_inputs import PAGE_BYTES, PAGE_KEY_BYTES, Input
 pytestmark = pytest.mark.usefixtures("lines")
 
 MODEL = IndexerPlan()
-SORTED = IndexerPlan(sorted=True)
 SMALL = IndexerPlan(num_heads=16)
 SCHEDULED = replace(SMALL, rows=By.CLUSTERS)
 # Selecting takes next to no time, so that short rows are split as long ones are.
@@ -45,7 +44,7 @@ SPLITS = replace(SCHEDULED, sharing=Sharing(select_pages=1, merge_pages=3))
 TIGHT = replace(
     SMALL, lists=Lists(capacity=2048, first_fill_pages=10, fill_step_pages=2, most_topk=512)
 )
-MIDDLE = IndexerPlan(num_heads=32, sorted=True)
+MIDDLE = IndexerPlan(num_heads=32, rows=By.CLUSTERS)
 LATER = pytest.mark.slow
 EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049]
 
@@ -64,32 +63,38 @@ def test_lengths_around_a_page_and_topk() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [{}, {"rows": By.CLUSTERS}, pytest.param({"sorted": True}, marks=LATER)],
+    ("plan", "by_score"),
+    [(SMALL, False), (SCHEDULED, False), pytest.param(SMALL, True, marks=LATER)],
     ids=["by position", "clusters", "sorted"],
 )
-def test_ids_are_positions(kind: dict[str, Any]) -> None:
+def test_ids_are_positions(plan: IndexerPlan, by_score: bool) -> None:
     """Of rows that need no scores, one of them with a bad page, and of a scored row."""
-    plan = replace(SMALL, **kind)
     bad = make_inputs([5, 130, 700], num_heads=16)
     bad.block_table[1, 0] = -1
-    assert_as_the_cpu(plan, bad, 1, 2, warnings=OF_BAD_PAGES, positions=True)
+    how = {"by_score": by_score, "positions": True}
+    assert_as_the_cpu(plan, bad, 1, 2, warnings=OF_BAD_PAGES, **how)
 
 
 @pytest.mark.slow
 def test_lengths_around_a_page_and_topk_sorted() -> None:
-    assert_as_the_cpu(SORTED, make_inputs([0, 2049]), 1, 2, topk=2048)
+    assert_as_the_cpu(MODEL, make_inputs([0, 2049]), 1, 2, topk=2048, by_score=True)
 
 
 @pytest.mark.parametrize(
-    ("plan", "topk"),
-    [(SMALL, 512), (SMALL, 1), (SMALL, 700), pytest.param(MIDDLE, 1024, marks=LATER)],
-    ids=["16 heads, 512", "16 heads, 1", "16 heads, 700", "32 heads, 1024, sorted"],
+    ("plan", "topk", "by_score"),
+    [
+        (SMALL, 512, False),
+        (SMALL, 1, False),
+        (SMALL, 700, False),
+        (SMALL, 100, True),
+        pytest.param(MIDDLE, 1024, True, marks=LATER),
+    ],
+    ids=lambda x: str(getattr(x, "num_heads", x)),
 )
-def test_other_sizes_with_nan_keys(plan: IndexerPlan, topk: int) -> None:
+def test_other_sizes_with_nan_keys(plan: IndexerPlan, topk: int, by_score: bool) -> None:
     """One of them: a row that needs no scores, in parts of whole pages."""
     inputs = make_inputs([topk + 300, min(topk, 650)], num_heads=plan.num_heads, values="nan")
-    assert_as_the_cpu(plan, inputs, 1, 2, topk=topk)
+    assert_as_the_cpu(plan, inputs, 1, 2, topk=topk, by_score=by_score)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +117,9 @@ def test_a_row_of_fewer_pages_than_the_largest_cluster() -> None:
 
 def test_sorted_rows_of_fewer_pages_than_ctas() -> None:
     """All of them are scored, also those of at most topk tokens."""
-    assert_as_the_cpu(MIDDLE, make_inputs([65, 700], num_heads=32, values="two"), 1, 3, topk=1024)
+    assert_as_the_cpu(
+        MIDDLE, make_inputs([65, 700], num_heads=32, values="two"), 1, 3, topk=1024, by_score=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +176,9 @@ def test_rows_are_given_to_groups_that_end_together(
 
 
 def test_halved_clusters_sort_and_find_plateaus() -> None:
-    assert_as_the_cpu(MIDDLE, make_inputs([1100, 700], num_heads=32, values="two"), 1, 4, topk=1024)
+    assert_as_the_cpu(
+        MIDDLE, make_inputs([1100, 700], num_heads=32, values="two"), 1, 4, topk=1024, by_score=True
+    )
 
 
 @pytest.mark.parametrize("plan", [SMALL, SCHEDULED], ids=["never ordered", "else ordered"])
@@ -257,6 +266,24 @@ def test_clusters_share_a_long_row(values: str, clusters: tuple[int, int]) -> No
     assert (published_counts(launch) != UNTOUCHED).sum() >= 2 * clusters[1]
 
 
+@pytest.mark.parametrize(
+    ("plan", "length", "values"),
+    [
+        (TIGHT, 3000, "two"),
+        (SPLITS, 2500, "nan"),
+        pytest.param(SPLITS, 2500, "random", marks=LATER),
+        pytest.param(SMALL, 66_000, "random", marks=LATER),
+    ],
+    ids=["a list that is cut", "split", "split, random", "two windows of the bitmap"],
+)
+def test_ids_from_a_bitmap_have_their_words(plan: IndexerPlan, length: int, values: str) -> None:
+    """Those of a list that is not in the order of positions."""
+    inputs = make_inputs([length, 700], num_heads=16, values=values)
+    clusters = (3, 1) if plan.splits else (1, 1)
+    how: dict[str, Any] = {"warnings": BEHIND_THE_LIST | ANY_ORDER, "by_score": True}
+    assert_as_the_cpu(plan, inputs, *clusters, **how)
+
+
 def test_clusters_share_long_rows_only_and_end_in_any_order() -> None:
     inputs = make_inputs([1500, 700], num_heads=16)
     for seed in range(2):
@@ -296,11 +323,12 @@ def test_a_cluster_publishes_what_its_bin_has(
     assert entries.tolist() == published
 
 
-def test_bad_pages_of_a_split_row_leave_the_rest_empty() -> None:
+@pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
+def test_bad_pages_of_a_split_row_leave_the_rest_empty(by_score: bool) -> None:
     """Each team publishes less than topk, one of them nothing."""
     inputs = make_inputs([2000], num_heads=16)
     inputs.block_table[0, 3:] = -1
-    assert_as_the_cpu(SPLITS, inputs, 2, 1, warnings=OF_BAD_PAGES)
+    assert_as_the_cpu(SPLITS, inputs, 2, 1, warnings=OF_BAD_PAGES, by_score=by_score)
 
 
 def test_bad_lengths_and_page_ids_are_clamped_and_never_emitted() -> None:

@@ -90,8 +90,12 @@ class Pretended:
 
 
 INPUTS = make_inputs([600, 700], num_heads=16)
-RIGHT = {**INPUTS._asdict(), "topk_indices": INPUTS.output(512)}
-Q, CACHE, W, LENS, TABLE, OUT = RIGHT.values()
+RIGHT = {
+    **INPUTS._asdict(),
+    "topk_indices": INPUTS.output(512),
+    "words": torch.zeros(0, 0, dtype=torch.int32),
+}
+Q, CACHE, W, LENS, TABLE, OUT, _ = RIGHT.values()
 E4M3_ZEROS = torch.zeros(2, 32, 128).to(torch.float8_e4m3fn)
 
 

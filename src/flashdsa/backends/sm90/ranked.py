@@ -33,7 +33,7 @@ Those of more are cleared first."""
 
 
 def bind_ranked(
-    runner: Runner, num_heads: int, topk: int, positions: bool, rows: int, next_n: int
+    runner: Runner, num_heads: int, topk: int, positions: bool, sorted: bool, rows: int, next_n: int
 ) -> Callable[..., None]:
     """Bind the two launches; the result is a `Launch`, see indexer/launch.py.
 
@@ -42,8 +42,8 @@ def bind_ranked(
     """
     scored = By.PAIRS if next_n % 2 == 0 else By.CLUSTER
     score = runner.function(INDEXER_LOGITS, LogitsPlan(num_heads, rows=scored, ranked=True))
-    ranking = cache(lambda rows: bind_ranking(runner, Of.CACHE, rows, topk))
-    slots = int(not positions)
+    ranking = cache(lambda rows: bind_ranking(runner, Of.CACHE, rows, topk, sorted=sorted))
+    slots, unscored = int(not positions), 0 if sorted else topk
 
     def launch_rows(
         q_index_fp8: Tensor,
@@ -58,7 +58,7 @@ def bind_ranked(
         require_dense_ids(topk_indices, count, topk)
         scores = runner.empty(count, width, dtype=torch.float32)
         counts = counts_of(runner, count)
-        score(q_index_fp8, pages, weights, seq_lens, block_table, scores, counts, topk,
+        score(q_index_fp8, pages, weights, seq_lens, block_table, scores, counts, unscored,
               runner.num_sms)  # fmt: skip
         ranking(count)(scores, seq_lens, block_table, pages.shape[0], slots, counts, topk_indices)
 

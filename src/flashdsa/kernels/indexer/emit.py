@@ -1,7 +1,6 @@
-"""The winners' ids: rows without scores, ids in ascending position, ids best first.
+"""The winners' ids in ascending position, and words of their scores for a launch that sorts them.
 
-A list that is in the order of positions gives them by itself; a bitmap sorts those of any other. To
-write the best first, the group's first CTA gets all of them and sorts.
+A list that is in the order of positions gives them by itself; a bitmap sorts those of any other.
 """
 
 from typing import Any, NamedTuple
@@ -9,24 +8,15 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, Uint32, const_expr, cute
 
-from flashdsa.dsl.cluster import send
-from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of, row_length
-from flashdsa.kernels.indexer.select.exchange import SORTED
-from flashdsa.kernels.indexer.select.keys import Part, accepts
-from flashdsa.kernels.indexer.select.lists import key_at, position_at
+from flashdsa.kernels.indexer.select.keys import INVALID, Part, accepts, signed, word_of
+from flashdsa.kernels.indexer.select.lists import key_at
 from flashdsa.kernels.indexer.select.threshold import Threshold
-from flashdsa.kernels.indexer.sizes import BITMAP_WORDS, ENTRY_WORDS
-from flashdsa.kernels.indexer.smem_views import (
-    SelectBuffers,
-    Selecting,
-    before_warp,
-    consumer_sync,
-    warp_sums,
-)
+from flashdsa.kernels.indexer.sizes import BITMAP_WORDS
+from flashdsa.kernels.indexer.smem_views import Selecting, before_warp, consumer_sync, warp_sums
 from flashdsa.problem import PAGE_SIZE
 
 PAGE_BITS = PAGE_SIZE.bit_length() - 1
@@ -36,6 +26,7 @@ class Output(NamedTuple):
     """Destination of the ids, and what they are computed from."""
 
     topk_indices: Any  # (B, topk) int32, device memory, any distance between rows
+    words: Any  # (B, topk) int32, device memory: of the ids' scores; (0, 0): not wanted
     block_table: Any  # (B / next_n, max_pages) int32, device memory
     num_pages: Int32
     slots: Int32  # 1: ids are slots of the cache; 0: positions
@@ -48,6 +39,14 @@ class Output(NamedTuple):
     def ids_of(self, row: Int32) -> Any:
         """Pointer to a row's ids."""
         return self.topk_indices.iterator + Int64(row) * self.topk_indices.stride[0]
+
+    @property
+    def wants_words(self) -> cutlass.Boolean:
+        return self.words.shape[0] > 0
+
+    def words_of(self, row: Int32) -> Any:
+        """Pointer to the words of a row's ids."""
+        return self.words.iterator + Int64(row) * self.topk
 
 
 @cute.jit
@@ -83,20 +82,36 @@ def slot_of(output: Output, row: Int32, position: Int32) -> Int32:
 
 
 @cute.jit
+def store_word(output: Output, row: Int32, out_index: Int32, key: Uint32) -> None:
+    """Store the word of an id's score, if words are wanted."""
+    if output.wants_words:
+        (output.words_of(row) + out_index).store(word_of(signed(key)))
+
+
+@cute.jit
+def fill_words(output: Output, row: Int32, first: Int32, end: Int32, step: Int32) -> None:
+    """Say that there are no scores at every `step`-th place from `first` on."""
+    if output.wants_words:
+        for i in cutlass.range(first, end, step, unroll=1):
+            (output.words_of(row) + i).store(Int32(INVALID))
+
+
+@cute.jit
 def fill_rest(s: Selecting, row: Int32, total: Int32) -> None:
     """The group's last CTA: write -1 after the ids of a row of fewer than `topk` cached tokens."""
     coord, output, thread, plan = s.coord, s.output, s.thread, s.plan
     if coord.part == coord.num_parts - 1:
         for i in cutlass.range(total + thread, output.topk, plan.consumer_threads, unroll=1):
             store_id(output, row, i, Int32(-1), plan)
+        fill_words(output, row, total + thread, output.topk, Int32(plan.consumer_threads))
 
 
 @cute.jit
 def emit_unscored_rows(
     output: Output, warp: Int32, warps: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Write rows of at most `topk` tokens: all their tokens in order, then -1. The warps share a
-    row, as far as they are more than the rows: a warp that writes all of one is 2 us late for its
+    """Write rows that are not scored: all their tokens in order, then -1. The warps share a row,
+    as far as they are more than the rows: a warp that writes all of one is 2 us late for its
     scores."""
     halvings = Int32(0)  # of a row; a whole division would be on the way of rows with scores
     pages_of_topk = (output.topk + PAGE_SIZE - 1) // PAGE_SIZE
@@ -114,6 +129,8 @@ def emit_unscored_rows(
         end = cutlass.min(first + size, output.topk)
         length = row_length(output.rows, row)
         if length <= output.rows.unscored:
+            # Words are wanted where only rows without tokens are not scored.
+            fill_words(output, row, first + lane, end, Int32(WARP_SIZE))
             if const_expr(plan.gathers):
                 emit_slots(output, row, length, lane, plan)
             else:
@@ -263,12 +280,16 @@ def emit_in_order(
             if (winners >> lane) & 1 == 1:
                 mine = to + Int32(cute.arch.popc(winners & below))
                 store_id(output, row, mine, first_id + half * WARP_SIZE, plan)
+                index = span.first + page * PAGE_SIZE + half * WARP_SIZE + lane
+                store_word(output, row, mine, key_at(select, index))
             to += Int32(cute.arch.popc(winners))
     fill_rest(s, row, threshold.total)
     consumer_sync(plan)
 
 
 WORD_BITS = 32
+INDEX_OFFSET = BITMAP_WORDS // 2
+"""Word of the bitmap from which on indices lie, if words are wanted."""
 MOST_SUMS = VECTOR * WARP_SIZE
 """Sums of all warps in all rounds of a window, at most."""
 
@@ -277,14 +298,17 @@ MOST_SUMS = VECTOR * WARP_SIZE
 def emit_by_position(s: Selecting, row: Int32, part: Part, threshold: Threshold) -> None:
     """Write the part's entries as good as the threshold, after those of the previous parts. A
     bitmap of the winners, window by window, gives their order, whatever the list's order is. It
-    overlays the histogram."""
+    overlays the histogram. If words are wanted, it is half as long: behind it lies, for each of its
+    words, the index of the id of its first winner."""
     select, output, thread, plan = s.select, s.output, s.thread, s.plan
     bitmap, lane, warp = select.bitmap, thread % WARP_SIZE, thread // WARP_SIZE
-    window_size = BITMAP_WORDS * WORD_BITS
+    window_size = Int32(BITMAP_WORDS * WORD_BITS)
+    if output.wants_words:
+        window_size = Int32(INDEX_OFFSET * WORD_BITS)
     assert const_expr(BITMAP_WORDS // WARP_SIZE <= MOST_SUMS <= plan.consumer_threads)
     written = Int32(0)
     for window in cutlass.range(part.first, part.end, window_size, unroll=1):
-        size = cutlass.min(part.end - window, Int32(window_size))
+        size = cutlass.min(part.end - window, window_size)
         # In each round a thread has `span` neighbouring positions, of the next thread's the last.
         span = Int32(WORD_BITS)
         if size <= WORD_BITS // 2 * plan.consumer_threads:
@@ -303,7 +327,7 @@ def emit_by_position(s: Selecting, row: Int32, part: Part, threshold: Threshold)
         if thread < MOST_SUMS:
             select.candidates[thread] = Int32(0)
         consumer_sync(plan)
-        mark_winners(s, part, threshold, window, size)
+        visit_winners(s, row, part, threshold, window, size, mark)
         consumer_sync(plan)
         for i in cutlass.range(rounds, unroll=1):
             count = Int32(cute.arch.popc(bits_at(bitmap, begin + i * turn, span)))
@@ -324,18 +348,31 @@ def emit_by_position(s: Selecting, row: Int32, part: Part, threshold: Threshold)
             base = id_in(page, window + (at & -WORD_BITS))
             to = threshold.first_out_index + written + before
             store_ids(output, row, to, bits, base, plan)
+            if output.wants_words and at & (WORD_BITS - 1) == 0:
+                bitmap[INDEX_OFFSET + (at >> WORD_BITS.bit_length() - 1)] = to
             page = next_page
         written += sum_before(sums, Int32(MOST_SUMS), lane)
+        if output.wants_words:
+            # All consumers: the indices of the window's ids are there.
+            consumer_sync(plan)
+            visit_winners(s, row, part, threshold, window, size, store_word_of)
+        # All consumers: nobody reads the window any more.
         consumer_sync(plan)
     fill_rest(s, row, threshold.total)
     consumer_sync(plan)
 
 
 @cute.jit
-def mark_winners(
-    s: Selecting, part: Part, threshold: Threshold, window: Int32, size: Int32
+def visit_winners(
+    s: Selecting,
+    row: Int32,
+    part: Part,
+    threshold: Threshold,
+    window: Int32,
+    size: Int32,
+    visit: cutlass.Constexpr,
 ) -> None:
-    """Set the bits of the window's winners among the part's entries."""
+    """Call `visit(s, row, offset, key)` for the window's winners among the part's entries."""
     select, thread, plan = s.select, s.thread, s.plan
     for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
         keys = load4(select.keys, i)
@@ -345,7 +382,22 @@ def mark_winners(
             # Unsigned: a position below the window wraps around to far above it.
             in_window = position - Uint32(window) < Uint32(size) and 4 * i + k < part.entries
             if in_window and accepts(Uint32(keys[k]), position, threshold.key, threshold.position):
-                set_bit(select.bitmap, Int32(position) - window)
+                visit(s, row, Int32(position) - window, Uint32(keys[k]))
+
+
+@cute.jit
+def mark(s: Selecting, row: Int32, offset: Int32, key: Uint32) -> None:
+    """Set a winner's bit."""
+    set_bit(s.select.bitmap, offset)
+
+
+@cute.jit
+def store_word_of(s: Selecting, row: Int32, offset: Int32, key: Uint32) -> None:
+    """Store the word of a winner's score at the index of its id."""
+    bitmap = s.select.bitmap
+    at, bit = offset >> WORD_BITS.bit_length() - 1, Int32(1) << (offset & (WORD_BITS - 1))
+    index = bitmap[INDEX_OFFSET + at] + Int32(cute.arch.popc(bitmap[at] & (bit - 1)))
+    store_word(s.output, row, index, key)
 
 
 @cute.jit
@@ -396,86 +448,3 @@ def bits_at(bitmap: cute.Tensor, at: Int32, span: Int32) -> Int32:
     if span < WORD_BITS:
         bits = bits & (((Int32(1) << span) - 1) << (at & 31))
     return bits
-
-
-@cute.jit
-def send_winners(s: Selecting, winners: Int32, first_out_index: Int32) -> None:
-    """Send the list's first `winners` entries to the group's first CTA."""
-    select, cluster, coord, thread, plan = s.select, s.cluster, s.coord, s.thread, s.plan
-    for i in cutlass.range(thread, winners, plan.consumer_threads, unroll=1):
-        dst = cluster.winners.iterator + (first_out_index + i) * ENTRY_WORDS
-        entry = [select.keys[i], select.positions[i]]
-        send(dst.align(4 * ENTRY_WORDS), entry, cluster.winners_full.at(), coord.first_rank)
-
-
-@cute.jit
-def emit_sorted(
-    s: Selecting, row: Int32, own_winners: Int32, threshold: Threshold, phases: PackedPhases
-) -> PackedPhases:
-    """Write the row's ids, best first. The list has the caller's winners only."""
-    coord, plan = s.coord, s.plan
-    send_winners(s, own_winners, threshold.first_out_index)
-    if coord.part == 0:
-        winners = cutlass.min(threshold.total, s.output.topk)
-        sort_winners(s, row, winners, phases.phase(SORTED))
-    consumer_sync(plan)
-    return phases.passed(SORTED)
-
-
-@cute.jit
-def sort_winners(s: Selecting, row: Int32, winners: Int32, phase: Int32) -> None:
-    """The group's first CTA: sort all winners (Batcher's bitonic network)."""
-    select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
-    if thread == 0:
-        expected = winners * (4 * ENTRY_WORDS)
-        cluster.winners_full.arrive_and_expect_tx(expected)
-    # winners_full, the row's phase: the winners of every CTA have come (st.async). The list may be
-    # overwritten after the sync: its own winners have been sent, too.
-    cluster.winners_full.wait(phase)
-    consumer_sync(plan)
-    # The power of two from which on there are no entries.
-    width = Int32(1) << (Int32(32) - Int32(cute.arch.clz(cutlass.max(winners, Int32(1)) - 1)))
-    for i in cutlass.range(thread, width, plan.consumer_threads, unroll=1):
-        key, position = Int32(0), Int32(-1)
-        if i < winners:
-            key, position = cluster.winners[2 * i], cluster.winners[2 * i + 1]
-        select.keys[i] = key
-        select.positions[i] = position
-    consumer_sync(plan)
-    run = Int32(2)
-    while run <= width:
-        distance = run // 2
-        while distance > 0:
-            for i in cutlass.range(thread, width // 2, plan.consumer_threads, unroll=1):
-                low = (i & ~(distance - 1)) * 2 + (i & (distance - 1))
-                exchange(select, low, low + distance, low & run == 0)
-            consumer_sync(plan)
-            distance = distance // 2
-        run = run * 2
-    store_sorted(s, select.positions, row, winners)
-
-
-@cute.jit
-def store_sorted(s: Selecting, ordered: cute.Tensor, row: Int32, winners: Int32) -> None:
-    """Write the ids of the first `winners` positions in `ordered`, then -1. Ends synced."""
-    output, thread, plan = s.output, s.thread, s.plan
-    for i in cutlass.range(thread, output.topk, plan.consumer_threads, unroll=4):
-        value = Int32(-1)
-        if i < winners:
-            position = ordered[i]
-            value = id_in(page_word(output, row, position, plan), position)
-        store_id(output, row, i, value, plan)
-    consumer_sync(plan)
-
-
-@cute.jit
-def exchange(select: SelectBuffers, low: Int32, high: Int32, descending: cutlass.Boolean) -> None:
-    """Put the better of two entries first, or last where the run ascends."""
-    low_key, low_position = key_at(select, low), position_at(select, low)
-    high_key, high_position = key_at(select, high), position_at(select, high)
-    better = high_key > low_key or (high_key == low_key and high_position < low_position)
-    if better == descending:
-        select.keys[low] = Int32(high_key)
-        select.positions[low] = Int32(high_position)
-        select.keys[high] = Int32(low_key)
-        select.positions[high] = Int32(low_position)

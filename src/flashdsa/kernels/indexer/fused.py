@@ -55,6 +55,7 @@ class Operands(NamedTuple):
     seq_lens: cute.Tensor
     block_table: cute.Tensor
     topk_indices: cute.Tensor
+    words: cute.Tensor
     published: Any  # Published; None: a row is one cluster's
     slots: Int32  # 1: ids are slots of the cache; 0: positions
     num_pages: Int32  # of the cache
@@ -104,6 +105,15 @@ def prefetch_inputs(
 
 
 @cute.jit
+def unscored_length(operands: Operands) -> Int32:
+    """Tokens up to which a row needs no scores: all of them are among the best."""
+    length = Int32(operands.topk_indices.shape[1])
+    if operands.words.shape[0] > 0:
+        length = Int32(0)
+    return length
+
+
+@cute.jit
 def set_up(
     keys_map: Any,
     queries_map: Any,
@@ -120,8 +130,7 @@ def set_up(
     memory = IndexerMemory.allocate(plan)
     select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
     rows = rows_of(operands.seq_lens, operands.block_table, plan.entry_tokens)
-    if const_expr(not plan.sorted):
-        rows = rows._replace(unscored=Int32(operands.topk_indices.shape[1]))
+    rows = rows._replace(unscored=unscored_length(operands))
     coord = find_coord(rows, plan)
     # Asked for before anything else: the path to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)
@@ -163,7 +172,12 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
     plan) gives the PageSource of the calling thread."""
     caller, memory, coord, operands = x.caller, x.memory, x.coord, x.operands
     output = Output(
-        operands.topk_indices, operands.block_table, operands.num_pages, operands.slots, x.rows
+        operands.topk_indices,
+        operands.words,
+        operands.block_table,
+        operands.num_pages,
+        operands.slots,
+        x.rows,
     )
     if const_expr(not plan.scheduled):
         prefetch_inputs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE, ArchSpec
 from flashdsa.kernels.indexer import sizes
@@ -27,7 +27,7 @@ class By(StrEnum):
     PAIRS = "pairs"  # two rows of a request are scored together, and ranked by another launch
 
 
-FUSED_KINDS: tuple[dict[str, Any], ...] = ({}, {"rows": By.CLUSTERS}, {"sorted": True})
+FUSED_ROWS = (By.CLUSTER, By.CLUSTERS)
 """The fused kernels of each size."""
 
 
@@ -82,13 +82,10 @@ class SelectPlan:
     loaded and scored.
 
     Attributes:
-        num_heads: H, 16, 32 or 64. sorted: descending score order.
-        rows: who selects in a row; `sorted` ones are one cluster's.
-        stages: pages in flight, where the winners are not sorted.
+        num_heads: H, 16, 32 or 64. rows: who selects in a row. stages: pages in flight.
     """
 
     num_heads: int = 64
-    sorted: bool = False
     rows: By = By.CLUSTER
     stages: int = 12
     consumer_warpgroups: int = 4
@@ -102,8 +99,6 @@ class SelectPlan:
     def __post_init__(self) -> None:
         if self.num_heads not in NUM_HEADS:
             raise ValueError(f"num_heads: expected 16, 32 or 64; got {self.num_heads}")
-        if self.splits and self.sorted:
-            raise ValueError("rows: a kernel that sorts splits no rows")
         if self.in_pairs and not self.ranked:
             raise ValueError("rows: pairs are scored for a launch that ranks them")
         lists, capacity = self.lists, self.lists.capacity
@@ -128,9 +123,7 @@ class SelectPlan:
     @property
     def sizes_and_kinds(self) -> str:
         """Part of the exported name that tells the plans of one kernel apart."""
-        kinds = {"sorted": self.sorted, self.rows.value: self.splits}
-        named = (name for name, is_so in kinds.items() if is_so)
-        return "_".join((f"h{self.num_heads}", *named))
+        return f"h{self.num_heads}" + f"_{self.rows.value}" * self.splits
 
     @property
     def splits(self) -> bool:
@@ -165,7 +158,7 @@ class SelectPlan:
     def scheduled(self) -> bool:
         """The rows' lengths decide who gets which, and how many CTAs (see
         schedule/row_schedule.py); otherwise a batch keeps its own order."""
-        return self.sorted or self.splits
+        return self.splits
 
     @property
     def teams(self) -> int:
@@ -196,20 +189,9 @@ class SelectPlan:
         return self.most_at_bin[0]
 
     @property
-    def winner_words(self) -> int:
-        """Words of a row's winners, where one CTA sorts them."""
-        return self.lists.most_topk * sizes.ENTRY_WORDS
-
-    @property
     def pages_in_order(self) -> int | None:
         """Pages of a part up to which they are scored in the order of positions; None: always."""
         return None
-
-    @property
-    def lists_in_order(self) -> bool:
-        """Whether the list, until it is compacted, and so the winners are in the order of
-        positions."""
-        return not self.sorted
 
     @property
     def consumer_threads(self) -> int:

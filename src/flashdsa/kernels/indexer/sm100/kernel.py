@@ -49,13 +49,14 @@ def indexer_kernel(
     seq_lens: cute.Tensor,
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
+    words: cute.Tensor,
     slots: Int32,
     published: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_indexer`."""
     operands = Operands(
-        weights, seq_lens, block_table, topk_indices, published, slots, cache.shape[0]
+        weights, seq_lens, block_table, topk_indices, words, published, slots, cache.shape[0]
     )
     x = set_up(keys_map, queries_map, operands, allocate_tmem, plan)
     loads, _, selects = plan.roles

@@ -16,13 +16,12 @@ from flashdsa.kernels.indexer.regions import (
     select_regions,
 )
 from flashdsa.kernels.indexer.sizes import TILE_WORDS
+from flashdsa.kernels.indexer.sm90.order import plan as order
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion, TmemPlan, TmemRegion, plan_tmem
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
 PAGES_PER_STAGE = (1, 2, 4)
 """Page counts that kernels can be compiled with: 64, 128 or 256 tokens of one tcgen05.commit."""
-SORTED_STAGES = 8
-"""Pages in flight if all winners need room, too."""
 MOST_LOAD_WARPS = 3
 """Load warps, at most: the issuing warp is in their warpgroup."""
 PAGE_SCALE_BYTES = PAGE_SIZE * 4
@@ -75,8 +74,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def ring_stages(self) -> int:
-        pages = min(self.stages, SORTED_STAGES) if self.sorted else self.stages
-        return pages // self.pages_per_stage
+        return self.stages // self.pages_per_stage
 
     @property
     def load_warps(self) -> int:
@@ -251,6 +249,17 @@ class IndexerPlan(SelectPlan):
             also_produced_by=load if self.gathers else None,
             also_arrives=Arrives.EVERY_LANE_OF_ONE_WARP,
         )
+
+
+@dataclass(frozen=True)
+class OrderPlan(order.OrderPlan):
+    """The kernel that sorts lists, which no architecture changes."""
+
+    arch: ClassVar[ArchSpec] = SM100
+
+    @property
+    def name(self) -> str:
+        return f"sm100_{super().name}"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def unscored_kernel(
     row, _, _ = cute.arch.block_idx()
     lane = thread % WARP_SIZE
     rows = rows_of(seq_lens, block_table)
-    output = Output(topk_indices, block_table, num_pages, slots, rows)
+    output = Output(topk_indices, None, block_table, num_pages, slots, rows)
     page = first_pages(output, row, lane)
     pages = cached_pages(page, row_length(rows, row), num_pages, lane)
     emit_pages(output, row, thread - lane, output.topk, THREADS, pages, lane)
