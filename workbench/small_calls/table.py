@@ -379,7 +379,7 @@ TABLE: dict[str, Row] = {
         Ranked("shared row", (700,), (1, 2), _OF_16, topk=512),
         Ranked("compacted, 16 heads", (8300,), (1, 1), _OF_16, topk=512),
         *checked("dsa_topk_indexer", "page edges", "3 queries a request, sorted"),
-    ), mutated=17, scratch=("argument 7",)),
+    ), mutated=17, scratch=("argument 8",)),
     "two-levels-sm_90a": Row("indexer_rank", two_levels.TOKENS),
     "two-levels-blocks-sm_90a": Row("indexer_rank", two_levels.BLOCKS),
     "indexer-sm_100a": Row("indexer", (
