@@ -24,13 +24,12 @@ OTHERS = (
     ("indexer", "sm_90a"),
     ("indexer", "sm_100a"),
     # All warps run code of a role before they part.
-    ("indexer_h64_k2048_clusters", "sm_90a"),
-    ("indexer_h64_k2048_sorted", "sm_90a"),
+    ("indexer_h64_clusters", "sm_90a"),
     ("indexer_logits", "sm_90a"),
     ("topk_indices", "sm_90a"),
     ("mla_fwd", "sm_90a"),
     ("mla_fwd_group4", "sm_90a"),
-    ("sm100_indexer_h64_k2048_clusters_p2", "sm_100a"),
+    ("sm100_indexer_h64_clusters_p2", "sm_100a"),
     ("indexer_logits", "sm_100a"),
 )
 """Variants that take a process of minutes together."""

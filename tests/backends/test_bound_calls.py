@@ -376,10 +376,13 @@ def test_a_bound_indexer_takes_other_tensors_and_pages_of_either_byte(dtype: tor
     for _ in range(2):
         x = pages_and_rows(dtype=dtype)
         serve(tuple(x))
-        _, (q, cache, weights, *rest) = runner.launched.pop()
-        assert same((q, weights, *rest[:3]), (x[0], *x[2:6])) and len(rest) == 5
+        (_, fused), (_, order) = runner.launched
+        runner.launched.clear()
+        q, cache, weights, *rest = fused
+        assert same((q, weights, *rest[:3]), (x[0], *x[2:6])) and len(rest) == 7
+        assert same(order, rest[2:4])
         assert cache.dtype is torch.uint8 and cache.data_ptr() == x[1].data_ptr()
-    assert len(runner.asked) == 1
+    assert len(runner.asked) == 2
 
 
 def test_a_bound_indexer_copies_what_its_kernel_cannot_read_at_every_call() -> None:
@@ -396,7 +399,7 @@ def test_a_bound_indexer_copies_what_its_kernel_cannot_read_at_every_call() -> N
         x.weights.mul_(2)
         x.seq_lens.sub_(1)
         serve(x)
-        _, (q, cache, weights, lengths, table, ids, *_) = runner.launched.pop()
+        _, (q, cache, weights, lengths, table, ids, *_) = runner.launched[-2]
         assert same((cache, table), (x.k_index_cache_fp8, x.block_table))
         for one, given in ((weights, x.weights), (lengths, x.seq_lens), (ids, x.topk_indices)):
             assert one.is_contiguous() and torch.equal(one, given)
@@ -430,7 +433,7 @@ def test_a_bound_indexer_looks_at_addresses_and_values_each_time(
     serve = indexer.bind(runner, x, **INDEXER_OPTIONS)
     runner.refuses = lambda *given: any(one.data_ptr() % 16 for one in given[:3])
     serve(x._replace(weights=misaligned(x.weights)))
-    assert torch.equal(runner.launched.pop()[1][2], x.weights)
+    assert torch.equal(runner.launched[-2][1][2], x.weights)
     with pytest.raises(UnsupportedError, match=r"k_index_cache_fp8: .* at a multiple of 16; got"):
         serve(x._replace(k_index_cache_fp8=misaligned(x.k_index_cache_fp8)))
     runner.refuses = lambda *_: True
@@ -443,7 +446,7 @@ def test_a_bound_indexer_looks_at_addresses_and_values_each_time(
     checking = indexer.bind(runner, x, **INDEXER_OPTIONS)
     with pytest.raises(ArgumentValueError, match=r"seq_lens\[1\] = 129|block_table"):
         checking(x)
-    assert len(runner.launched) == 1
+    assert len(runner.launched) == 4  # two calls, two launches each
 
 
 def test_a_bound_indexer_without_pages_writes_that_there_are_none() -> None:

@@ -19,7 +19,7 @@ from flashdsa.backends.indexer.choice import (
     gpu_of,
 )
 from flashdsa.backends.indexer.launch import Kernels
-from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100
+from flashdsa.kernels.catalog import INDEXER, INDEXER_ORDER_SM100, INDEXER_SM100, PREFILL_ORDER
 from flashdsa.kernels.indexer.sizes import SPLITS_BY_SIZE
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from tests.support.subtests import CaseLoop
@@ -77,14 +77,6 @@ def test_a_way_prints() -> None:
     way = choose(Call(1, 1), 900, gpu_of(Emulator(), IndexerPlan()))
     assert way == Way(Kind.SHARED, 15, 8)
     assert str(way) == "shared, 15 clusters of 8"
-
-
-@pytest.mark.parametrize("pages", [1, 100, 5000])
-def test_sorted_rows_have_a_cluster_each(pages: int) -> None:
-    gpu = gpu_of(Emulator(), IndexerPlan())
-    for rows in (1, 40, 200):
-        way = choose(Call(rows, rows, sorted=True, ranks=True), pages, gpu)
-        assert way == (Kind.SORTED, *clusters_for(gpu, rows))
 
 
 CHOSEN = [
@@ -162,18 +154,11 @@ def test_no_cluster_is_launched_that_the_device_cannot_run() -> None:
 
 
 def test_every_way_has_a_kernel() -> None:
-    """Of both architectures, and of a topk between two kernels' widths, which is sorted."""
-    for spec in (INDEXER, INDEXER_SM100):
-        for num_heads, topk in ((64, 2048), (16, 512), (32, 700)):
-            kernels = Kernels(spec, None, num_heads, topk, topk == 700, False)
-            assert all(kernels.plan(kind) for kind in (Kind.SORTED, Kind.ROW, Kind.SHARED))
-
-
-def test_a_topk_between_the_kernels_widths_is_ranked_on_hopper_and_sorted_elsewhere() -> None:
-    gpu = gpu_of(Emulator(), IndexerPlan())
-    for rows in (1, 300):
-        assert choose(Call(rows, rows, ranks=True, cut=True), 900, gpu) == Way(Kind.RANKED)
-        assert choose(Call(rows, rows, cut=True), 900, gpu).kind is Kind.SORTED
-
+    """Of both architectures."""
+    for spec, order in ((INDEXER, PREFILL_ORDER), (INDEXER_SM100, INDEXER_ORDER_SM100)):
+        for num_heads in (64, 16, 32):
+            kernels = Kernels(spec, order, None, num_heads, 700, False, False)
+            assert all(kernels.plan(kind) for kind in (Kind.ROW, Kind.SHARED))
     gathering = replace(INDEXER_SM100.plans[0], gathers=True)
-    assert Kernels(INDEXER_SM100, None, 64, 2048, False, False, True).plan(Kind.ROW) == gathering
+    kernels = Kernels(INDEXER_SM100, INDEXER_ORDER_SM100, None, 64, 2048, False, False, True)
+    assert kernels.plan(Kind.ROW) == gathering

@@ -21,10 +21,8 @@ Run = Callable[..., Result]
 
 
 def test_json_holds_every_region_barrier_and_role(run: Run) -> None:
-    document = json.loads(
-        run("plan", "indexer", "--json", "--num-heads", "16", "--topk", "512").stdout
-    )
-    plan = IndexerPlan(num_heads=16, topk=512)
+    document = json.loads(run("plan", "indexer", "--json", "--num-heads", "16").stdout)
+    plan = IndexerPlan(num_heads=16)
     assert document["choices"]["num_heads"] == 16
     assert document["smem"]["total"] == plan.smem.total
     assert [r["offset"] for r in document["smem"]["regions"]] == list(plan.smem.offsets)
@@ -32,13 +30,10 @@ def test_json_holds_every_region_barrier_and_role(run: Run) -> None:
     assert [r["threads"] for r in document["roles"]] == [r.threads for r in plan.roles]
 
 
-@pytest.mark.parametrize(
-    "option", [(), ("--markdown",), ("--sorted",), ("--rows", "clusters")], ids=str
-)
+@pytest.mark.parametrize("option", [(), ("--markdown",), ("--rows", "clusters")], ids=str)
 def test_text_and_markdown_show_all_tables_in_100_columns(run: Run, option: tuple[str]) -> None:
     output = run("plan", "indexer", "--arch", "sm_90a", *option).output
-    by_score = "--sorted" in option
-    threads = f"{IndexerPlan(sorted=by_score).threads} threads"
+    threads = f"{IndexerPlan().threads} threads"
     for word in ("histogram", "232,448", "page_empty", "tile_full", "load", "select", threads):
         assert word in output
     if option != ("--markdown",):
@@ -53,14 +48,12 @@ def test_brackets_are_text(run: Run) -> None:
     ("arguments", "message"),
     [
         (("--num-heads", "48"), "--num-heads: expected 16, 32 or 64; got 48"),
-        (("--topk", "100"), "--topk: expected 512, 1024 or 2048; got 100"),
         (("--arch", "sm_80"), "'sm_80' is not one of 'sm_90a', 'sm_100a'"),
         (("--rows", "pages"), "--rows: expected cluster or clusters; got pages"),
         (
-            ("--positions", "--num-heads", "16"),
-            "no variant is compiled with --positions and --num-heads 16",
+            ("--arch", "sm_100a", "--num-heads", "16", "--pages-per-stage", "4"),
+            "no variant is compiled with --num-heads 16 and --pages-per-stage 4",
         ),
-        (("--rows", "clusters", "--sorted"), "rows: a kernel that sorts splits no rows"),
         (("--json", "--markdown"), "--markdown: not together with --json"),
     ],
 )

@@ -68,5 +68,5 @@ def test_hopper_alone_has_kernels_for_every_operation_of_the_demo(tiny: DemoOpti
 
 def test_default_sizes_on_a_gpu_are_those_of_compiled_kernels() -> None:
     for sizes in (SIZES["cuda"], V4_SIZES["cuda"]):
-        assert any(plan.topk == sizes["topk"] for plan in INDEXER.plans)
+        assert sizes["topk"] <= INDEXER.plans[0].lists.most_topk
         assert sizes["num_heads"] in (8, 16, 32, 64, 128)

@@ -87,13 +87,14 @@ def kernel(monkeypatch: pytest.MonkeyPatch, new_calls: None) -> Iterator[Kernel]
     (real,) = (
         i
         for i in registry.implementations("dsa_topk_indexer")
-        if i.backend == "sm90" and not i.features.positions
+        if i.backend == "sm90" and not i.features.candidates
     )
     features = replace(
         real.features,
         devices=("cpu",),
         num_heads=replace(real.features.num_heads, values=HEADS),
         topk=OneOf((TOPK, 2 * TOPK)),
+        positions=False,
         capabilities=(),
     )
     implementation = replace(

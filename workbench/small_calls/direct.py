@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flashdsa.backends.indexer.order import bind_order
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.ranked import bind_ranked
 from flashdsa.dispatch.registration import custom_op
-from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100, PREFILL_ORDER
-from flashdsa.kernels.indexer.plan import TOPK, SelectPlan
-from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
+from flashdsa.kernels.catalog import INDEXER, INDEXER_ORDER_SM100, INDEXER_SM100, PREFILL_ORDER
+from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
@@ -25,18 +25,26 @@ if TYPE_CHECKING:
     from tests.kernels.indexer.exact_inputs import Inputs
 
 INDEXERS = {spec.arch: spec for spec in (INDEXER, INDEXER_SM100)}
+ORDERS = {spec.arch: spec for spec in (PREFILL_ORDER, INDEXER_ORDER_SM100)}
 NO_SUCH_PAGE = 1 << 30
 INVALID, NAN = 0x7FFFFFFE, 0x7FFFFFFF
 """Words of lists, as kernels/indexer/select/keys.py, which needs CuTe DSL, has them."""
 
 
 def launch_indexer(
-    runner: Runner, plan: SelectPlan, operands: TopkIndexerOperands, clusters: tuple[int, int]
+    runner: Runner,
+    plan: SelectPlan,
+    operands: TopkIndexerOperands,
+    clusters: tuple[int, int],
+    *,
+    sorted: bool = False,
+    positions: bool = False,
 ) -> tuple[Tensor, ...]:
     """Launch any plan's fused indexer once; the counters and slots of rows that are split, if any.
 
     Args:
-        clusters: how many, and CTAs of each.
+        clusters: how many, and CTAs of each. sorted: the best come first, by another launch.
+        positions: ids are not slots of the cache.
     """
     workspace: tuple[Tensor, ...] = ()
     if plan.splits:
@@ -44,9 +52,14 @@ def launch_indexer(
         counters = torch.zeros(sizes.counters, dtype=torch.int32, device=operands.seq_lens.device)
         workspace = counters, runner.empty(*sizes.slots, dtype=torch.int32)
     q, cache, *others = operands[:6]
-    function = runner.function(INDEXERS[plan.arch.name], plan)
+    ids, arch = operands.topk_indices, plan.arch.name
+    words = runner.empty(*(ids.shape if sorted else (0, 0)), dtype=torch.int32)
+    function = runner.function(INDEXERS[arch], plan)
+    numbers = int(not positions), *clusters
     with runner.launching():
-        function(q, cache.view(torch.uint8), *others, *workspace, *clusters)
+        function(q, cache.view(torch.uint8), *others, words, *workspace, *numbers)
+        if sorted:
+            bind_order(runner, ORDERS[arch], ids.shape[1])(ids, words)
     return workspace
 
 
@@ -55,7 +68,8 @@ class Ranked:
     """The fused indexer on scores that are exact in any order of additions; see `Small`.
 
     Attributes:
-        name: as the others'. lengths: tokens of each row.
+        name: as the others'. lengths: tokens of each row. topk: ids of each. sorted:
+            the best come first, by another launch.
         clusters: their number, and CTAs of each.
         plan: choices of its plan; more than a catalog's plan has: emulated only.
         values: as `make_inputs` of tests/kernels/indexer/exact_inputs.py has them.
@@ -70,6 +84,8 @@ class Ranked:
     values: str = "random"
     bad_pages: bool = False
     next_n: int = 1
+    topk: int = 2048
+    sorted: bool = False
     backend: str = HOPPER
     sms: int = 0
 
@@ -102,19 +118,19 @@ class Ranked:
         inputs = self.inputs()
         if (device := getattr(runner, "device", None)) is not None:
             inputs = inputs.to(device)
-        operands = TopkIndexerOperands(*inputs, inputs.output(self.kernel_plan.topk))
+        operands = TopkIndexerOperands(*inputs, inputs.output(self.topk))
         self.launch_on(runner, operands)
         return operands.topk_indices
 
     def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
-        launch_indexer(runner, self.kernel_plan, operands, self.clusters)
+        launch_indexer(runner, self.kernel_plan, operands, self.clusters, sorted=self.sorted)
 
     def judge(self, runner: Runner) -> list[Comparison]:
         """They are the CPU backend's; bad page ids are no error here."""
         inputs, plan = self.inputs(), self.kernel_plan
-        expected = inputs.output(plan.topk)
+        expected = inputs.output(self.topk)
         custom_op(DSA_TOPK_INDEXER)(
-            *inputs, expected, None, plan.sorted, plan.positions, plan.entry_tokens, 1, False, "cpu"
+            *inputs, expected, None, self.sorted, False, plan.entry_tokens, 1, False, "cpu"
         )
         return [compare_exact("ids", self.launch(runner).cpu(), expected)]
 
@@ -133,7 +149,7 @@ class InTwoLaunches(Ranked):
 
     def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
         plan, rows = self.kernel_plan, len(self.lengths)
-        how = plan.num_heads, plan.topk, plan.positions, rows, self.next_n
+        how = plan.num_heads, self.topk, False, self.sorted, rows, self.next_n
         serve = bind_ranked(runner, *how)
         q, cache, *others = operands[:6]
         with runner.launching():
@@ -184,8 +200,7 @@ class Order:
         words = torch.where(valid, words, INVALID).int()
         device = getattr(runner, "device", "cpu")
         rows, words = rows.to(device), words.to(device)
-        width = next(width for width in sorted(TOPK) if width >= self.topk)
-        function = runner.function(PREFILL_ORDER, OrderPlan(width))
+        function = bind_order(runner, PREFILL_ORDER, self.topk)
         with runner.launching():
             function(rows, words)
         return rows

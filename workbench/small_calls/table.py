@@ -101,21 +101,23 @@ _rows = partial(_slots, settings={f"{_SLOT_OFFSETS}:MOST_OF_WARP": 8})
 _tight = partial(
     Ranked,
     plan={
-        "num_heads": 16, "topk": 512, "rows": By.CLUSTERS,
+        "num_heads": 16, "rows": By.CLUSTERS,
         "sharing": Sharing(select_pages=1, merge_pages=3),
-        "lists": Lists(capacity=3072, first_fill_pages=10, fill_step_pages=2),
+        "lists": Lists(capacity=3072, first_fill_pages=10, fill_step_pages=2, most_topk=512),
     },
+    topk=512,
 )  # fmt: skip
 _blackwell = partial(
     Ranked,
     plan={
-        "num_heads": 16, "topk": 512, "rows": By.CLUSTERS, "stages": 8, "pages_per_stage": 2,
-        "lists": Lists(capacity=3072, first_fill_pages=8, fill_step_pages=1),
+        "num_heads": 16, "rows": By.CLUSTERS, "stages": 8, "pages_per_stage": 2,
+        "lists": Lists(capacity=3072, first_fill_pages=8, fill_step_pages=1, most_topk=512),
     },
+    topk=512,
     backend=BLACKWELL,
 )  # fmt: skip
-_OF_16 = {"num_heads": 16, "topk": 512}
-_two = partial(InTwoLaunches, plan=_OF_16)
+_OF_16 = {"num_heads": 16}
+_two = partial(InTwoLaunches, plan=_OF_16, topk=512)
 _SCORES = (
     _two(
         "CTAs with several tiles",
@@ -362,18 +364,19 @@ TABLE: dict[str, Row] = {
         Ranked("compaction", (9000,), (1, 1)), Ranked("clusters of 16", (9000,), (1, 16)),
         Ranked("clusters of 2", (2100, 9000, 3000), (2, 2), _shared),
         Ranked("clusters of 1", (2100, 4000), (2, 1)),
-        Ranked("halved clusters", (1300,) * 5, (1, 4), {**_OF_16, **_shared}),
+        Ranked("halved clusters", (1300,) * 5, (1, 4), {**_OF_16, **_shared}, topk=512),
         Ranked("row splits", (66_000,), (7, 16), _shared),
         Ranked("ragged", (66_000, 2049, 2100, 3000, 2600), (4, 2), _shared),
         Ranked("requests", (2100, 2101, 9000, 9001), (2, 2), _shared, next_n=2),
-        Ranked("sorted", (3000, 100), (1, 2), {"sorted": True}),
-        Ranked("16 heads", (1400, 600), (1, 2), {**_OF_16, **_shared}),
+        Ranked("sorted", (3000, 100), (1, 2), sorted=True),
+        _tight("sorted, cut", (3700, 600), (1, 1), sorted=True, values="two"),
+        Ranked("16 heads", (1400, 600), (1, 2), {**_OF_16, **_shared}, topk=512),
         Ranked("plateau", (2500,), (1, 3), values="two"),
         Ranked("pages outside", (4000, 300), (1, 2), _shared, bad_pages=True),
-        Ranked("shared row", (700,), (1, 2), _OF_16),
-        Ranked("compacted, 16 heads", (8300,), (1, 1), _OF_16),
-        *checked("dsa_topk_indexer", "3 queries a request, sorted"),
-    ), mutated=17, scratch=("argument 7",)),
+        Ranked("shared row", (700,), (1, 2), _OF_16, topk=512),
+        Ranked("compacted, 16 heads", (8300,), (1, 1), _OF_16, topk=512),
+        *checked("dsa_topk_indexer", "page edges", "3 queries a request, sorted"),
+    ), mutated=17, scratch=("argument 8",)),
     "two-levels-sm_90a": Row("indexer_rank", two_levels.TOKENS),
     "two-levels-blocks-sm_90a": Row("indexer_rank", two_levels.BLOCKS),
     "indexer-sm_100a": Row("indexer", (
@@ -393,7 +396,6 @@ TABLE: dict[str, Row] = {
         "indexer_logits", checked("indexer_logits", "page edges", "keys of 68 bytes"), mutated=0),
     "topk-indices-sm_90a": Row("indexer_rank", (
         *checked("topk_indices", "512 of 6000", "ties and NaN", "ties and NaN, sorted"),
-        *checked("dsa_topk_indexer", "page edges"),
     ), mutated=0),
     "indexer-ranked-scores-sm_90a": Row("indexer_logits", _SCORES, mutated=3),
     "indexer-rank-sm_90a": Row("indexer_rank", _RANKS, mutated=3),

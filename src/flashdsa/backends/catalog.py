@@ -27,7 +27,7 @@ from flashdsa.problem import (
 )
 
 _TOKEN_BYTES = OneOf((INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES))
-_INDEXER = Features(
+_LOGITS = Features(
     dtypes=("float8_e4m3fn",),
     num_heads=OneOf((16, 32, 64)),
     d_qk=OneOf((INDEX_HEAD_DIM,)),
@@ -36,19 +36,17 @@ _INDEXER = Features(
     deterministic=True,
     sorted=True,
 )
-_INDEXER_POSITIONS = replace(_INDEXER, num_heads=OneOf((32, 64)), positions=True)
-"""Features of the variants that write positions: the sizes of the models that are served with
-them."""
+_INDEXER = replace(_LOGITS, positions=True)
 _INDEXER_OF_SLOTS = replace(
-    _INDEXER, num_heads=OneOf((NUM_INDEX_HEADS,)), table_page_size=OneOf(SHORT_TABLE_PAGES)
+    _LOGITS, num_heads=OneOf((NUM_INDEX_HEADS,)), table_page_size=OneOf(SHORT_TABLE_PAGES)
 )
 """Features of the variants that gather tokens."""
-_SM90_LOGITS = replace(_INDEXER, token_bytes=_TOKEN_BYTES)
+_SM90_LOGITS = replace(_LOGITS, token_bytes=_TOKEN_BYTES)
 _SM90_TWO_LEVELS = replace(
     _SM90_LOGITS, positions=True, block=OneOf(PARTS_OF_A_PAGE), candidates=True
 )
 """Features of what scores all positions and ranks them in a launch of its own."""
-_SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"))
+_SM90_PREFILL = replace(_LOGITS, dtypes=("float8_e4m3fn", "bfloat16"))
 _SM90_TWO_LEVELS_PREFILL = replace(_SM90_TWO_LEVELS, dtypes=_SM90_PREFILL.dtypes, positions=False)
 _SM90_FORWARD = Features(
     dtypes=("bfloat16",),
@@ -91,7 +89,7 @@ _SM90_INDEX_SCORES = replace(
 )
 _SM90_INDEX_BACKWARD = Features(
     dtypes=("bfloat16",),
-    num_heads=_INDEXER.num_heads,
+    num_heads=_LOGITS.num_heads,
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     topk_length=True,
     deterministic=True,
@@ -107,7 +105,6 @@ _SM90 = (
     ("sparse_mla_fwd_out", "sparse_mla:bind_out", _SM90_JOINED),
     ("mla_bwd", "mla_bwd:bind", _SM90_BACKWARD),
     ("dsa_topk_indexer", "indexer:bind", _INDEXER),
-    ("dsa_topk_indexer", "indexer:bind", _INDEXER_POSITIONS),
     ("dsa_topk_indexer", "two_levels:bind", _SM90_TWO_LEVELS),
     ("indexer_logits", "indexer:bind_logits", _SM90_LOGITS),
     ("topk_indices", "topk:bind", _SM90_SCORES),
@@ -144,9 +141,8 @@ _SM100 = (
     ("mla_bwd", "mla_bwd:bind", _SM100_BACKWARD),
     ("mla_bwd", "mla_bwd:bind", _SM100_FEWER_HEADS),
     ("dsa_topk_indexer", "indexer:bind", _INDEXER),
-    ("dsa_topk_indexer", "indexer:bind", _INDEXER_POSITIONS),
     ("dsa_topk_indexer", "indexer:bind", _INDEXER_OF_SLOTS),
-    ("indexer_logits", "indexer:bind_logits", _INDEXER),
+    ("indexer_logits", "indexer:bind_logits", _LOGITS),
     ("indexer_logits", "indexer:bind_logits", _INDEXER_OF_SLOTS),
     ("compress_kv", "entries:bind", _ENTRIES),
     ("compress_kv_bwd", "entries:bind_backward", _ENTRIES),

@@ -30,7 +30,7 @@ from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.entries.sm90 import plan as entries
-from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
+from flashdsa.kernels.indexer.plan import FUSED_ROWS, NUM_HEADS, TOPK
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import LOGITS_PLANS, IndexerPlan
 from flashdsa.kernels.indexer.sm90.prefill import plan as prefill
@@ -72,14 +72,13 @@ _blackwell = partial(_row, arch=SM100.name)
 # fmt: off
 INDEXER = _hopper(
     "indexer", "dsa_topk_indexer", "indexer.sm90.kernel:compile_indexer", "indexer_kernel",
-    (*(IndexerPlan(num_heads, topk, **kind)
-       for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), FUSED_KINDS)),
-     *(IndexerPlan(**choices) for choices in POSITIONS)),
+    (IndexerPlan(num_heads, rows)
+     for num_heads, rows in product(reversed(NUM_HEADS), FUSED_ROWS)),
     load="load PAGES", select="consume page_source")
 INDEXER_UNSCORED = _hopper(
     "indexer_unscored", "dsa_topk_indexer",
     "indexer.sm90.unscored.kernel:compile_unscored", "unscored_kernel",
-    map(UnscoredPlan, (False, True)))
+    (UnscoredPlan(),))
 INDEXER_LOGITS = _hopper(
     "indexer_logits", "indexer_logits dsa_topk_indexer",
     "indexer.sm90.kernel:compile_logits", "logits_kernel",
@@ -87,11 +86,10 @@ INDEXER_LOGITS = _hopper(
     load="load_partition PAGES", select="consume_pages page_source pair_source")
 INDEXER_SM100 = _blackwell(
     "indexer", "dsa_topk_indexer", "indexer.sm100.kernel:compile_indexer", "indexer_kernel",
-    (*(sm100.IndexerPlan(num_heads, topk, **kind)
-       for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), FUSED_KINDS)),
-     *(sm100.IndexerPlan(**choices) for choices in POSITIONS),
+    (*(sm100.IndexerPlan(num_heads, rows)
+       for num_heads, rows in product(reversed(NUM_HEADS), FUSED_ROWS)),
      *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
-     *(sm100.IndexerPlan(gathers=True, **kind) for kind in FUSED_KINDS)),
+     *(sm100.IndexerPlan(rows=rows, gathers=True) for rows in FUSED_ROWS)),
     load="load loader_of", mma="run_mma", select="consume page_source")
 INDEXER_LOGITS_SM100 = _blackwell(
     "indexer_logits", "indexer_logits",
@@ -109,8 +107,13 @@ PREFILL = _hopper(
     prefill.RANKING,
     load="load_all", score="score_all")
 PREFILL_ORDER = _hopper(
-    "prefill_order", "dsa_topk_prefill", "indexer.sm90.order.kernel:compile_order", "order_kernel",
-    (OrderPlan(width) for width in reversed(TOPK)))
+    "prefill_order", "dsa_topk_prefill dsa_topk_indexer topk_indices",
+    "indexer.sm90.order.kernel:compile_order", "order_kernel",
+    map(OrderPlan, reversed(TOPK)))
+INDEXER_ORDER_SM100 = _blackwell(
+    "prefill_order", "dsa_topk_indexer",
+    "indexer.sm90.order.kernel:compile_order", "order_kernel",
+    map(sm100.OrderPlan, reversed(TOPK)))
 PREFILL_LOGITS = _hopper(
     "prefill_logits", "dsa_topk_prefill prefill_logits",
     "indexer.sm90.prefill.kernel:compile_prefill", "prefill_kernel",

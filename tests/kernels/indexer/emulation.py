@@ -27,15 +27,21 @@ def assert_as_the_cpu(
     cluster_size: int = 2,
     seed: int = 0,
     *,
+    topk: int = 512,
+    by_score: bool = False,
+    positions: bool = False,
     warnings: Iterable[tuple[str, str]] = (),
 ) -> Emulator:
     """The kernel's ids equal the CPU backend's, whose check of values is off; nothing is found."""
-    expected, got = inputs.output(plan.topk), inputs.output(plan.topk)
+    expected, got = inputs.output(topk), inputs.output(topk)
     custom_op(DSA_TOPK_INDEXER)(
-        *inputs, expected, None, plan.sorted, plan.positions, plan.entry_tokens, 1, False, "cpu"
+        *inputs, expected, None, by_score, positions, plan.entry_tokens, 1, False, "cpu"
     )
     clusters = num_clusters, cluster_size
-    launch = emulate_indexer(plan, TopkIndexerOperands(*inputs, got), clusters=clusters, seed=seed)
+    operands = TopkIndexerOperands(*inputs, got)
+    launch = emulate_indexer(
+        plan, operands, clusters=clusters, seed=seed, by_score=by_score, positions=positions
+    )
     wrong = (got != expected).any(1).nonzero().flatten().tolist()
     assert wrong == []
     found = {(f.code, Path(f.first.source_file or "").name) for f in launch.findings}
@@ -49,6 +55,8 @@ def emulate_indexer(
     *,
     clusters: tuple[int, int] = (2, 2),
     seed: int = 0,
+    by_score: bool = False,
+    positions: bool = False,
 ) -> Emulator:
     """One checked launch of the plan's kernel, which must leave its counters at 0.
 
@@ -60,7 +68,9 @@ def emulate_indexer(
         ptxemu.HazardError: the check found an error.
     """
     runner = Emulator(policy=Policy(seed=seed))
-    workspace = launch_indexer(runner, plan, operands, clusters)
+    workspace = launch_indexer(
+        runner, plan, operands, clusters, sorted=by_score, positions=positions
+    )
     if workspace:
         runner.workspaces[0] = workspace
         assert not workspace[0].any(), "the counters of the next launch are not 0"

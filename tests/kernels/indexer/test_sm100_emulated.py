@@ -21,16 +21,13 @@ from tests.kernels.indexer.normal_inputs import normal_inputs
 pytestmark = pytest.mark.usefixtures("lines")
 
 MODEL = IndexerPlan()
-SMALL = IndexerPlan(num_heads=16, topk=512)
-SPLITS = IndexerPlan(
-    num_heads=16, topk=512, rows=By.CLUSTERS, sharing=Sharing(select_pages=1, merge_pages=3)
-)
-SORTED = IndexerPlan(num_heads=32, topk=1024, sorted=True)
+SMALL = IndexerPlan(num_heads=16)
+SPLITS = IndexerPlan(num_heads=16, rows=By.CLUSTERS, sharing=Sharing(select_pages=1, merge_pages=3))
 EDGES = [0, 1, 64, 65, 2048, 2049]
 
 
 def test_lengths_around_a_page_and_topk() -> None:
-    assert_as_the_cpu(MODEL, make_inputs(EDGES), 2, 2)
+    assert_as_the_cpu(MODEL, make_inputs(EDGES), 2, 2, topk=2048)
 
 
 @pytest.mark.parametrize("cluster_size", [1, 4, 16, pytest.param(2, marks=pytest.mark.slow)])
@@ -78,20 +75,20 @@ def test_queries_of_a_request_share_its_row_of_the_table() -> None:
 @pytest.mark.slow
 def test_ids_are_positions() -> None:
     """Of rows without scores, and of scored ones."""
-    plan = IndexerPlan(num_heads=16, topk=512, positions=True)
-    assert_as_the_cpu(plan, make_inputs([5, 700], num_heads=16), 1, 2)
+    assert_as_the_cpu(SMALL, make_inputs([5, 700], num_heads=16), 1, 2, positions=True)
 
 
 @pytest.mark.slow
 def test_sorted_rows() -> None:
     """All rows are scored, also those of at most topk tokens."""
-    assert_as_the_cpu(SORTED, make_inputs([65, 1100], num_heads=32, values="two"), 1, 3)
+    inputs = make_inputs([65, 1100], num_heads=16, values="two")
+    assert_as_the_cpu(SMALL, inputs, 1, 3, topk=1024, by_score=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pages", [1, 4])
 def test_other_pages_per_stage(pages: int) -> None:
-    plan = IndexerPlan(num_heads=16, topk=512, pages_per_stage=pages)
+    plan = IndexerPlan(num_heads=16, pages_per_stage=pages)
     inputs = make_inputs([1401, 600], num_heads=16)
     inputs.block_table[0, 5] = -1
     assert_as_the_cpu(plan, inputs, 1, 2)

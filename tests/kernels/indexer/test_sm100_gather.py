@@ -5,7 +5,7 @@ Scores are exact in any order of additions (see exact_inputs.py), so that ids mu
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from tests.kernels.indexer.test_sm100_logits import emulated_scores
 
 pytestmark = pytest.mark.usefixtures("lines")
 
-SMALL = IndexerPlan(num_heads=16, topk=512, gathers=True)
+SMALL = IndexerPlan(num_heads=16, gathers=True)
 OUTSIDE = (-1, 2**31 - 1, -(2**31))
 
 
@@ -49,6 +49,14 @@ def test_any_of_four_tokens_may_be_outside_the_cache() -> None:
     assert_as_the_cpu(SMALL, inputs, 1, 2)
 
 
+def test_ids_are_positions() -> None:
+    """Of a scored row and one that is not, both with holes."""
+    inputs = scattered(make_inputs([700, 40], num_heads=16), 1)
+    for row in inputs.block_table:
+        holes(row, [1, 1, 0, 1, 0])
+    assert_as_the_cpu(SMALL, inputs, 1, 2, positions=True)
+
+
 def test_a_slot_that_is_named_twice_counts_twice() -> None:
     inputs = scattered(make_inputs([900, 30], num_heads=16), 1)
     inputs.block_table[0, 100:300] = inputs.block_table[0, 500:700].clone()
@@ -73,17 +81,20 @@ def test_queries_of_a_request_share_its_slots_whoever_comes_first(seed: int) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "clusters"),
+    ("plan", "clusters", "by_score"),
     [
-        ({"rows": By.CLUSTERS, "sharing": Sharing(select_pages=1, merge_pages=3)}, (4, 1)),
-        ({"sorted": True}, (1, 3)),
+        (
+            replace(SMALL, rows=By.CLUSTERS, sharing=Sharing(select_pages=1, merge_pages=3)),
+            (4, 1),
+            False,
+        ),
+        (SMALL, (1, 3), True),
     ],
     ids=["clusters", "sorted"],
 )
-def test_kinds_of_selection(kind: dict[str, Any], clusters: tuple[int, int]) -> None:
+def test_kinds_of_selection(plan: IndexerPlan, clusters: tuple[int, int], by_score: bool) -> None:
     long = scattered(make_inputs([1500, 700], num_heads=16, values="two"), 1)
-    plan = IndexerPlan(num_heads=16, topk=512, gathers=True, **kind)
-    assert_as_the_cpu(plan, long, *clusters)
+    assert_as_the_cpu(plan, long, *clusters, by_score=by_score)
 
 
 def test_scores_of_gathered_tokens() -> None:
@@ -111,6 +122,5 @@ def test_public_calls_with_short_pages(size: int) -> None:
 
 def test_plans_that_no_kernel_has() -> None:
     assert all(plan.num_heads == 64 for plan in INDEXER_SM100.plans if plan.gathers)
-    for wrong in ({"pages_per_stage": 4}, {"positions": True}):
-        with pytest.raises(ValueError, match="gathers: "):
-            IndexerPlan(gathers=True, **wrong)
+    with pytest.raises(ValueError, match="gathers: "):
+        IndexerPlan(gathers=True, pages_per_stage=4)

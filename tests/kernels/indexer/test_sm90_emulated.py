@@ -37,13 +37,14 @@ from tests.kernels.indexer.exact_inputs import PAGE_BYTES, PAGE_KEY_BYTES, Input
 pytestmark = pytest.mark.usefixtures("lines")
 
 MODEL = IndexerPlan()
-SORTED = IndexerPlan(sorted=True)
-SMALL = IndexerPlan(num_heads=16, topk=512)
+SMALL = IndexerPlan(num_heads=16)
 SCHEDULED = replace(SMALL, rows=By.CLUSTERS)
 # Selecting takes next to no time, so that short rows are split as long ones are.
 SPLITS = replace(SCHEDULED, sharing=Sharing(select_pages=1, merge_pages=3))
-TIGHT = replace(SMALL, lists=Lists(capacity=2048, first_fill_pages=10, fill_step_pages=2))
-MIDDLE = IndexerPlan(num_heads=32, topk=1024, sorted=True)
+TIGHT = replace(
+    SMALL, lists=Lists(capacity=2048, first_fill_pages=10, fill_step_pages=2, most_topk=512)
+)
+MIDDLE = IndexerPlan(num_heads=32, rows=By.CLUSTERS)
 LATER = pytest.mark.slow
 EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049]
 
@@ -58,40 +59,49 @@ ANY_ORDER = {("weak-order", "launch.py")}
 
 
 def test_lengths_around_a_page_and_topk() -> None:
-    assert_as_the_cpu(MODEL, make_inputs(EDGES))
+    assert_as_the_cpu(MODEL, make_inputs(EDGES), topk=2048)
 
 
 @pytest.mark.parametrize(
-    "kind", [{}, pytest.param({"sorted": True}, marks=LATER)], ids=["by position", "sorted"]
+    ("plan", "by_score"),
+    [(SMALL, False), (SCHEDULED, False), pytest.param(SMALL, True, marks=LATER)],
+    ids=["by position", "clusters", "sorted"],
 )
-def test_ids_are_positions(kind: dict[str, bool]) -> None:
+def test_ids_are_positions(plan: IndexerPlan, by_score: bool) -> None:
     """Of rows that need no scores, one of them with a bad page, and of a scored row."""
-    plan = replace(SMALL, positions=True, **kind)
     bad = make_inputs([5, 130, 700], num_heads=16)
     bad.block_table[1, 0] = -1
-    assert_as_the_cpu(plan, bad, 1, 2, warnings=OF_BAD_PAGES)
+    how = {"by_score": by_score, "positions": True}
+    assert_as_the_cpu(plan, bad, 1, 2, warnings=OF_BAD_PAGES, **how)
 
 
 @pytest.mark.slow
 def test_lengths_around_a_page_and_topk_sorted() -> None:
-    assert_as_the_cpu(SORTED, make_inputs([0, 2049]), 1, 2)
+    assert_as_the_cpu(MODEL, make_inputs([0, 2049]), 1, 2, topk=2048, by_score=True)
 
 
 @pytest.mark.parametrize(
-    "plan",
-    [SMALL, pytest.param(MIDDLE, marks=LATER)],
-    ids=["16 heads, 512", "32 heads, 1024, sorted"],
+    ("plan", "topk", "by_score"),
+    [
+        (SMALL, 512, False),
+        (SMALL, 1, False),
+        (SMALL, 700, False),
+        (SMALL, 100, True),
+        pytest.param(MIDDLE, 1024, True, marks=LATER),
+    ],
+    ids=lambda x: str(getattr(x, "num_heads", x)),
 )
-def test_other_sizes_with_nan_keys(plan: IndexerPlan) -> None:
-    inputs = make_inputs([plan.topk + 300], num_heads=plan.num_heads, values="nan")
-    assert_as_the_cpu(plan, inputs, 1, 2)
+def test_other_sizes_with_nan_keys(plan: IndexerPlan, topk: int, by_score: bool) -> None:
+    """One of them: a row that needs no scores, in parts of whole pages."""
+    inputs = make_inputs([topk + 300, min(topk, 650)], num_heads=plan.num_heads, values="nan")
+    assert_as_the_cpu(plan, inputs, 1, 2, topk=topk, by_score=by_score)
 
 
 @pytest.mark.parametrize(
     ("values", "cluster_size"), [("equal", 3), pytest.param("two", 3, marks=LATER), ("two", 1)]
 )
 def test_plateaus_end_at_the_smallest_positions(values: str, cluster_size: int) -> None:
-    assert_as_the_cpu(MODEL, make_inputs([2500], values=values), 1, cluster_size)
+    assert_as_the_cpu(MODEL, make_inputs([2500], values=values), 1, cluster_size, topk=2048)
 
 
 @pytest.mark.parametrize("cluster_size", [1, 3, *(pytest.param(n, marks=LATER) for n in (2, 4))])
@@ -107,7 +117,9 @@ def test_a_row_of_fewer_pages_than_the_largest_cluster() -> None:
 
 def test_sorted_rows_of_fewer_pages_than_ctas() -> None:
     """All of them are scored, also those of at most topk tokens."""
-    assert_as_the_cpu(MIDDLE, make_inputs([65, 700], num_heads=32, values="two"), 1, 3)
+    assert_as_the_cpu(
+        MIDDLE, make_inputs([65, 700], num_heads=32, values="two"), 1, 3, topk=1024, by_score=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,11 +172,13 @@ def test_rows_are_given_to_groups_that_end_together(
     launch = assert_as_the_cpu(SCHEDULED, inputs, num_clusters, cluster_size)
     seen = Writers()
     launch.setups[0].launch(observer=seen, policy=Policy(seed=1))
-    assert seen.of_rows(len(lengths), SCHEDULED.topk) == writers
+    assert seen.of_rows(len(lengths), 512) == writers
 
 
 def test_halved_clusters_sort_and_find_plateaus() -> None:
-    assert_as_the_cpu(MIDDLE, make_inputs([1100, 700], num_heads=32, values="two"), 1, 4)
+    assert_as_the_cpu(
+        MIDDLE, make_inputs([1100, 700], num_heads=32, values="two"), 1, 4, topk=1024, by_score=True
+    )
 
 
 @pytest.mark.parametrize("plan", [SMALL, SCHEDULED], ids=["never ordered", "else ordered"])
@@ -252,6 +266,24 @@ def test_clusters_share_a_long_row(values: str, clusters: tuple[int, int]) -> No
     assert (published_counts(launch) != UNTOUCHED).sum() >= 2 * clusters[1]
 
 
+@pytest.mark.parametrize(
+    ("plan", "length", "values"),
+    [
+        (TIGHT, 3000, "two"),
+        (SPLITS, 2500, "nan"),
+        pytest.param(SPLITS, 2500, "random", marks=LATER),
+        pytest.param(SMALL, 66_000, "random", marks=LATER),
+    ],
+    ids=["a list that is cut", "split", "split, random", "two windows of the bitmap"],
+)
+def test_ids_from_a_bitmap_have_their_words(plan: IndexerPlan, length: int, values: str) -> None:
+    """Those of a list that is not in the order of positions."""
+    inputs = make_inputs([length, 700], num_heads=16, values=values)
+    clusters = (3, 1) if plan.splits else (1, 1)
+    how: dict[str, Any] = {"warnings": BEHIND_THE_LIST | ANY_ORDER, "by_score": True}
+    assert_as_the_cpu(plan, inputs, *clusters, **how)
+
+
 def test_clusters_share_long_rows_only_and_end_in_any_order() -> None:
     inputs = make_inputs([1500, 700], num_heads=16)
     for seed in range(2):
@@ -265,9 +297,8 @@ def test_split_rows_compact_their_parts() -> None:
 
 @pytest.mark.slow
 def test_a_cluster_publishes_more_entries_than_it_has_threads() -> None:
-    plan = replace(SPLITS, topk=1024)
     inputs = make_inputs([5200], num_heads=16, values="descending")
-    assert_as_the_cpu(plan, inputs, 2, 1)
+    assert_as_the_cpu(SPLITS, inputs, 2, 1, topk=1024)
 
 
 @pytest.mark.parametrize(
@@ -282,21 +313,22 @@ def test_a_cluster_publishes_more_entries_than_it_has_threads() -> None:
 def test_a_cluster_publishes_what_its_bin_has(
     length: int, clusters: tuple[int, int], published: list[int]
 ) -> None:
-    """All keys are in one; more than `most_at_bin` are told apart first."""
-    lists = Lists(capacity=3072, first_fill_pages=10, fill_step_pages=2)
+    """All keys are in one; more than 2 topk are told apart first."""
+    lists = Lists(capacity=3072, first_fill_pages=10, fill_step_pages=2, most_topk=512)
     plan = replace(SPLITS, lists=lists)
-    assert plan.most_at_bin == (1024, 1024)
+    assert min(plan.most_at_bin) == 1024
     inputs = make_inputs([length], num_heads=16, values="equal")
     launch = assert_as_the_cpu(plan, inputs, *clusters)
     entries = published_counts(launch).view(clusters).sum(1)
     assert entries.tolist() == published
 
 
-def test_bad_pages_of_a_split_row_leave_the_rest_empty() -> None:
+@pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
+def test_bad_pages_of_a_split_row_leave_the_rest_empty(by_score: bool) -> None:
     """Each team publishes less than topk, one of them nothing."""
     inputs = make_inputs([2000], num_heads=16)
     inputs.block_table[0, 3:] = -1
-    assert_as_the_cpu(SPLITS, inputs, 2, 1, warnings=OF_BAD_PAGES)
+    assert_as_the_cpu(SPLITS, inputs, 2, 1, warnings=OF_BAD_PAGES, by_score=by_score)
 
 
 def test_bad_lengths_and_page_ids_are_clamped_and_never_emitted() -> None:
@@ -315,7 +347,7 @@ def test_warps_share_rows_that_need_no_scores() -> None:
     inputs = make_inputs([2048, 2047, 130, 0, 2049])
     inputs.block_table[0, 0] = inputs.block_table[1, 31] = -1
     inputs.block_table[2] = len(inputs.k_index_cache_fp8)
-    assert_as_the_cpu(MODEL, inputs, 5, 2)
+    assert_as_the_cpu(MODEL, inputs, 5, 2, topk=2048)
 
 
 def test_repeated_pages_and_an_int8_cache() -> None:
@@ -418,7 +450,16 @@ def test_rows_of_the_table_may_lie_apart() -> None:
     wide[:, : inputs.block_table.shape[1]] = inputs.block_table
     table = wide[:, : inputs.block_table.shape[1]]
     assert not table.is_contiguous()
-    assert_as_the_cpu(MODEL, inputs._replace(block_table=table))
+    assert_as_the_cpu(MODEL, inputs._replace(block_table=table), topk=2048)
+
+
+def test_rows_of_ids_may_lie_apart() -> None:
+    """Of a row with scores and one without; nothing is written between them."""
+    inputs = make_inputs([700, 130], num_heads=16)
+    expected, room = inputs.output(512), torch.full((2, 520), -7, dtype=torch.int32)
+    flashdsa.dsa_topk_indexer(*inputs, expected, backend="cpu")
+    emulate_indexer(SMALL, TopkIndexerOperands(*inputs, room[:, :512]))
+    assert torch.equal(room[:, :512], expected) and (room[:, 512:] == -7).all()
 
 
 def test_a_plateau_that_holds_the_first_token_ends_where_it_must() -> None:
@@ -434,6 +475,6 @@ def test_a_plateau_that_holds_the_first_token_ends_where_it_must() -> None:
     scales[length - 2] = 0.5  # an even distance from token 0
     table = inputs.block_table[0].long()
     pages[table, PAGE_KEY_BYTES:] = scales.view(len(table), 64).view(torch.uint8)
-    assert int((scales[:length] == 1).sum()) == MODEL.topk - 1
+    assert int((scales[:length] == 1).sum()) == 2048 - 1
     for cluster_size in (1, 2):
-        assert_as_the_cpu(MODEL, inputs, 1, cluster_size)
+        assert_as_the_cpu(MODEL, inputs, 1, cluster_size, topk=2048)

@@ -7,7 +7,6 @@ them is the answer, id for id.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import pytest
 import torch
@@ -19,9 +18,10 @@ from flashdsa.backends.gpu.runner import Gpu
 from flashdsa.backends.indexer.choice import clusters_for, gpu_of
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.jit.loader import load
-from flashdsa.kernels.catalog import INDEXER
+from flashdsa.kernels.catalog import INDEXER, PREFILL_ORDER
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER
+from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE_ANY_DATA
 from tests.kernels.indexer.exact_ids import expected_ids, select
@@ -171,21 +171,24 @@ def test_batches_around_every_choice_of_clusters_are_exact(rows: int) -> None:
     assert torch.equal(select(inputs, 2048), expected_ids(inputs, 2048))
 
 
+NO_WORDS = torch.empty(0, 0, dtype=torch.int32)
+
+
 @pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
 @pytest.mark.parametrize("size", range(1, MAX_CLUSTER + 1))
 def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
     """Fewer clusters than rows, whole and halved, parts that are compacted, of one page or none."""
-    rows = By.CLUSTER if by_score else By.CLUSTERS
-    plan = IndexerPlan(topk=512, sorted=by_score, rows=rows)
-    function = load(INDEXER, plan)
+    plan = IndexerPlan(rows=By.CLUSTERS)
+    function, order = load(INDEXER, plan), load(PREFILL_ORDER, OrderPlan(512))
     for values in ("random", "two", "ascending"):
         inputs = make_inputs([600, 150_000, 5, 3000, 9000, 513], values=values).to("cuda")
         ids = inputs.output(512)
         for number in (2, 132 // size // 2):
-            how: tuple[Any, ...] = (number, size)
-            if plan.splits:
-                how = (*split_workspace(plan, number * size), number, size)
-            function(*inputs, ids, *how)
+            words = inputs.output(512) if by_score else NO_WORDS.cuda()
+            workspace = split_workspace(plan, number * size)
+            function(*inputs, ids, words, *workspace, 1, number, size)
+            if by_score:
+                order(ids, words)
             assert torch.equal(ids, expected_ids(inputs, 512, by_score))
 
 
@@ -214,7 +217,7 @@ def test_ragged_batches_are_exact_and_leave_their_counters_at_0(
         expected = expected_ids(inputs, 2048)
         for _ in range(3):
             ids = inputs.output(2048)
-            load(INDEXER, plan)(*inputs, ids, *workspace, number, size)
+            load(INDEXER, plan)(*inputs, ids, NO_WORDS.cuda(), *workspace, 1, number, size)
             assert torch.equal(ids, expected)
         assert not workspace[0].any()
 

@@ -21,8 +21,9 @@ from flashdsa.backends.sm90 import indexer, ranked, topk
 from flashdsa.backends.sm90.ranked import bind_ranked
 from flashdsa.backends.sm90.ranking import cluster_of
 from flashdsa.heuristics.h200 import Indexer
-from flashdsa.kernels.catalog import INDEXER
+from flashdsa.kernels.catalog import INDEXER, PREFILL_ORDER
 from flashdsa.kernels.indexer.plan import By
+from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan
 from flashdsa.ops.indexer import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -63,9 +64,9 @@ class Gpu:
     def addresses(self) -> list[tuple[int, int]]:
         """Of the counters and the slots of every launch that splits rows."""
         return [
-            (torch.from_dlpack(a[6]).data_ptr(), torch.from_dlpack(a[7]).data_ptr())
+            (torch.from_dlpack(a[7]).data_ptr(), torch.from_dlpack(a[8]).data_ptr())
             for a in self.launches
-            if len(a) == 10
+            if len(a) == 12
         ]
 
 
@@ -131,20 +132,27 @@ def rows(count: int, pages: int = 0) -> Inputs:
 
 
 @pytest.mark.parametrize(
-    ("count", "pages", "by_score", "who", "clusters"),
-    [
-        (1, 100, False, By.CLUSTER, (1, 4)),
-        (1, 400, False, By.CLUSTERS, (1, 4)),
-        (9, 100, False, By.CLUSTERS, (1, 4)),
-        (9, 100, True, By.CLUSTER, (2, 2)),
-    ],
+    ("count", "pages", "who", "clusters"),
+    [(1, 100, By.CLUSTER, (1, 4)), (1, 400, By.CLUSTERS, (1, 4)), (9, 100, By.CLUSTERS, (1, 4))],
 )
 def test_a_launch_gets_the_clusters_of_its_way(
-    gpu: Gpu, count: int, pages: int, by_score: bool, who: By, clusters: tuple[int, int]
+    gpu: Gpu, count: int, pages: int, who: By, clusters: tuple[int, int]
 ) -> None:
-    launch(rows(count, pages), by_score)
+    launch(rows(count, pages))
     assert [plan.rows for plan in gpu.plans] == [who]
-    assert gpu.launches[0][8 if who is By.CLUSTERS else 6 :][:2] == clusters
+    assert gpu.launches[0][9 if who is By.CLUSTERS else 7 :] == (1, *clusters)
+
+
+@pytest.mark.parametrize("pages", [100, 400])
+def test_the_same_launch_and_another_one_write_the_best_first(gpu: Gpu, pages: int) -> None:
+    """Rows of at most topk tokens are scored, too."""
+    launch(rows(1, pages))
+    ids = launch(rows(1, pages), by_score=True)
+    unsorted, fused, (of_order, words) = gpu.launches
+    assert unsorted[6].shape == (0, 0) and len(unsorted) == len(fused)
+    assert unsorted[-3:] == fused[-3:]
+    assert of_order is ids and words is fused[6] and words.shape == ids.shape
+    assert [plan.width for plan in gpu.plans if isinstance(plan, OrderPlan)] == [512]
 
 
 @pytest.fixture
@@ -158,7 +166,7 @@ def test_split_rows_share_a_workspace_a_stream(splitting: Gpu) -> None:
     for stream in (7, 7, 8, 7):
         splitting.stream = stream
         launch(rows(1, WIDE))
-    assert {arguments[8:] for arguments in splitting.launches} == {(2, 2)}
+    assert {arguments[9:] for arguments in splitting.launches} == {(1, 2, 2)}
     first, again, other, last = splitting.addresses()
     assert first == again == last
     assert not set(first) & set(other)
@@ -194,21 +202,20 @@ def test_graphs_clear_counters_only_where_no_cleared_ones_are_left(
     for splitting.capturing, count in ((1, 2), (2, 3)):
         launch(rows(1, WIDE))
         assert len(cleared) == count
-    assert not any(torch.from_dlpack(a[6]).any() for a in splitting.launches)
+    assert not any(torch.from_dlpack(a[7]).any() for a in splitting.launches)
 
 
 def test_launches_without_splits_need_no_workspace_nor_their_kernel(splitting: Gpu) -> None:
-    """Sorted rows, or tables in which no row can be long enough."""
+    """Tables in which no row can be long enough."""
     launch(rows(2, WIDE - 1))
-    launch(rows(1, WIDE), by_score=True)
     launch(rows(1, WIDE - 1))
-    assert [arguments[6:] for arguments in splitting.launches] == [(2, 2), (1, 2), (1, 2)]
+    assert [arguments[7:] for arguments in splitting.launches] == [(1, 2, 2), (1, 1, 2)]
     assert not any(plan.splits for plan in splitting.plans)
 
 
 def test_the_workspace_is_of_the_tensors_device(splitting: Gpu) -> None:
     """Launches that come back do not change the current device; streams are counted a device."""
-    kernels = Kernels(INDEXER, None, 16, 512, sorted=False, positions=False)
+    kernels = Kernels(INDEXER, PREFILL_ORDER, None, 16, 512, sorted=False, positions=False)
     ready = Launches(kernels, gpu_runner(GPU), 1, 1).of_width(WIDE)
     inputs = rows(1, WIDE)
     ids = inputs.output(512)
@@ -271,7 +278,7 @@ def test_checked_calls_check_values_where_that_is_asked_for(
 def test_two_launches_score_and_rank(gpu: Gpu, next_n: int, scored: By) -> None:
     """Two rows of a request are scored together; the table has a row a request."""
     inputs, count = rows(2 * next_n), 2 * next_n
-    bind = bind_ranked(gpu_runner(GPU), 16, 700, False, count, next_n)
+    bind = bind_ranked(gpu_runner(GPU), 16, 700, False, False, count, next_n)
     ids = inputs.output(700)
     bind(*inputs._replace(block_table=inputs.block_table[::next_n].contiguous()), ids)
     score, rank = gpu.launches
@@ -284,7 +291,7 @@ def test_two_launches_score_and_rank(gpu: Gpu, next_n: int, scored: By) -> None:
 def test_no_scores_are_counted_for_a_ranking_that_would_be_refused(gpu: Gpu) -> None:
     """Their counts would stay."""
     inputs = rows(2)
-    bind = bind_ranked(gpu_runner(GPU), 16, 512, False, 2, 1)
+    bind = bind_ranked(gpu_runner(GPU), 16, 512, False, False, 2, 1)
     for ids in (torch.zeros(2, 600, dtype=torch.int32)[:, :512], inputs.output(511)):
         with pytest.raises(ValueError, match=r"topk_indices: expected shape \[2, 512\]"):
             bind(*inputs, ids)
@@ -300,7 +307,9 @@ def test_many_scores_are_ranked_a_chunk_at_a_time(
     monkeypatch.setattr(ranked, "SCORES_AT_ONCE", 5 * width)
     ids = inputs.output(512)
     table = inputs.block_table[::2].contiguous()
-    bind_ranked(gpu_runner(GPU), 16, 512, False, 6, 2)(*inputs._replace(block_table=table), ids)
+    bind_ranked(gpu_runner(GPU), 16, 512, False, False, 6, 2)(
+        *inputs._replace(block_table=table), ids
+    )
     chunks = [arguments[5].shape[0] for arguments in gpu.launches[::2]]
     assert chunks == [4, 2]
     assert [a[7].data_ptr() for a in gpu.launches[1::2]] == [ids.data_ptr(), ids[4:].data_ptr()]
@@ -324,7 +333,7 @@ def test_the_emulated_backend_chooses_as_the_gpu_does(
     """The way of each table."""
     gpu.capacity = dict(device.clusters)
     monkeypatch.setattr(runner.Gpu, "num_sms", device.num_sms)
-    kernels = Kernels(INDEXER, None, 16, 512, by_score, positions=False)
+    kernels = Kernels(INDEXER, PREFILL_ORDER, None, 16, 512, by_score, positions=False)
     for count in (1, 40, 133):
         both = (gpu_runner(GPU), Emulator(device))
         one, same = (Launches(kernels, one, count, count) for one in both)

@@ -34,8 +34,9 @@ LATER = pytest.mark.slow
         pytest.param([2100, 2101, 2049, 2048], 2, (32, 2048, "position"), marks=LATER),
         pytest.param([0, 700, 5, 513, 590, 1500, 701, 90], 4, (16, 512, "slot"), marks=LATER),
         pytest.param([1100, 1025, 3000, 0], 4, (32, 1024, "slot"), marks=LATER),
+        ([0, 700, 5, 530], 2, (16, 100, "sorted")),
     ],
-    ids=["3 x 2", "positions", "2 x 4", "1 x 4"],
+    ids=["3 x 2", "positions", "2 x 4", "1 x 4", "sorted"],
 )
 @pytest.mark.parametrize(
     ("values", "bad_pages"),
@@ -60,7 +61,8 @@ def test_the_public_operation_scores_and_ranks_by_two_launches(
     if bad_pages:
         inputs.block_table[:, ::3] = -1
     ids = [inputs.output(topk) for _ in range(2)]
-    rank, how = custom_op(DSA_TOPK_INDEXER), (None, False, kind == "position", 64, 1, False)
+    rank = custom_op(DSA_TOPK_INDEXER)
+    how = None, kind == "sorted", kind == "position", 64, 1, False
     rank(*inputs, ids[0], *how, "cpu")
     with emulation(devices.SMALL) as emulator:
         rank(*inputs, ids[1], *how, "emulate-sm90")

@@ -5,8 +5,6 @@ Scores are exact in any order of additions (see exact_inputs.py), so the ids mus
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
@@ -21,9 +19,7 @@ from tests.kernels.indexer.exact_inputs import make_inputs, make_requests
 pytestmark = pytest.mark.usefixtures("lines")
 
 # Selecting takes next to no time, so that small batches are split as large ones are.
-PLAN = IndexerPlan(
-    num_heads=16, topk=512, rows=By.CLUSTERS, sharing=Sharing(select_pages=1, merge_pages=3)
-)
+PLAN = IndexerPlan(num_heads=16, rows=By.CLUSTERS, sharing=Sharing(select_pages=1, merge_pages=3))
 # Lists are read four entries at a time, and what lies behind the last one is passed over.
 BEHIND_THE_LIST = {("uninitialised-read", "smem.py")}
 
@@ -67,7 +63,7 @@ def test_a_long_row_gets_clusters_by_the_lengths(
 @pytest.mark.parametrize("values", ["random", "descending"])
 def test_clusters_with_fewer_tokens_than_topk_share_a_row(values: str) -> None:
     inputs = make_inputs([6000, 2100, 2049], num_heads=16, values=values)
-    launch = assert_as_the_cpu(replace(PLAN, topk=2048), inputs, 5, 2, seed=1)
+    launch = assert_as_the_cpu(PLAN, inputs, 5, 2, seed=1, topk=2048)
     assert publishing_clusters(launch, 2) == [0, 1, 2]
 
 

@@ -90,15 +90,19 @@ class Pretended:
 
 
 INPUTS = make_inputs([600, 700], num_heads=16)
-RIGHT = {**INPUTS._asdict(), "topk_indices": INPUTS.output(512)}
-Q, CACHE, W, LENS, TABLE, OUT = RIGHT.values()
+RIGHT = {
+    **INPUTS._asdict(),
+    "topk_indices": INPUTS.output(512),
+    "words": torch.zeros(0, 0, dtype=torch.int32),
+}
+Q, CACHE, W, LENS, TABLE, OUT, _ = RIGHT.values()
 E4M3_ZEROS = torch.zeros(2, 32, 128).to(torch.float8_e4m3fn)
 
 
 @pytest.fixture(scope="module")
 def function(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
     path: Path = tmp_path_factory.mktemp("object") / "indexer.so"
-    compiled = compile_plan(INDEXER, IndexerPlan(num_heads=16, topk=512))
+    compiled = compile_plan(INDEXER, IndexerPlan(num_heads=16))
     build_shared_object(path, {"indexer": compiled}, "of this test")
     function: Callable[..., Any] = load_shared_object(path)("indexer")
     return function
@@ -109,7 +113,7 @@ def call(function: Callable[..., Any], changed: dict[str, Any]) -> None:
         Pretended(x) if isinstance(x, torch.Tensor) else x for x in {**RIGHT, **changed}.values()
     ]
     held = [tvm_ffi.from_dlpack(x) if isinstance(x, Pretended) else x for x in operands]
-    function(*held, 2, 1)
+    function(*held, 1, 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +125,8 @@ def call(function: Callable[..., Any], changed: dict[str, Any]) -> None:
         {"block_table": torch.zeros(2, 5, dtype=torch.int32)[:, :1]},
         {"block_table": TABLE[:1]},
         {"k_index_cache_fp8": pages_apart(CACHE)},
+        {"topk_indices": OUT.repeat(1, 2)[:, :512]},
+        {"topk_indices": OUT[:, :256].contiguous()},
         # These are wrong: what is left to check.
         {"seq_lens": LENS.view(torch.uint32)},
         {"block_table": TABLE.view(torch.uint32)},
@@ -130,6 +136,7 @@ def call(function: Callable[..., Any], changed: dict[str, Any]) -> None:
     ],
     ids=[
         *("right", "int8 cache", "rows apart", "one page", "one request", "pages apart"),
+        *("ids apart", "fewer ids"),
         *("lens", "table", "no table", "ids", "no pages"),
     ],
 )
@@ -157,8 +164,8 @@ def test_what_would_be_launched(function: Callable[..., Any], changed: dict[str,
         ({"seq_lens": LENS[:1]}, r"seq_lens.shape\[0\] .*expected to match q_index_fp8.shape"),
         ({"seq_lens": LENS.repeat(2)[::2]}, r"seq_lens.strides\[0\]"),
         ({"block_table": TABLE.t().contiguous().t()}, r"block_table.strides\[1\]"),
-        ({"topk_indices": OUT[:, :256].contiguous()}, r"topk_indices.shape\[1\] .* to be 512"),
-        ({"topk_indices": OUT.repeat(1, 2)[:, :512]}, r"topk_indices.strides\[0\]"),
+        ({"topk_indices": OUT[:1]}, r"topk_indices.shape\[0\] .*to match q_index_fp8.shape"),
+        ({"topk_indices": OUT.repeat(1, 2)[:, ::2]}, r"topk_indices.strides\[1\]"),
         ({"k_index_cache_fp8": pages_apart(CACHE, gap=8)}, r"k_index_cache_fp8.strides\[0\]"),
         ({"k_index_cache_fp8": CACHE[:, :32]}, r"k_index_cache_fp8.shape\[1\]"),
         ({"k_index_cache_fp8": CACHE[:, :, 0]}, "#1 .* expected ndim=4"),

@@ -21,9 +21,10 @@ TOO_FEW, TOO_MANY = -5, 2**31 - 1
 def write_all(inputs: Inputs, topk: int, *, positions: bool = False) -> torch.Tensor:
     """One checked launch of the kernel."""
     runner, ids = Emulator(), inputs.output(topk)
-    function = runner.function(INDEXER_UNSCORED, UnscoredPlan(positions))
+    function = runner.function(INDEXER_UNSCORED, UnscoredPlan())
     with runner.launching():
-        function(inputs.seq_lens, inputs.block_table, ids, len(inputs.k_index_cache_fp8))
+        pages = len(inputs.k_index_cache_fp8)
+        function(inputs.seq_lens, inputs.block_table, ids, pages, int(not positions))
     assert runner.findings == []
     return ids
 

@@ -27,7 +27,6 @@ class Kind(StrEnum):
     """The kernels that serve a call."""
 
     UNSCORED = "unscored"  # no row has more than topk tokens: nothing is scored
-    SORTED = "sorted"  # one cluster has a row, and sorts its winners
     ROW = "row"  # one cluster has a row
     SHARED = "shared"  # clusters share the rows by their lengths
     RANKED = "ranked"  # all scores in one launch, of two rows together, then all rankings
@@ -51,10 +50,8 @@ class Call(NamedTuple):
 
     rows: int
     requests: int  # each has next_n neighbouring rows, which share a row of the table
-    sorted: bool = False
     unscored_pages: int = -1  # of the widest table in which nothing is scored; -1: no kernel
     ranks: bool = False  # there are kernels that score and rank in two launches
-    cut: bool = False  # no fused kernel writes as many ids as the call wants
 
     @property
     def next_n(self) -> int:
@@ -82,10 +79,6 @@ def choose(call: Call, pages: int, gpu: Gpu) -> Way:
     number, size = clusters_for(gpu, rows)
     if pages <= call.unscored_pages:
         return Way(Kind.UNSCORED)
-    if call.ranks and call.cut and not call.sorted:
-        return Way(Kind.RANKED)
-    if call.sorted or call.cut:
-        return Way(Kind.SORTED, number, size)
     if rows <= number and pages < Indexer.PAGES_ALONE * (size + 1):
         most = Indexer.NARROW_CLUSTER if pages <= Indexer.NARROW_PAGES else size
         return Way(Kind.ROW, rows, min(size, most))
@@ -99,14 +92,13 @@ def ways(call: Call, pages: int, gpu: Gpu) -> dict[Way, float]:
     """Every way that serves a call: 0 of the one that is taken, infinite of the others, in the
     order in which they would replace it. The judge of ways times them."""
     found = [choose(call, pages, gpu)]
-    if not call.sorted and not call.cut:
-        sizes = Indexer.SHARING_FEW, Indexer.SHARING_MANY
-        if call.rows >= Indexer.MANY_ROWS * gpu.num_sms:
-            sizes = sizes[::-1]
-        found += [Way(Kind.SHARED, *clusters_up_to(gpu, size)) for size in sizes]
-        found.append(Way(Kind.ROW, *clusters_for(gpu, call.rows)))
-        if call.ranks:
-            found.append(Way(Kind.RANKED))
+    sizes = Indexer.SHARING_FEW, Indexer.SHARING_MANY
+    if call.rows >= Indexer.MANY_ROWS * gpu.num_sms:
+        sizes = sizes[::-1]
+    found += [Way(Kind.SHARED, *clusters_up_to(gpu, size)) for size in sizes]
+    found.append(Way(Kind.ROW, *clusters_for(gpu, call.rows)))
+    if call.ranks:
+        found.append(Way(Kind.RANKED))
     return dict.fromkeys(found, inf) | {found[0]: 0.0}
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.indexer.choice import Call, Gpu, Kind, Way, choose, gpu_of
+from flashdsa.backends.indexer.order import bind_order
 from flashdsa.backends.indexer.tensors import require_dense_ids
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
@@ -29,7 +30,7 @@ class Others(NamedTuple):
     """Launches of an architecture that are not of the fused kernel; each binds a `Launch`.
 
     Attributes:
-        ranked: (runner, num_heads, topk, positions, rows, next_n).
+        ranked: (runner, num_heads, topk, positions, sorted, rows, next_n).
         unscored: (runner, positions), of tables that are no wider than `most_pages(topk)`.
     """
 
@@ -41,12 +42,12 @@ class Kernels(NamedTuple):
     """The kernels of an architecture, and a call's choices among them.
 
     Attributes:
-        indexer: the fused kernel. others: None: there is only the fused one.
-        topk: at most what the widest of the kernels writes.
+        indexer: the fused kernel. order: the one that sorts lists. others: None: there are none.
         gathers: the block table has a slot for each token.
     """
 
     indexer: KernelSpec
+    order: KernelSpec
     others: Others | None
     num_heads: int
     topk: int
@@ -54,21 +55,10 @@ class Kernels(NamedTuple):
     positions: bool
     gathers: bool = False
 
-    @property
-    def width(self) -> int:
-        """The least topk of a kernel that is no smaller than the call's."""
-        kinds, plans = (self.num_heads, self.positions, self.gathers), self.indexer.plans
-        widths: list[int]
-        widths = [p.topk for p in plans if (p.num_heads, p.positions, p.gathers) == kinds]
-        return min(width for width in widths if width >= self.topk)
-
     def plan(self, kind: Kind) -> SelectPlan | None:
         """The plan that selects; None: no kernel is compiled for it."""
         wanted: dict[str, Any] = {
             "num_heads": self.num_heads,
-            "topk": self.width,
-            "positions": self.positions,
-            "sorted": kind is Kind.SORTED,
             "rows": By.CLUSTERS if kind is Kind.SHARED else By.CLUSTER,
         }
         if self.gathers:
@@ -92,8 +82,7 @@ class Launches:
         unscored, ranks = -1, kernels.others is not None
         if ranks and not kernels.sorted:
             unscored = most_pages(kernels.topk)
-        cut = kernels.width > kernels.topk
-        self.call = Call(rows, requests, kernels.sorted, unscored, ranks, cut)
+        self.call = Call(rows, requests, unscored, ranks)
         self.gpu: Gpu = gpu_of(runner, kernels.indexer.plans[0])
         self._kernels, self._runner = kernels, runner
         self._page_entries = PAGE_SIZE if kernels.gathers else 1
@@ -120,47 +109,38 @@ def bind_way(way: Way, call: Call, kernels: Kernels, runner: Runner) -> Launch:
         return others.unscored(runner, positions)
     if way.kind is Kind.RANKED:
         assert others is not None
-        sizes = call.rows, call.next_n
-        return others.ranked(runner, kernels.num_heads, topk, positions, *sizes)
+        kind = kernels.num_heads, topk, positions, kernels.sorted
+        return others.ranked(runner, *kind, call.rows, call.next_n)
     plan = kernels.plan(way.kind)
     assert plan is not None
     function = runner.function(kernels.indexer, plan)
-    if plan.splits:
-        return partial(_launch_sharing, function, _workspace(runner, plan), way)
-    if plan.topk > topk:
-        return partial(_launch_cut, function, runner, (call.rows, topk, plan.topk), way)
-    return partial(_launch, function, way)
+    workspace = _workspace(runner, plan) if plan.splits else tuple
+    numbers = int(not positions), way.clusters, way.size
+    if not kernels.sorted:
+        no_words = runner.empty(0, 0, dtype=torch.int32)
+        return partial(_launch, function, no_words, workspace, numbers)
+    order = bind_order(runner, kernels.order, topk)
+    empty_words = runner.allocator(call.rows, topk, dtype=torch.int32)
+
+    def launch_and_order(*tensors: Tensor) -> None:
+        ids = tensors[-1]
+        require_dense_ids(ids, call.rows, topk)
+        words = empty_words()
+        _launch(function, words, workspace, numbers, *tensors)
+        order(ids, words)
+
+    return launch_and_order
 
 
-def _launch(function: Launch, way: Way, *tensors: Tensor) -> None:
-    """Launch a kernel that gives each row one cluster."""
-    function(*tensors, way.clusters, way.size)
-
-
-def _launch_sharing(
-    function: Launch, workspace: Callable[[], tuple[Any, ...]], way: Way, *tensors: Tensor
+def _launch(
+    function: Launch,
+    words: Tensor,
+    workspace: Callable[[], tuple[Any, ...]],
+    numbers: tuple[int, ...],
+    *tensors: Tensor,
 ) -> None:
-    """Launch a kernel whose CTAs exchange their best entries in a workspace."""
-    function(*tensors, *workspace(), way.clusters, way.size)
-
-
-def _launch_cut(
-    function: Launch, runner: Runner, sizes: tuple[int, int, int], way: Way, *tensors: Tensor
-) -> None:
-    """Write the best `topk` by a kernel that writes the best `width`, in the order of their scores.
-
-    Args:
-        sizes: rows, topk, width.
-
-    Raises:
-        ValueError: the ids are not what calls of these sizes have; nothing is launched.
-    """
-    *operands, topk_indices = tensors
-    rows, topk, width = sizes
-    require_dense_ids(topk_indices, rows, topk)
-    ids = runner.empty(rows, width, dtype=torch.int32)
-    function(*operands, ids, way.clusters, way.size)
-    topk_indices.copy_(ids[:, :topk])
+    """Launch the fused kernel. Its CTAs exchange their best entries in the workspace, if any."""
+    function(*tensors, words, *workspace(), *numbers)
 
 
 def _workspace(runner: Runner, plan: SelectPlan) -> Callable[[], tuple[Any, ...]]:

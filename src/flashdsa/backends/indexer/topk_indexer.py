@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 def bind(
     spec: KernelSpec,
+    order: KernelSpec,
     others: Others | None,
     runner: Runner,
     operands: TopkIndexerOperands,
@@ -39,7 +40,8 @@ def bind(
     Default order: ascending token position; `sorted`: descending score, ties by position.
 
     Args:
-        spec: the architecture's fused kernel. others: None: it has no others.
+        spec: the architecture's fused kernel. order: the one that sorts lists.
+        others: None: it has no others.
         positions: an id is the token's position in its row, not its slot.
         table_page_size: tokens that an entry of the block table names; the table of 2 to 32 is
             spelt out as slots, 4 bytes a token beside the 132 that are read of each.
@@ -55,7 +57,7 @@ def bind(
     launches: Launches | None = None
     if rows and cache.numel():
         num_heads, topk = q_index_fp8.shape[1], topk_indices.shape[1]
-        kernels = Kernels(spec, others, num_heads, topk, sorted, positions, gathers)
+        kernels = Kernels(spec, order, others, num_heads, topk, sorted, positions, gathers)
         launches = Launches(kernels, runner, rows, block_table.shape[0])
         # Loads the kernel of tables like this one.
         launches.of_width(block_table.shape[1] * (table_page_size if spelt_out else 1))

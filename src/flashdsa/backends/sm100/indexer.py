@@ -6,7 +6,7 @@ from functools import partial
 
 from flashdsa.backends.indexer import logits as scores
 from flashdsa.backends.indexer import topk_indexer as fused
-from flashdsa.kernels.catalog import INDEXER_LOGITS_SM100, INDEXER_SM100
+from flashdsa.kernels.catalog import INDEXER_LOGITS_SM100, INDEXER_ORDER_SM100, INDEXER_SM100
 
-bind = partial(fused.bind, INDEXER_SM100, None)
+bind = partial(fused.bind, INDEXER_SM100, INDEXER_ORDER_SM100, None)
 bind_logits = partial(scores.bind, INDEXER_LOGITS_SM100)

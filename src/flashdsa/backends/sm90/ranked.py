@@ -31,7 +31,7 @@ Those of more are cleared first."""
 
 
 def bind_ranked(
-    runner: Runner, num_heads: int, topk: int, positions: bool, rows: int, next_n: int
+    runner: Runner, num_heads: int, topk: int, positions: bool, sorted: bool, rows: int, next_n: int
 ) -> Callable[..., None]:
     """Bind the two launches; the result is a `Launch`, see indexer/launch.py.
 
@@ -40,8 +40,9 @@ def bind_ranked(
     """
     scored = By.PAIRS if next_n % 2 == 0 else By.CLUSTER
     score = runner.function(INDEXER_LOGITS, LogitsPlan(num_heads, rows=scored, ranked=True))
-    ranking = cache(lambda rows: bind_ranking(runner, Of.CACHE, rows, topk))
-    slots, from_0 = int(not positions), runner.empty(0, dtype=torch.int32)
+    ranking = cache(lambda rows: bind_ranking(runner, Of.CACHE, rows, topk, sorted=sorted))
+    slots, unscored = int(not positions), 0 if sorted else topk
+    from_0 = runner.empty(0, dtype=torch.int32)
 
     def launch_rows(
         q_index_fp8: Tensor,
@@ -56,7 +57,7 @@ def bind_ranked(
         require_dense_ids(topk_indices, count, topk)
         scores = runner.empty(count, width, dtype=torch.float32)
         counts = counts_of(runner, count)
-        score(q_index_fp8, pages, weights, seq_lens, block_table, scores, counts, topk,
+        score(q_index_fp8, pages, weights, seq_lens, block_table, scores, counts, unscored,
               runner.num_sms)  # fmt: skip
         ranking(count)(scores, from_0, seq_lens, block_table, pages.shape[0], slots, counts,
                        topk_indices)  # fmt: skip
@@ -87,10 +88,10 @@ def counts_of(runner: Runner, rows: int) -> Tensor:
 def bind_unscored(runner: Runner, positions: bool) -> Callable[..., None]:
     """Bind the launch for a table in which no row has more than `topk` tokens: nothing is scored.
     The result is a `Launch`, see indexer/launch.py."""
-    unscored = runner.function(INDEXER_UNSCORED, UnscoredPlan(positions))
+    unscored, slots = runner.function(INDEXER_UNSCORED, UnscoredPlan()), int(not positions)
 
     def launch(*operands: Tensor) -> None:
         _, pages, _, seq_lens, block_table, topk_indices = operands
-        unscored(seq_lens, block_table, topk_indices, pages.shape[0])
+        unscored(seq_lens, block_table, topk_indices, pages.shape[0], slots)
 
     return launch

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cluster_limit import allowed_clusters
+from flashdsa.backends.indexer.order import bind_order
 from flashdsa.backends.runner import Runner
 from flashdsa.errors import UnsupportedError
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.catalog import INDEXER_RANK, PREFILL_ORDER
-from flashdsa.kernels.indexer.plan import TOPK
-from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, MANY, Of, RankPlan
 
 if TYPE_CHECKING:
@@ -73,8 +72,7 @@ def bind_ranking(
     if not sorted:
         return rank
     empty_words = runner.allocator(rows, topk, dtype=torch.int32)
-    width = next(width for width in TOPK if width >= topk)
-    order = runner.function(PREFILL_ORDER, OrderPlan(width))
+    order = bind_order(runner, PREFILL_ORDER, topk)
 
     def rank_and_order(*given: Any) -> Tensor:
         words = empty_words()

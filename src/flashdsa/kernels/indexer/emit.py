@@ -1,7 +1,6 @@
-"""The winners' ids: rows without scores, ids in ascending position, ids best first.
+"""The winners' ids in ascending position, and words of their scores for a launch that sorts them.
 
-A list that is in the order of positions gives them by itself; a bitmap sorts those of any other. To
-write the best first, the group's first CTA gets all of them and sorts.
+A list that is in the order of positions gives them by itself; a bitmap sorts those of any other.
 """
 
 from typing import Any, NamedTuple
@@ -9,24 +8,15 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, Uint32, const_expr, cute
 
-from flashdsa.dsl.cluster import send
-from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of, row_length
-from flashdsa.kernels.indexer.select.exchange import SORTED
-from flashdsa.kernels.indexer.select.keys import Part, accepts
-from flashdsa.kernels.indexer.select.lists import key_at, position_at
+from flashdsa.kernels.indexer.select.keys import INVALID, Part, accepts, signed, word_of
+from flashdsa.kernels.indexer.select.lists import key_at
 from flashdsa.kernels.indexer.select.threshold import Threshold
-from flashdsa.kernels.indexer.sizes import BITMAP_WORDS, ENTRY_WORDS
-from flashdsa.kernels.indexer.smem_views import (
-    SelectBuffers,
-    Selecting,
-    before_warp,
-    consumer_sync,
-    warp_sums,
-)
+from flashdsa.kernels.indexer.sizes import BITMAP_WORDS
+from flashdsa.kernels.indexer.smem_views import Selecting, before_warp, consumer_sync, warp_sums
 from flashdsa.problem import PAGE_SIZE
 
 PAGE_BITS = PAGE_SIZE.bit_length() - 1
@@ -35,37 +25,54 @@ PAGE_BITS = PAGE_SIZE.bit_length() - 1
 class Output(NamedTuple):
     """Destination of the ids, and what they are computed from."""
 
-    topk_indices: Any  # (B, topk) int32, device memory
+    topk_indices: Any  # (B, topk) int32, device memory, any distance between rows
+    words: Any  # (B, topk) int32, device memory: of the ids' scores; (0, 0): not wanted
     block_table: Any  # (B / next_n, max_pages) int32, device memory
-    id_table: Any  # the block table; None: ids are positions, until a gathered row's are stored
     num_pages: Int32
+    slots: Int32  # 1: ids are slots of the cache; 0: positions
     rows: Rows
+
+    @property
+    def topk(self) -> Int32:
+        return Int32(self.topk_indices.shape[1])
+
+    def ids_of(self, row: Int32) -> Any:
+        """Pointer to a row's ids."""
+        return self.topk_indices.iterator + Int64(row) * self.topk_indices.stride[0]
+
+    @property
+    def wants_words(self) -> cutlass.Boolean:
+        return self.words.shape[0] > 0
+
+    def words_of(self, row: Int32) -> Any:
+        """Pointer to the words of a row's ids."""
+        return self.words.iterator + Int64(row) * self.topk
 
 
 @cute.jit
-def page_word(output: Output, row: Int32, position: Int32) -> Int32:
-    """The word from which `id_in` makes a token's id: asked for, and not yet waited for."""
-    if const_expr(output.id_table is None):
-        return Int32(0)
-    request = request_of(output.rows, row)
-    at = Int64(request) * output.id_table.stride[0] + (position >> PAGE_BITS)
-    return (output.id_table.iterator + at).load()
+def page_word(output: Output, row: Int32, position: Int32, plan: cutlass.Constexpr) -> Int32:
+    """The page from which `id_in` makes a token's id: asked for, and not yet waited for. That of
+    the row if ids are positions; those of gathered rows are, until they are stored."""
+    page = position >> PAGE_BITS
+    if const_expr(not plan.gathers):
+        if output.slots != 0:
+            at = Int64(request_of(output.rows, row)) * output.block_table.stride[0] + page
+            page = (output.block_table.iterator + at).load()
+    return page
 
 
-def id_in(output: Output, word: Int32, position: Int32) -> Int32:
-    """page * 64 + offset of a token; its position if ids are positions."""
-    if const_expr(output.id_table is None):
-        return position
-    return (word << PAGE_BITS) + (position & (PAGE_SIZE - 1))
+def id_in(page: Int32, position: Int32) -> Int32:
+    """page * 64 + offset of a token."""
+    return (page << PAGE_BITS) + (position & (PAGE_SIZE - 1))
 
 
 @cute.jit
 def store_id(output: Output, row: Int32, out_index: Int32, value: Int32, plan: Any) -> None:
     """Store one id of the output row. A position of a gathered row becomes its slot."""
     if const_expr(plan.gathers):
-        if value >= 0:
+        if value >= 0 and output.slots != 0:
             value = slot_of(output, row, value)
-    (output.topk_indices.iterator + (Int64(row) * plan.topk + out_index)).store(value)
+    (output.ids_of(row) + out_index).store(value)
 
 
 def slot_of(output: Output, row: Int32, position: Int32) -> Int32:
@@ -75,42 +82,61 @@ def slot_of(output: Output, row: Int32, position: Int32) -> Int32:
 
 
 @cute.jit
+def store_word(output: Output, row: Int32, out_index: Int32, key: Uint32) -> None:
+    """Store the word of an id's score, if words are wanted."""
+    if output.wants_words:
+        (output.words_of(row) + out_index).store(word_of(signed(key)))
+
+
+@cute.jit
+def fill_words(output: Output, row: Int32, first: Int32, end: Int32, step: Int32) -> None:
+    """Say that there are no scores at every `step`-th place from `first` on."""
+    if output.wants_words:
+        for i in cutlass.range(first, end, step, unroll=1):
+            (output.words_of(row) + i).store(Int32(INVALID))
+
+
+@cute.jit
 def fill_rest(s: Selecting, row: Int32, total: Int32) -> None:
     """The group's last CTA: write -1 after the ids of a row of fewer than `topk` cached tokens."""
     coord, output, thread, plan = s.coord, s.output, s.thread, s.plan
     if coord.part == coord.num_parts - 1:
-        for i in cutlass.range(total + thread, plan.topk, plan.consumer_threads, unroll=1):
+        for i in cutlass.range(total + thread, output.topk, plan.consumer_threads, unroll=1):
             store_id(output, row, i, Int32(-1), plan)
+        fill_words(output, row, total + thread, output.topk, Int32(plan.consumer_threads))
 
 
 @cute.jit
 def emit_unscored_rows(
     output: Output, warp: Int32, warps: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Write rows of at most `topk` tokens: all their tokens in order, then -1. The warps share a
-    row, as far as they are more than the rows: a warp that writes all of one is 2 us late for its
+    """Write rows that are not scored: all their tokens in order, then -1. The warps share a row,
+    as far as they are more than the rows: a warp that writes all of one is 2 us late for its
     scores."""
     halvings = Int32(0)  # of a row; a whole division would be on the way of rows with scores
+    pages_of_topk = (output.topk + PAGE_SIZE - 1) // PAGE_SIZE
     if const_expr(not plan.gathers):  # a slot's place depends on all slots before it
-        assert const_expr(plan.topk % PAGE_SIZE == 0)
         # The powers of two before the warps and after the rows.
         of_warps = Int32(31) - Int32(cute.arch.clz(warps))
         of_rows = Int32(32) - Int32(cute.arch.clz(output.rows.count - 1))
-        most = (plan.topk // PAGE_SIZE).bit_length() - 1
+        most = Int32(32) - Int32(cute.arch.clz(pages_of_topk - 1))
         halvings = cutlass.min(cutlass.max(of_warps - of_rows, Int32(0)), most)
-    size = Int32(plan.topk) >> halvings
+    # Places of whole pages; the last part has fewer.
+    size = ((pages_of_topk + (Int32(1) << halvings) - 1) >> halvings) * PAGE_SIZE
     for i in cutlass.range(warp, output.rows.count << halvings, warps, unroll=1):
         row = i >> halvings
         first = (i - (row << halvings)) * size
-        end = first + size
+        end = cutlass.min(first + size, output.topk)
         length = row_length(output.rows, row)
-        if length <= plan.unscored_length:
+        if length <= output.rows.unscored:
+            # Words are wanted where only rows without tokens are not scored.
+            fill_words(output, row, first + lane, end, Int32(WARP_SIZE))
             if const_expr(plan.gathers):
                 emit_slots(output, row, length, lane, plan)
             else:
                 page = first_pages(output, row, lane)
                 pages = cached_pages(page, length, output.num_pages, lane)
-                emit_pages(output, row, first, end, WARP_SIZE, pages, lane, plan.topk)
+                emit_pages(output, row, first, end, WARP_SIZE, pages, lane)
 
 
 @cute.jit
@@ -129,7 +155,7 @@ def emit_slots(
             place = written + Int32(cute.arch.popc(found & below))
             store_id(output, row, place, first + lane, plan)
         written += Int32(cute.arch.popc(found))
-    for i in cutlass.range(written + lane, plan.topk, WARP_SIZE, unroll=1):
+    for i in cutlass.range(written + lane, output.topk, WARP_SIZE, unroll=1):
         store_id(output, row, i, Int32(-1), plan)
 
 
@@ -174,17 +200,15 @@ def emit_pages(
     step: cutlass.Constexpr,
     pages: CachedPages,
     lane: Int32,
-    topk: Int32,
 ) -> None:
     """One warp: write the row's tokens at the WARP_SIZE positions from `first` on, and from every
     `step`-th one before `end`, each after all cached tokens before it; and -1 to those of these
     places that are after all tokens."""
-    ids = output.topk_indices.iterator + Int64(row) * topk
+    ids = output.ids_of(row)
     for at in cutlass.range(first, end, step, unroll=2):
         position, index = at + lane, at >> PAGE_BITS
-        start = index * PAGE_SIZE
-        if const_expr(output.id_table is not None):
-            start = cute.arch.shuffle_sync(pages.page, index) * PAGE_SIZE
+        page = cute.arch.shuffle_sync(pages.page, index)
+        start = (page if output.slots != 0 else index) * PAGE_SIZE
         offset = position & (PAGE_SIZE - 1)
         if position < pages.length and (pages.cached >> index) & 1 == 1:
             before = Int32(cute.arch.popc(pages.cached & ((Int32(1) << index) - 1)))
@@ -217,7 +241,7 @@ def own_span(s: Selecting, row: Int32, part: Part) -> WarpSpan:
     count = cutlass.min(pages - first, each)
     words = Int32(0)
     if lane < count:
-        words = page_word(output, row, part.first + (first + lane) * PAGE_SIZE)
+        words = page_word(output, row, part.first + (first + lane) * PAGE_SIZE, plan)
     return WarpSpan(first * PAGE_SIZE, count, words)
 
 
@@ -250,18 +274,22 @@ def emit_in_order(
     for page in cutlass.range(span.pages, unroll=1):
         to = cute.arch.shuffle_sync(start, page)
         word = cute.arch.shuffle_sync(span.words, page)
-        first_id = id_in(output, word, part.first + span.first + page * PAGE_SIZE) + lane
+        first_id = id_in(word, part.first + span.first + page * PAGE_SIZE) + lane
         for half in cutlass.range_constexpr(HALVES):
             winners = cute.arch.shuffle_sync(upper if const_expr(half) else lower, page)
             if (winners >> lane) & 1 == 1:
                 mine = to + Int32(cute.arch.popc(winners & below))
                 store_id(output, row, mine, first_id + half * WARP_SIZE, plan)
+                index = span.first + page * PAGE_SIZE + half * WARP_SIZE + lane
+                store_word(output, row, mine, key_at(select, index))
             to += Int32(cute.arch.popc(winners))
     fill_rest(s, row, threshold.total)
     consumer_sync(plan)
 
 
 WORD_BITS = 32
+INDEX_OFFSET = BITMAP_WORDS // 2
+"""Word of the bitmap from which on indices lie, if words are wanted."""
 MOST_SUMS = VECTOR * WARP_SIZE
 """Sums of all warps in all rounds of a window, at most."""
 
@@ -270,14 +298,17 @@ MOST_SUMS = VECTOR * WARP_SIZE
 def emit_by_position(s: Selecting, row: Int32, part: Part, threshold: Threshold) -> None:
     """Write the part's entries as good as the threshold, after those of the previous parts. A
     bitmap of the winners, window by window, gives their order, whatever the list's order is. It
-    overlays the histogram."""
+    overlays the histogram. If words are wanted, it is half as long: behind it lies, for each of its
+    words, the index of the id of its first winner."""
     select, output, thread, plan = s.select, s.output, s.thread, s.plan
     bitmap, lane, warp = select.bitmap, thread % WARP_SIZE, thread // WARP_SIZE
-    window_size = BITMAP_WORDS * WORD_BITS
+    window_size = Int32(BITMAP_WORDS * WORD_BITS)
+    if output.wants_words:
+        window_size = Int32(INDEX_OFFSET * WORD_BITS)
     assert const_expr(BITMAP_WORDS // WARP_SIZE <= MOST_SUMS <= plan.consumer_threads)
     written = Int32(0)
     for window in cutlass.range(part.first, part.end, window_size, unroll=1):
-        size = cutlass.min(part.end - window, Int32(window_size))
+        size = cutlass.min(part.end - window, window_size)
         # In each round a thread has `span` neighbouring positions, of the next thread's the last.
         span = Int32(WORD_BITS)
         if size <= WORD_BITS // 2 * plan.consumer_threads:
@@ -288,7 +319,7 @@ def emit_by_position(s: Selecting, row: Int32, part: Part, threshold: Threshold)
         rounds = (size + turn - 1) // turn
         begin = thread * span
         # Asked for before it is needed.
-        page = word_before(output, row, window + begin, part.end)
+        page = word_before(output, row, window + begin, part.end, plan)
         for word in cutlass.range(
             thread, rounds * turn // WORD_BITS, plan.consumer_threads, unroll=1
         ):
@@ -296,7 +327,7 @@ def emit_by_position(s: Selecting, row: Int32, part: Part, threshold: Threshold)
         if thread < MOST_SUMS:
             select.candidates[thread] = Int32(0)
         consumer_sync(plan)
-        mark_winners(s, part, threshold, window, size)
+        visit_winners(s, row, part, threshold, window, size, mark)
         consumer_sync(plan)
         for i in cutlass.range(rounds, unroll=1):
             count = Int32(cute.arch.popc(bits_at(bitmap, begin + i * turn, span)))
@@ -309,26 +340,39 @@ def emit_by_position(s: Selecting, row: Int32, part: Part, threshold: Threshold)
         sums.store(load4(select.candidates, lane))
         for i in cutlass.range(rounds, unroll=1):
             at = begin + i * turn
-            next_page = word_before(output, row, window + at + turn, part.end)
+            next_page = word_before(output, row, window + at + turn, part.end, plan)
             bits = bits_at(bitmap, at, span)
             count = Int32(cute.arch.popc(bits))
             before = prefix_sum(count, lane) - count
             before += sum_before(sums, i * plan.consumer_warps + warp, lane)
-            base = id_in(output, page, window + (at & -WORD_BITS))
+            base = id_in(page, window + (at & -WORD_BITS))
             to = threshold.first_out_index + written + before
             store_ids(output, row, to, bits, base, plan)
+            if output.wants_words and at & (WORD_BITS - 1) == 0:
+                bitmap[INDEX_OFFSET + (at >> WORD_BITS.bit_length() - 1)] = to
             page = next_page
         written += sum_before(sums, Int32(MOST_SUMS), lane)
+        if output.wants_words:
+            # All consumers: the indices of the window's ids are there.
+            consumer_sync(plan)
+            visit_winners(s, row, part, threshold, window, size, store_word_of)
+        # All consumers: nobody reads the window any more.
         consumer_sync(plan)
     fill_rest(s, row, threshold.total)
     consumer_sync(plan)
 
 
 @cute.jit
-def mark_winners(
-    s: Selecting, part: Part, threshold: Threshold, window: Int32, size: Int32
+def visit_winners(
+    s: Selecting,
+    row: Int32,
+    part: Part,
+    threshold: Threshold,
+    window: Int32,
+    size: Int32,
+    visit: cutlass.Constexpr,
 ) -> None:
-    """Set the bits of the window's winners among the part's entries."""
+    """Call `visit(s, row, offset, key)` for the window's winners among the part's entries."""
     select, thread, plan = s.select, s.thread, s.plan
     for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
         keys = load4(select.keys, i)
@@ -338,7 +382,22 @@ def mark_winners(
             # Unsigned: a position below the window wraps around to far above it.
             in_window = position - Uint32(window) < Uint32(size) and 4 * i + k < part.entries
             if in_window and accepts(Uint32(keys[k]), position, threshold.key, threshold.position):
-                set_bit(select.bitmap, Int32(position) - window)
+                visit(s, row, Int32(position) - window, Uint32(keys[k]))
+
+
+@cute.jit
+def mark(s: Selecting, row: Int32, offset: Int32, key: Uint32) -> None:
+    """Set a winner's bit."""
+    set_bit(s.select.bitmap, offset)
+
+
+@cute.jit
+def store_word_of(s: Selecting, row: Int32, offset: Int32, key: Uint32) -> None:
+    """Store the word of a winner's score at the index of its id."""
+    bitmap = s.select.bitmap
+    at, bit = offset >> WORD_BITS.bit_length() - 1, Int32(1) << (offset & (WORD_BITS - 1))
+    index = bitmap[INDEX_OFFSET + at] + Int32(cute.arch.popc(bitmap[at] & (bit - 1)))
+    store_word(s.output, row, index, key)
 
 
 @cute.jit
@@ -363,11 +422,13 @@ def store_ids(
 
 
 @cute.jit
-def word_before(output: Output, row: Int32, position: Int32, end: Int32) -> Int32:
+def word_before(
+    output: Output, row: Int32, position: Int32, end: Int32, plan: cutlass.Constexpr
+) -> Int32:
     """The token's `page_word`; 0 from `end` on."""
     word = Int32(0)
     if position < end:
-        word = page_word(output, row, position)
+        word = page_word(output, row, position, plan)
     return word
 
 
@@ -387,88 +448,3 @@ def bits_at(bitmap: cute.Tensor, at: Int32, span: Int32) -> Int32:
     if span < WORD_BITS:
         bits = bits & (((Int32(1) << span) - 1) << (at & 31))
     return bits
-
-
-@cute.jit
-def send_winners(s: Selecting, winners: Int32, first_out_index: Int32) -> None:
-    """Send the list's first `winners` entries to the group's first CTA."""
-    select, cluster, coord, thread, plan = s.select, s.cluster, s.coord, s.thread, s.plan
-    for i in cutlass.range(thread, winners, plan.consumer_threads, unroll=1):
-        dst = cluster.winners.iterator + (first_out_index + i) * ENTRY_WORDS
-        entry = [select.keys[i], select.positions[i]]
-        send(dst.align(4 * ENTRY_WORDS), entry, cluster.winners_full.at(), coord.first_rank)
-
-
-@cute.jit
-def emit_sorted(
-    s: Selecting, row: Int32, own_winners: Int32, threshold: Threshold, phases: PackedPhases
-) -> PackedPhases:
-    """Write the row's ids, best first. The list has the caller's winners only."""
-    coord, plan = s.coord, s.plan
-    send_winners(s, own_winners, threshold.first_out_index)
-    if coord.part == 0:
-        winners = cutlass.min(threshold.total, Int32(plan.topk))
-        sort_winners(s, row, winners, phases.phase(SORTED))
-    consumer_sync(plan)
-    return phases.passed(SORTED)
-
-
-@cute.jit
-def sort_winners(s: Selecting, row: Int32, winners: Int32, phase: Int32) -> None:
-    """The group's first CTA: sort all winners (Batcher's bitonic network)."""
-    select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
-    if thread == 0:
-        expected = winners * (4 * ENTRY_WORDS)
-        cluster.winners_full.arrive_and_expect_tx(expected)
-    # winners_full, the row's phase: the winners of every CTA have come (st.async). The list may be
-    # overwritten after the sync: its own winners have been sent, too.
-    cluster.winners_full.wait(phase)
-    consumer_sync(plan)
-    for i in cutlass.range(thread, plan.topk, plan.consumer_threads, unroll=1):
-        key, position = Int32(0), Int32(-1)
-        if i < winners:
-            key, position = cluster.winners[2 * i], cluster.winners[2 * i + 1]
-        select.keys[i] = key
-        select.positions[i] = position
-    consumer_sync(plan)
-    run = Int32(2)
-    while run <= plan.topk:
-        distance = run // 2
-        while distance > 0:
-            for i in cutlass.range(thread, plan.topk // 2, plan.consumer_threads, unroll=1):
-                low = (i & ~(distance - 1)) * 2 + (i & (distance - 1))
-                exchange(select, low, low + distance, low & run == 0)
-            consumer_sync(plan)
-            distance = distance // 2
-        run = run * 2
-    store_sorted(s, select.positions, row, winners)
-
-
-@cute.jit
-def store_sorted(s: Selecting, ordered: cute.Tensor, row: Int32, winners: Int32) -> None:
-    """Write the ids of the first `winners` positions in `ordered`, then -1. Ends synced."""
-    output, thread, plan = s.output, s.thread, s.plan
-    per_thread = plan.topk // plan.consumer_threads
-    ids = cute.make_rmem_tensor(per_thread, Int32)
-    for i in cutlass.range_constexpr(per_thread):
-        out_index = thread + i * plan.consumer_threads
-        ids[i] = Int32(-1)
-        if out_index < winners:
-            position = ordered[out_index]
-            ids[i] = id_in(output, page_word(output, row, position), position)
-    for i in cutlass.range_constexpr(per_thread):
-        store_id(output, row, thread + i * plan.consumer_threads, ids[i], plan)
-    consumer_sync(plan)
-
-
-@cute.jit
-def exchange(select: SelectBuffers, low: Int32, high: Int32, descending: cutlass.Boolean) -> None:
-    """Put the better of two entries first, or last where the run ascends."""
-    low_key, low_position = key_at(select, low), position_at(select, low)
-    high_key, high_position = key_at(select, high), position_at(select, high)
-    better = high_key > low_key or (high_key == low_key and high_position < low_position)
-    if better == descending:
-        select.keys[low] = Int32(high_key)
-        select.positions[low] = Int32(high_position)
-        select.keys[high] = Int32(low_key)
-        select.positions[high] = Int32(low_position)

@@ -55,7 +55,9 @@ class Operands(NamedTuple):
     seq_lens: cute.Tensor
     block_table: cute.Tensor
     topk_indices: cute.Tensor
+    words: cute.Tensor
     published: Any  # Published; None: a row is one cluster's
+    slots: Int32  # 1: ids are slots of the cache; 0: positions
     num_pages: Int32  # of the cache
 
 
@@ -103,6 +105,15 @@ def prefetch_inputs(
 
 
 @cute.jit
+def unscored_length(operands: Operands) -> Int32:
+    """Tokens up to which a row needs no scores: all of them are among the best."""
+    length = Int32(operands.topk_indices.shape[1])
+    if operands.words.shape[0] > 0:
+        length = Int32(0)
+    return length
+
+
+@cute.jit
 def set_up(
     keys_map: Any,
     queries_map: Any,
@@ -119,6 +130,7 @@ def set_up(
     memory = IndexerMemory.allocate(plan)
     select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
     rows = rows_of(operands.seq_lens, operands.block_table, plan.entry_tokens)
+    rows = rows._replace(unscored=unscored_length(operands))
     coord = find_coord(rows, plan)
     # Asked for before anything else: the path to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)
@@ -159,9 +171,13 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
     """Role select: rows that need no scores, then the CTA's tiles. page_source: (memory, thread,
     plan) gives the PageSource of the calling thread."""
     caller, memory, coord, operands = x.caller, x.memory, x.coord, x.operands
-    id_table = None if const_expr(plan.positions or plan.gathers) else operands.block_table
     output = Output(
-        operands.topk_indices, operands.block_table, id_table, operands.num_pages, x.rows
+        operands.topk_indices,
+        operands.words,
+        operands.block_table,
+        operands.num_pages,
+        operands.slots,
+        x.rows,
     )
     if const_expr(not plan.scheduled):
         prefetch_inputs(

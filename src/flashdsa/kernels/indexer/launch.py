@@ -12,7 +12,7 @@ from cutlass.cute.runtime import make_fake_tensor
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_pages, fake_tensor
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_pages, fake_tensor, symbols
 from flashdsa.hw import SM90
 from flashdsa.kernels.indexer.select.published import published_in
 from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES, page_step
@@ -30,6 +30,7 @@ def launch_indexer(
     seq_lens: cute.Tensor,
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
+    words: cute.Tensor,
     *rest: Any,
 ):
     """Launch on `stream`.
@@ -39,16 +40,20 @@ def launch_indexer(
             multiple of 16 bytes between pages; of gathered tokens a multiple of 128.
         weights: (B, H) fp32. seq_lens: (B,) int32.
         block_table: (B / next_n, max_pages) int32, any distance between rows.
-        topk_indices: (B, topk) int32, written.
+        topk_indices: (B, topk) int32, any distance between rows, written: at most
+            `plan.lists.most_topk` a row, by position, then -1.
+        words: (B, topk) int32, written: words of the ids' scores, for `launch_order`; (0, 0): not
+            wanted, and rows of at most topk tokens are not scored.
         rest:
         of a plan with splits
             arrivals: (MOST_WEIGHED,) int32, counters, 0 before and after the launch.
             slots: (CTAs, slot_words) int32.
         and at last
+            slots: 1: ids are slots of the cache; 0: positions.
             num_clusters: best the number that runs at once.
             cluster_size: CTAs of each, 1 to 16.
     """
-    *workspace, num_clusters, cluster_size = rest
+    *workspace, slots, num_clusters, cluster_size = rest
     kernel(
         *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),
         plan.cache_operand(k_index_cache_fp8),
@@ -56,6 +61,8 @@ def launch_indexer(
         seq_lens,
         block_table,
         topk_indices,
+        words,
+        slots,
         published_in(workspace[0], workspace[1], plan) if const_expr(plan.splits) else None,
         plan,
     ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
@@ -153,7 +160,7 @@ def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
 
 def compile_indexer(kernel: Any, plan: Any) -> Any:
     """Compile `launch_indexer`."""
-    rows, requests, table, counters, slots = (cute.sym_int32() for _ in range(5))
+    rows, requests, table, topk, counters, slots, ordered, words = symbols(8)
     workspace = (
         fake_tensor(Int32, (counters,), WORD_ALIGNMENT),
         fake_tensor(Int32, (slots, plan.slot_words)),
@@ -168,9 +175,10 @@ def compile_indexer(kernel: Any, plan: Any) -> Any:
         fake_tensor(Float32, (rows, plan.num_heads)),
         fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
         rows_apart(Int32, requests, table),
-        fake_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
+        rows_apart(Int32, rows, topk),
+        fake_tensor(Int32, (ordered, words), WORD_ALIGNMENT),
         *(workspace if plan.splits else ()),
-        *(Int32(1) for _ in range(2)),
+        *(Int32(1) for _ in range(3)),
     )
 
 

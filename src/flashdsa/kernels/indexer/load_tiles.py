@@ -139,7 +139,7 @@ def load_scheduled(
     first_length = clamped(ctx.rows, cute.arch.shuffle_sync(first_lengths, 0))
     for turn in cutlass.range(turns, unroll=1):
         row, length = row_of_turn(ctx.rows, select, coord, turn, first_length, plan)
-        pages = pages_to_score(length, plan)
+        pages = pages_to_score(ctx.rows, length)
         share = share_of_row(coord, plan)
         if pages > 0 and share.part < share.num_parts:
             first, end = pages_of_share(share, pages, plan)

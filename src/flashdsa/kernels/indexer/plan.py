@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from itertools import product
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE, ArchSpec
 from flashdsa.kernels.indexer import sizes
@@ -15,7 +14,7 @@ from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
 
 NUM_HEADS = (16, 32, 64)
 TOPK = (512, 1024, 2048)
-"""Values of topk that kernels are compiled for."""
+"""Widths of lists that kernels sort; no list has more entries."""
 CONSUMER_BARRIER = 1
 """Named barrier of a CTA's consumers."""
 
@@ -28,13 +27,8 @@ class By(StrEnum):
     PAIRS = "pairs"  # two rows of a request are scored together, and ranked by another launch
 
 
-FUSED_KINDS: tuple[dict[str, Any], ...] = ({}, {"rows": By.CLUSTERS}, {"sorted": True})
+FUSED_ROWS = (By.CLUSTER, By.CLUSTERS)
 """The fused kernels of each size."""
-POSITIONS = tuple(
-    {"num_heads": num_heads, "positions": True, **kind}
-    for num_heads, kind in product((64, 32), FUSED_KINDS)
-)
-"""Choices of kernels that write positions: the sizes of DeepSeek-V3.2 and GLM-5."""
 
 
 class SplitWorkspace(NamedTuple):
@@ -56,6 +50,7 @@ class Lists:
         fill_step_pages: the increase from each such CTA to the next: CTAs that compact leave their
             share of the memory's bandwidth to the others.
         max_compared: candidates that are compared with each other, at most.
+        most_topk: ids of a row, at most.
         tile_stages: work tiles (query, weights, description) in flight.
     """
 
@@ -64,6 +59,7 @@ class Lists:
     first_fill_pages: int = 76
     fill_step_pages: int = 7
     max_compared: int = 128
+    most_topk: int = max(TOPK)
     tile_stages: int = 2
 
 
@@ -86,16 +82,10 @@ class SelectPlan:
     loaded and scored.
 
     Attributes:
-        num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
-        positions: ids are token positions, not cache slots.
-        rows: who selects in a row; `sorted` ones are one cluster's.
-        stages: pages in flight, where the winners are not sorted.
+        num_heads: H, 16, 32 or 64. rows: who selects in a row. stages: pages in flight.
     """
 
     num_heads: int = 64
-    topk: int = 2048
-    sorted: bool = False
-    positions: bool = False
     rows: By = By.CLUSTER
     stages: int = 12
     consumer_warpgroups: int = 4
@@ -109,10 +99,6 @@ class SelectPlan:
     def __post_init__(self) -> None:
         if self.num_heads not in NUM_HEADS:
             raise ValueError(f"num_heads: expected 16, 32 or 64; got {self.num_heads}")
-        if self.topk not in TOPK:
-            raise ValueError(f"topk: expected 512, 1024 or 2048; got {self.topk}")
-        if self.splits and self.sorted:
-            raise ValueError("rows: a kernel that sorts splits no rows")
         if self.in_pairs and not self.ranked:
             raise ValueError("rows: pairs are scored for a launch that ranks them")
         lists, capacity = self.lists, self.lists.capacity
@@ -122,8 +108,8 @@ class SelectPlan:
             raise ValueError("lists.capacity: no room for what three clusters publish")
         first = lists.first_fill_pages * PAGE_SIZE
         most = first + (sizes.FILLS - 1) * lists.fill_step_pages * PAGE_SIZE
-        if not self.topk <= first <= most <= capacity:
-            raise ValueError("lists: a first fill has topk tokens and fits the capacity")
+        if not lists.most_topk <= first <= most <= capacity:
+            raise ValueError("lists: a first fill has most_topk tokens and fits the capacity")
         assert self.smem.total <= self.arch.smem_bytes
 
     @property
@@ -137,9 +123,7 @@ class SelectPlan:
     @property
     def sizes_and_kinds(self) -> str:
         """Part of the exported name that tells the plans of one kernel apart."""
-        kinds = {"sorted": self.sorted, self.rows.value: self.splits, "positions": self.positions}
-        named = (name for name, is_so in kinds.items() if is_so)
-        return "_".join((f"h{self.num_heads}", f"k{self.topk}", *named))
+        return f"h{self.num_heads}" + f"_{self.rows.value}" * self.splits
 
     @property
     def splits(self) -> bool:
@@ -174,7 +158,7 @@ class SelectPlan:
     def scheduled(self) -> bool:
         """The rows' lengths decide who gets which, and how many CTAs (see
         schedule/row_schedule.py); otherwise a batch keeps its own order."""
-        return self.sorted or self.splits
+        return self.splits
 
     @property
     def teams(self) -> int:
@@ -190,16 +174,14 @@ class SelectPlan:
     def most_kept(self) -> int:
         """Entries that are left after a list is cut down at a bin: the best, and those in the bin
         of the last of them."""
-        return self.topk + self.max_candidates
+        return self.lists.most_topk + self.max_candidates
 
     @property
     def most_at_bin(self) -> tuple[int, int]:
-        """Entries that are left after a cluster cuts its part at a bin, if several share a row. A
-        CTA of the last cluster lists what CTAs of two neighbouring ones published, or, where a row
-        has more clusters than they have CTAs and one, of three. Merging more than 2 topk takes
-        longer than the second round that they save."""
-        worth = 2 * self.topk
-        return min(self.lists.capacity // 2, worth), min(self.lists.capacity // 3, worth)
+        """Entries that are left, at most, after a cluster cuts its part at a bin, if several share
+        a row. A CTA of the last cluster lists what CTAs of two neighbouring ones published, or,
+        where a row has more clusters than they have CTAs and one, of three."""
+        return self.lists.capacity // 2, self.lists.capacity // 3
 
     @property
     def most_published(self) -> int:
@@ -207,20 +189,9 @@ class SelectPlan:
         return self.most_at_bin[0]
 
     @property
-    def unscored_length(self) -> int:
-        """Tokens up to which a row needs no scores: all of them are among the best."""
-        return 0 if self.sorted else self.topk
-
-    @property
     def pages_in_order(self) -> int | None:
         """Pages of a part up to which they are scored in the order of positions; None: always."""
         return None
-
-    @property
-    def lists_in_order(self) -> bool:
-        """Whether the list, until it is compacted, and so the winners are in the order of
-        positions."""
-        return not self.sorted
 
     @property
     def consumer_threads(self) -> int:

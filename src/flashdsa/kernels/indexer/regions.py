@@ -13,12 +13,7 @@ WORD_BYTES = 4
 
 def select_regions(plan: Any) -> list[SmemRegion]:
     """The list, its histogram, and what the CTAs that share a row send each other."""
-    return [
-        *_row_regions(plan),
-        *_schedule_regions(plan),
-        *_sorting_regions(plan),
-        *_split_regions(plan),
-    ]
+    return [*_row_regions(plan), *_schedule_regions(plan), *_split_regions(plan)]
 
 
 def _row_regions(plan: Any) -> list[SmemRegion]:
@@ -62,18 +57,6 @@ def _schedule_regions(plan: Any) -> list[SmemRegion]:
     ]
 
 
-def _sorting_regions(plan: Any) -> list[SmemRegion]:
-    """Return the regions in which the group's first CTA gets all winners, to sort them."""
-    if not plan.sorted:
-        return []
-    return [
-        SmemRegion(
-            "winners", plan.topk * sizes.ENTRY_WORDS * WORD_BYTES, 16, "received: to be sorted"
-        ),
-        SmemRegion("winners_full", MBARRIER_BYTES, 8, "mbarrier: winners are there"),
-    ]
-
-
 def _split_regions(plan: Any) -> list[SmemRegion]:
     """Return the regions in which the CTAs of a split row's cluster show each other that they
     published."""
@@ -92,7 +75,6 @@ def select_barriers(plan: Any, select: Role) -> tuple[Barrier, ...]:
     fine_bytes = ctas * sizes.BIN_GROUP * WORD_BYTES
     received_bytes = plan.received_bytes + ctas * WORD_BYTES
     ticket_bytes = ctas * WORD_BYTES
-    winner_bytes = plan.topk * sizes.ENTRY_WORDS * WORD_BYTES
     every_cta = Arrives.EVERY_CTA
     return (
         Barrier("coarse_full", 1, select, one, select, coarse_bytes, "groups' counts"),
@@ -101,5 +83,4 @@ def select_barriers(plan: Any, select: Role) -> tuple[Barrier, ...]:
             "received_full", 1, select, one, select, received_bytes, "candidates, counts above them"
         ),
         Barrier("tickets_full", 1, select, every_cta, select, ticket_bytes, "who published last"),
-        Barrier("winners_full", 1, select, one, select, winner_bytes, "winners to sort"),
     )

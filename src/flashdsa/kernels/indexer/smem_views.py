@@ -37,7 +37,6 @@ class IndexerMemory(Memory):
     lengths: Region
     own_rows: Region
     tickets: Region
-    winners: Region
     counts: Region
     tmem_start: Region
     page_full: Barriers
@@ -50,7 +49,6 @@ class IndexerMemory(Memory):
     fine_full: Barriers
     received_full: Barriers
     tickets_full: Barriers
-    winners_full: Barriers
 
 
 class SelectBuffers(NamedTuple):
@@ -97,12 +95,10 @@ class ClusterBuffers(NamedTuple):
     received: cute.Tensor  # (max_candidates * ENTRY_WORDS,) Int32: entries to compare
     above: cute.Tensor  # (MAX_CLUSTER,) Int32: entries above the last round's bin
     tickets: Any  # (MAX_CLUSTER,) Int32: see select/tiles.py; None: rows are not split
-    winners: Any  # (topk * ENTRY_WORDS,) Int32 in the group's first CTA; None: not sorted
     coarse_full: Barriers
     fine_full: Barriers
     received_full: Barriers
     tickets_full: Any  # Barriers; None: rows are not split
-    winners_full: Any  # Barriers; None: not sorted
 
 
 class InputBuffers(NamedTuple):
@@ -142,12 +138,10 @@ def cluster_buffers_in(memory: IndexerMemory, plan: Any) -> ClusterBuffers:
         received=memory.received.array(Int32, plan.max_candidates * sizes.ENTRY_WORDS),
         above=memory.above.array(Int32, sizes.MAX_CLUSTER),
         tickets=memory.tickets.array(Int32, sizes.MAX_CLUSTER) if plan.splits else None,
-        winners=memory.winners.array(Int32, plan.topk * sizes.ENTRY_WORDS) if plan.sorted else None,
         coarse_full=memory.coarse_full,
         fine_full=memory.fine_full,
         received_full=memory.received_full,
         tickets_full=memory.tickets_full if plan.splits else None,
-        winners_full=memory.winners_full if plan.sorted else None,
     )
 
 

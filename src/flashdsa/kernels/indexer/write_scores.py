@@ -21,6 +21,7 @@ from flashdsa.kernels.indexer.schedule.work_tile import (
     Rows,
     WorkTile,
     divide,
+    pages_to_score,
     row_length,
     wait_for_tile,
     whole_stages,
@@ -43,22 +44,13 @@ class Partition(NamedTuple):
 
 
 @cute.jit
-def scored_pages(rows: Rows, length: Int32) -> Int32:
-    """Pages of a row that are scored."""
-    pages = (length + PAGE_SIZE - 1) // PAGE_SIZE
-    if length <= rows.unscored:
-        pages = Int32(0)
-    return pages
-
-
-@cute.jit
 def make_partition(rows: Rows, num_ctas: Int32, lane: Int32) -> Partition:
     """Cut the line; a whole warp calls."""
     total = Int32(0)
     longest = Int32(0)
     scored = Int32(0)
     for row in cutlass.range(lane, rows.count, WARP_SIZE, unroll=4):
-        pages = scored_pages(rows, row_length(rows, row))
+        pages = pages_to_score(rows, row_length(rows, row))
         total += pages
         longest = cutlass.max(longest, pages)
         if pages > 0:
@@ -81,7 +73,7 @@ def make_partition(rows: Rows, num_ctas: Int32, lane: Int32) -> Partition:
     if aligned == 1:
         padded = Int32(0)
         for row in cutlass.range(lane, rows.count, WARP_SIZE, unroll=4):
-            pages = scored_pages(rows, row_length(rows, row))
+            pages = pages_to_score(rows, row_length(rows, row))
             padded += padded_pages(pages, chunk, inverse, aligned)
         line = cute.arch.warp_redux_sync(padded, "add")
     return Partition(chunk, inverse, aligned, line)
@@ -117,7 +109,7 @@ def load_partition(
     while cursor < end:
         row = block + lane
         length = row_length(ctx.rows, row)
-        pages = scored_pages(ctx.rows, length)
+        pages = pages_to_score(ctx.rows, length)
         share = padded_pages(pages, partition.chunk, partition.inverse, partition.aligned)
         inclusive = prefix_sum(share, lane)
         block_share = cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1)

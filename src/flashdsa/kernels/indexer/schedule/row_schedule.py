@@ -146,7 +146,7 @@ def weigh_rows(
     select.lengths[thread] = length
     for other in cutlass.range(first + 1, first + together, unroll=1):
         length = cutlass.max(length, row_length(rows, other))
-    pages = cutlass.min(pages_to_score(length, plan), Int32(MOST_ORDERED_PAGES))
+    pages = cutlass.min(pages_to_score(rows, length), Int32(MOST_ORDERED_PAGES))
     lane = thread % WARP_SIZE
     if first - lane * together < rows.count:
         total = cute.arch.warp_redux_sync(pages * together, "add")

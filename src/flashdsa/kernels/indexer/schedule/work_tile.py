@@ -32,7 +32,7 @@ class Rows(NamedTuple):
     count: Int32  # of rows, or of pairs
     max_length: Int32  # tokens that the block table has room for
     requests: Any = None  # Int32: rows of the block table, B / next_n of them; None: B
-    unscored: Any = 0  # tokens up to which a row is not scored by the scores-only kernel
+    unscored: Any = 0  # tokens up to which a row is not scored
 
 
 def rows_of(seq_lens: cute.Tensor, block_table: cute.Tensor, of_entry: int = PAGE_SIZE) -> Rows:
@@ -115,10 +115,10 @@ def divide(value: Int32, by: Int32, inverse: Float32) -> Int32:
 
 
 @cute.jit
-def pages_to_score(length: Int32, plan: cutlass.Constexpr) -> Int32:
+def pages_to_score(rows: Rows, length: Int32) -> Int32:
     """Pages of a row, 0 when all its tokens are among the best without scores."""
     pages = (length + PAGE_SIZE - 1) // PAGE_SIZE
-    if length <= plan.unscored_length:
+    if length <= rows.unscored:
         pages = Int32(0)
     return pages
 

@@ -33,9 +33,8 @@ LOADED_TOGETHER = 4
 """CTAs whose counts are asked for before the first of them is added."""
 
 
-COUNTED, GATHERED, SORTED = EVENTS = ("counted", "gathered", "sorted")
-"""Events whose phases a consumer keeps: coarse_full and fine_full, received_full,
-winners_full."""
+COUNTED, GATHERED = EVENTS = ("counted", "gathered")
+"""Events whose phases a consumer keeps: coarse_full and fine_full, received_full."""
 
 
 class Searcher(Protocol):

@@ -286,7 +286,9 @@ def few_at_bin(s: Selecting, kept: Int32) -> cutlass.Boolean:
     """Whether a cluster may cut its part at a bin with so many entries in it and above."""
     coord = s.coord
     few, fewer = s.plan.most_at_bin
-    return kept <= (Int32(few) if coord.num_splits <= coord.num_parts + 1 else Int32(fewer))
+    most = Int32(few) if coord.num_splits <= coord.num_parts + 1 else Int32(fewer)
+    # Merging more than 2 topk takes longer than the second round that they save.
+    return kept <= cutlass.min(most, 2 * s.output.topk)
 
 
 @cute.jit
@@ -303,7 +305,7 @@ def find_threshold(
 
     All entries are accepted if they are `topk` or fewer. The histogram holds the bins of the list's
     entries; it is destroyed. A worse entry is enough if `to_bin`: at most max_candidates more
-    entries are accepted then, or of clusters that share rows what the plan's `most_at_bin` says,
+    entries are accepted then, or of clusters that share rows what `few_at_bin` says,
     and `first_out_index` means nothing. Returns the events' phases, too.
 
     Args:
@@ -311,10 +313,11 @@ def find_threshold(
             `published_range`; None: never.
     """
     select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
+    topk = s.output.topk
     range_ = Range(Uint32(0), Uint32(0xFFFFFFFF), ~Uint32(LAST_POSITION), Uint32(0xFFFFFFFF))
     if not shared:
         range_ = cut_to_part(range_, part)
-    left = Int32(plan.topk)  # the k among the entries in the range
+    left = topk  # the k among the entries in the range
     counted = cutlass.Boolean(True)
     first_out_index, total = Int32(0), Int32(0)
     candidate = Candidate(Uint32(0), Uint32(0), Int32(0))
@@ -352,7 +355,7 @@ def find_threshold(
                 if merges:
                     of_bin = narrowed(range_, steps, found.bin)
             range_ = of_bin
-            if total <= plan.topk:
+            if total <= topk:
                 state = Int32(FOUND)
                 first_out_index += bin_.before
                 shared = cutlass.Boolean(False)
@@ -362,7 +365,7 @@ def find_threshold(
         gathers = state == LISTED and found.within <= plan.max_candidates
         cuts = gathers
         if const_expr(plan.splits):
-            cuts = state == LISTED and few_at_bin(s, plan.topk - left + found.within)
+            cuts = state == LISTED and few_at_bin(s, topk - left + found.within)
         if to_bin and cuts and not steps.by_position:
             at_key = range_.low
             state = Int32(FOUND)

@@ -19,7 +19,7 @@ The scores alone: every token's score into a (B, max_len) matrix, one launch. Th
 from typing import Any
 
 import cutlass
-from cutlass import GridConstant, cute
+from cutlass import GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl import tmem
@@ -49,11 +49,15 @@ def indexer_kernel(
     seq_lens: cute.Tensor,
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
+    words: cute.Tensor,
+    slots: Int32,
     published: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_indexer`."""
-    operands = Operands(weights, seq_lens, block_table, topk_indices, published, cache.shape[0])
+    operands = Operands(
+        weights, seq_lens, block_table, topk_indices, words, published, slots, cache.shape[0]
+    )
     x = set_up(keys_map, queries_map, operands, allocate_tmem, plan)
     loads, _, selects = plan.roles
     if x.caller.consumes:

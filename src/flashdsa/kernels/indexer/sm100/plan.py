@@ -16,13 +16,12 @@ from flashdsa.kernels.indexer.regions import (
     select_regions,
 )
 from flashdsa.kernels.indexer.sizes import TILE_WORDS
+from flashdsa.kernels.indexer.sm90.order import plan as order
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion, TmemPlan, TmemRegion, plan_tmem
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
 PAGES_PER_STAGE = (1, 2, 4)
 """Page counts that kernels can be compiled with: 64, 128 or 256 tokens of one tcgen05.commit."""
-SORTED_STAGES = 8
-"""Pages in flight if all winners need room, too."""
 MOST_LOAD_WARPS = 3
 """Load warps, at most: the issuing warp is in their warpgroup."""
 PAGE_SCALE_BYTES = PAGE_SIZE * 4
@@ -54,8 +53,8 @@ class IndexerPlan(SelectPlan):
             raise ValueError(f"pages_per_stage: expected 1, 2 or 4; got {self.pages_per_stage}")
         if self.stages % self.pages_per_stage:
             raise ValueError("stages: expected a multiple of pages_per_stage")
-        if self.gathers and (self.positions or self.stage_tokens != WARP_SIZE * GATHERED):
-            raise ValueError("gathers: each lane has four tokens of a stage, and ids are slots")
+        if self.gathers and self.stage_tokens != WARP_SIZE * GATHERED:
+            raise ValueError("gathers: each lane has four tokens of a stage")
         super().__post_init__()
 
     @property
@@ -75,8 +74,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def ring_stages(self) -> int:
-        pages = min(self.stages, SORTED_STAGES) if self.sorted else self.stages
-        return pages // self.pages_per_stage
+        return self.stages // self.pages_per_stage
 
     @property
     def load_warps(self) -> int:
@@ -254,11 +252,21 @@ class IndexerPlan(SelectPlan):
 
 
 @dataclass(frozen=True)
+class OrderPlan(order.OrderPlan):
+    """The kernel that sorts lists, which no architecture changes."""
+
+    arch: ClassVar[ArchSpec] = SM100
+
+    @property
+    def name(self) -> str:
+        return f"sm100_{super().name}"
+
+
+@dataclass(frozen=True)
 class LogitsPlan(IndexerPlan):
     """The fused indexer's plan without the memory of the selection: only its stream of pages."""
 
     stages: int = 24
-    unscored_length = 0
 
     @property
     def name(self) -> str:

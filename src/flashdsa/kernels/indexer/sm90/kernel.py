@@ -141,11 +141,15 @@ def indexer_kernel(
     seq_lens: cute.Tensor,
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
+    words: cute.Tensor,
+    slots: Int32,
     published: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_indexer`."""
-    operands = Operands(weights, seq_lens, block_table, topk_indices, published, num_pages)
+    operands = Operands(
+        weights, seq_lens, block_table, topk_indices, words, published, slots, num_pages
+    )
     x = set_up(keys_map, queries_map, operands, None, plan)
     loads, selects = plan.roles
     # The load role comes first: code more than 64 KB after a kernel's start is slow where it runs

@@ -53,8 +53,8 @@ class IndexerPlan(SelectPlan):
 
     @property
     def ring_stages(self) -> int:
-        """Pages in flight: fewer if all winners need room, too, to be sorted."""
-        return self.stages - self.consumer_warpgroups if self.sorted else self.stages
+        """Pages in flight."""
+        return self.stages
 
     @property
     def pages_in_order(self) -> int | None:
@@ -165,7 +165,6 @@ class LogitsPlan(IndexerPlan):
     of_blocks: bool = False
     ranked: bool = False
     pages_in_order = None  # no page waits for others
-    unscored_length = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

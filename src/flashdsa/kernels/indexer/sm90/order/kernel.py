@@ -13,7 +13,7 @@ from cutlass import Int32, Int64, Uint32, cute
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.memory import Memory, Region
-from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST, MAGNITUDE, key_of
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 
@@ -54,7 +54,7 @@ def load_words(
     memory: OrderMemory, scores: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> cute.Tensor:
     """Load this lane's words, one of each 32; write the keys of all entries to shared memory.
-    scores: pointer to the list's scores, as words of `entries.py`."""
+    scores: pointer to the list's scores, as words of `select/keys.py`."""
     keys = cute.make_rmem_tensor(plan.each, Int32)
     for i in cutlass.range_constexpr(plan.each):
         index = lane + WARP_SIZE * i
@@ -210,7 +210,7 @@ def launch_order(plan: cutlass.Constexpr, stream: Any, rows: cute.Tensor, scores
     Args:
         rows: (S, topk) int32, at most plan.width each: put in descending order of score, of equal
             scores in the order that they have.
-        scores: (S, topk) int32, words of `prefill/entries.py`: bits of fp32, or NAN, or INVALID.
+        scores: (S, topk) int32, words of `select/keys.py`: bits of fp32, or NAN, or INVALID.
     """
     order_kernel(rows, scores, plan).launch(
         grid=[rows.shape[0], 1, 1], block=[WARP_SIZE, 1, 1], stream=stream
@@ -220,4 +220,4 @@ def launch_order(plan: cutlass.Constexpr, stream: Any, rows: cute.Tensor, scores
 def compile_order(plan: OrderPlan) -> Any:
     """Compile `launch_order`."""
     lists = fake_tensor(Int32, (cute.sym_int32(), cute.sym_int32()), WORD_ALIGNMENT)
-    return compile_launch(SM90, launch_order, plan, lists, lists)
+    return compile_launch(plan.arch, launch_order, plan, lists, lists)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE, ArchSpec
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem
 
@@ -22,6 +22,7 @@ class OrderPlan:
     """
 
     width: int = 2048
+    arch: ClassVar[ArchSpec] = SM90
     roles: ClassVar[tuple[Role, ...]] = ()  # the kernel has one warp
 
     def __post_init__(self) -> None:
@@ -51,7 +52,7 @@ class OrderPlan:
                 SmemRegion("words", (self.width + WARP_SIZE) * WORD, 16, "in order, a gap a lane"),
                 SmemRegion("list", self.width * WORD, 16, "keys of the scores, then rows"),
             ],
-            SM90.smem_bytes,
+            self.arch.smem_bytes,
         )
 
     @property

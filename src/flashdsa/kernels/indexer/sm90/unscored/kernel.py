@@ -6,8 +6,7 @@ lane each, and so finds by itself where the tokens of each page go.
 
 from typing import Any
 
-import cutlass
-from cutlass import Int32, const_expr, cute
+from cutlass import Int32, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
@@ -24,49 +23,51 @@ def unscored_kernel(
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
     num_pages: Int32,
-    plan: cutlass.Constexpr,
+    slots: Int32,
 ):
     """One CTA; arguments as in `launch_unscored`."""
     thread, _, _ = cute.arch.thread_idx()
     row, _, _ = cute.arch.block_idx()
-    lane, topk = thread % WARP_SIZE, Int32(topk_indices.shape[1])
+    lane = thread % WARP_SIZE
     rows = rows_of(seq_lens, block_table)
-    id_table = None if const_expr(plan.positions) else block_table
-    output = Output(topk_indices, block_table, id_table, num_pages, rows)
+    output = Output(topk_indices, None, block_table, num_pages, slots, rows)
     page = first_pages(output, row, lane)
     pages = cached_pages(page, row_length(rows, row), num_pages, lane)
-    emit_pages(output, row, thread - lane, topk, THREADS, pages, lane, topk)
+    emit_pages(output, row, thread - lane, output.topk, THREADS, pages, lane)
 
 
 @cute.jit
 def launch_unscored(
-    plan: cutlass.Constexpr,
     stream: Any,
     seq_lens: cute.Tensor,
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
     num_pages: Int32,
+    slots: Int32,
 ):
     """Launch on `stream`; the table has at most `most_pages(topk)` pages a row.
 
     Args:
         seq_lens: (B,) int32. block_table: (B / next_n, max_pages) int32, any distance between rows.
-        topk_indices: (B, topk) int32, written. num_pages: of the cache.
+        topk_indices: (B, topk) int32, any distance between rows, written.
+        num_pages: of the cache. slots: 1: ids are slots of the cache; 0: positions.
     """
-    unscored_kernel(seq_lens, block_table, topk_indices, num_pages, plan).launch(
+    unscored_kernel(seq_lens, block_table, topk_indices, num_pages, slots).launch(
         grid=[seq_lens.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
     )
 
 
 def compile_unscored(plan: UnscoredPlan) -> Any:
     """Compile `launch_unscored`."""
+    del plan
     rows, requests, table, topk = (cute.sym_int32() for _ in range(4))
     return compile_launch(
         SM90,
         launch_unscored,
-        plan,
+        None,
         fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
         rows_apart(Int32, requests, table),
-        fake_tensor(Int32, (rows, topk), WORD_ALIGNMENT),
+        rows_apart(Int32, rows, topk),
+        Int32(1),
         Int32(1),
     )

@@ -17,19 +17,14 @@ MOST_PAGES = WARP_SIZE
 
 @dataclass(frozen=True)
 class UnscoredPlan:
-    """One compiled kernel.
+    """The compiled kernel."""
 
-    Attributes:
-        positions: ids are token positions, not cache slots.
-    """
-
-    positions: bool = False
     roles: ClassVar[tuple[Role, ...]] = ()  # all warps do the same
     smem_bytes = 0
 
     @property
     def name(self) -> str:
-        return "indexer_unscored" + ("_positions" if self.positions else "")
+        return "indexer_unscored"
 
 
 def most_pages(topk: int) -> int:
