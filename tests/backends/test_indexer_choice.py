@@ -19,7 +19,7 @@ from flashdsa.backends.indexer.choice import (
     gpu_of,
 )
 from flashdsa.backends.indexer.launch import Kernels
-from flashdsa.kernels.catalog import INDEXER, INDEXER_ORDER_SM100, INDEXER_SM100, PREFILL_ORDER
+from flashdsa.kernels.catalog import INDEXER, INDEXER_ORDER, INDEXER_ORDER_SM100, INDEXER_SM100
 from flashdsa.kernels.indexer.sizes import SPLITS_BY_SIZE
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from tests.support.subtests import CaseLoop
@@ -155,7 +155,7 @@ def test_no_cluster_is_launched_that_the_device_cannot_run() -> None:
 
 def test_every_way_has_a_kernel() -> None:
     """Of both architectures."""
-    for spec, order in ((INDEXER, PREFILL_ORDER), (INDEXER_SM100, INDEXER_ORDER_SM100)):
+    for spec, order in ((INDEXER, INDEXER_ORDER), (INDEXER_SM100, INDEXER_ORDER_SM100)):
         for num_heads in (64, 16, 32):
             kernels = Kernels(spec, order, None, num_heads, 700, False, False)
             assert all(kernels.plan(kind) for kind in (Kind.ROW, Kind.SHARED))

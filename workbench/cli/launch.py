@@ -48,7 +48,7 @@ def launch(
       python -m workbench launch mla_fwd --list
       python -m workbench launch mla-fwd-sm_90a --call "three items"
       python -m workbench launch mla-fwd-sm_90a --save launches
-      python -m workbench launch prefill_order --json
+      python -m workbench launch indexer_order --json
     """
     from workbench.small_calls.call import path_of_launch, record
     from workbench.small_calls.table import rows_of

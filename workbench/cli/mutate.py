@@ -56,7 +56,7 @@ def mutate(
 
     \b
     Examples
-      python -m workbench mutate prefill_order
+      python -m workbench mutate indexer_order
       python -m workbench mutate mla-fwd-sm_90a --limit 5 --json
       python -m workbench mutate indexer-sm_90a --again --jobs 16
       python -m workbench mutate --stale

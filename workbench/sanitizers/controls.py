@@ -212,7 +212,7 @@ CONTROLS = {
                 lambda s, *_: s.cluster.coarse),
         "does not see st.async"),
     "order": Control("by score: lanes read words before others have stored them",
-                     "prefill-order-sm_90a", "300, random", lanes_do_not_wait),
+                     "indexer-order-sm_90a", "300, random", lanes_do_not_wait),
     "P of tile 1": Control("forward: tile 1's maxima are read before all are stored",
                       *_FWD, _wait("consume0", "p1_full")),
     "P of tile 0": Control("forward: tile 0's maxima are read before all are stored",

@@ -13,7 +13,7 @@ from flashdsa.backends.indexer.order import bind_order
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.ranked import bind_ranked
 from flashdsa.dispatch.registration import custom_op
-from flashdsa.kernels.catalog import INDEXER, INDEXER_ORDER_SM100, INDEXER_SM100, PREFILL_ORDER
+from flashdsa.kernels.catalog import INDEXER, INDEXER_ORDER, INDEXER_ORDER_SM100, INDEXER_SM100
 from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.kernels.indexer.exact_inputs import Inputs
 
 INDEXERS = {spec.arch: spec for spec in (INDEXER, INDEXER_SM100)}
-ORDERS = {spec.arch: spec for spec in (PREFILL_ORDER, INDEXER_ORDER_SM100)}
+ORDERS = {spec.arch: spec for spec in (INDEXER_ORDER, INDEXER_ORDER_SM100)}
 NO_SUCH_PAGE = 1 << 30
 INVALID, NAN = 0x7FFFFFFE, 0x7FFFFFFF
 """Words of lists, as kernels/indexer/select/keys.py, which needs CuTe DSL, has them."""
@@ -200,7 +200,7 @@ class Order:
         words = torch.where(valid, words, INVALID).int()
         device = getattr(runner, "device", "cpu")
         rows, words = rows.to(device), words.to(device)
-        function = bind_order(runner, PREFILL_ORDER, self.topk)
+        function = bind_order(runner, INDEXER_ORDER, self.topk)
         with runner.launching():
             function(rows, words)
         return rows

@@ -291,7 +291,7 @@ TABLE: dict[str, Row] = {
     "prefill-shared-sm_90a": Row("prefill", (
         *PREFILL_IN_CLUSTERS, prefill("a cluster of three", 4, 1600, 100, short=False, sms=3)
     ), mutated=6),
-    "prefill-order-sm_90a": Row("prefill_order", (  # a warp a CTA
+    "indexer-order-sm_90a": Row("indexer_order", (  # a warp a CTA
         Order(40), Order(300, "close"), Order(300),
     ), mutated=2, lanes_apart=True),
     "compress-kv-state-sm_90a": Row(

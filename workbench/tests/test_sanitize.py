@@ -159,7 +159,7 @@ def test_a_mutant_is_built_and_asked(tmp_path: Path) -> None:
     pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
     assert build("order", tmp_path).keys() == {"lane-race"}
     plan = json.loads((tmp_path / "order.json").read_text())["plan"]
-    assert plan in {variant.name for variant in TABLE["prefill-order-sm_90a"].spec.variants}
+    assert plan in {variant.name for variant in TABLE["indexer-order-sm_90a"].spec.variants}
     assert (tmp_path / "order.so").exists()
 
 

@@ -30,8 +30,8 @@ from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.entries.sm90 import plan as entries
+from flashdsa.kernels.indexer.order.plan import OrderPlan
 from flashdsa.kernels.indexer.plan import FUSED_ROWS, NUM_HEADS, TOPK
-from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import LOGITS_PLANS, IndexerPlan
 from flashdsa.kernels.indexer.sm90.prefill import plan as prefill
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
@@ -106,13 +106,13 @@ PREFILL = _hopper(
     "prefill", "dsa_topk_prefill", "indexer.sm90.prefill.kernel:compile_prefill", "prefill_kernel",
     prefill.RANKING,
     load="load_all", score="score_all")
-PREFILL_ORDER = _hopper(
-    "prefill_order", "dsa_topk_prefill dsa_topk_indexer topk_indices",
-    "indexer.sm90.order.kernel:compile_order", "order_kernel",
+INDEXER_ORDER = _hopper(
+    "indexer_order", "dsa_topk_prefill dsa_topk_indexer topk_indices",
+    "indexer.order.kernel:compile_order", "order_kernel",
     map(OrderPlan, reversed(TOPK)))
 INDEXER_ORDER_SM100 = _blackwell(
-    "prefill_order", "dsa_topk_indexer",
-    "indexer.sm90.order.kernel:compile_order", "order_kernel",
+    "indexer_order", "dsa_topk_indexer",
+    "indexer.order.kernel:compile_order", "order_kernel",
     map(sm100.OrderPlan, reversed(TOPK)))
 PREFILL_LOGITS = _hopper(
     "prefill_logits", "dsa_topk_prefill prefill_logits",

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
+from flashdsa.kernels.indexer.order.plan import OrderPlan
 from flashdsa.kernels.indexer.select import keys
-from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.verify.compare import failures
 from workbench.small_calls import direct
 from workbench.small_calls.call import emulator_of

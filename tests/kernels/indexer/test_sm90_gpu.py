@@ -18,10 +18,10 @@ from flashdsa.backends.gpu.runner import Gpu
 from flashdsa.backends.indexer.choice import clusters_for, gpu_of
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.jit.loader import load
-from flashdsa.kernels.catalog import INDEXER, PREFILL_ORDER
+from flashdsa.kernels.catalog import INDEXER, INDEXER_ORDER
+from flashdsa.kernels.indexer.order.plan import OrderPlan
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER
-from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE_ANY_DATA
 from tests.kernels.indexer.exact_ids import expected_ids, select
@@ -179,7 +179,7 @@ NO_WORDS = torch.empty(0, 0, dtype=torch.int32)
 def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
     """Fewer clusters than rows, whole and halved, parts that are compacted, of one page or none."""
     plan = IndexerPlan(rows=By.CLUSTERS)
-    function, order = load(INDEXER, plan), load(PREFILL_ORDER, OrderPlan(512))
+    function, order = load(INDEXER, plan), load(INDEXER_ORDER, OrderPlan(512))
     for values in ("random", "two", "ascending"):
         inputs = make_inputs([600, 150_000, 5, 3000, 9000, 513], values=values).to("cuda")
         ids = inputs.output(512)

@@ -21,9 +21,9 @@ from flashdsa.backends.sm90 import indexer, ranked, topk
 from flashdsa.backends.sm90.ranked import bind_ranked
 from flashdsa.backends.sm90.ranking import cluster_of
 from flashdsa.heuristics.h200 import Indexer
-from flashdsa.kernels.catalog import INDEXER, PREFILL_ORDER
+from flashdsa.kernels.catalog import INDEXER, INDEXER_ORDER
+from flashdsa.kernels.indexer.order.plan import OrderPlan
 from flashdsa.kernels.indexer.plan import By
-from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan
 from flashdsa.ops.indexer import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -215,7 +215,7 @@ def test_launches_without_splits_need_no_workspace_nor_their_kernel(splitting: G
 
 def test_the_workspace_is_of_the_tensors_device(splitting: Gpu) -> None:
     """Launches that come back do not change the current device; streams are counted a device."""
-    kernels = Kernels(INDEXER, PREFILL_ORDER, None, 16, 512, sorted=False, positions=False)
+    kernels = Kernels(INDEXER, INDEXER_ORDER, None, 16, 512, sorted=False, positions=False)
     ready = Launches(kernels, gpu_runner(GPU), 1, 1).of_width(WIDE)
     inputs = rows(1, WIDE)
     ids = inputs.output(512)
@@ -333,7 +333,7 @@ def test_the_emulated_backend_chooses_as_the_gpu_does(
     """The way of each table."""
     gpu.capacity = dict(device.clusters)
     monkeypatch.setattr(runner.Gpu, "num_sms", device.num_sms)
-    kernels = Kernels(INDEXER, PREFILL_ORDER, None, 16, 512, by_score, positions=False)
+    kernels = Kernels(INDEXER, INDEXER_ORDER, None, 16, 512, by_score, positions=False)
     for count in (1, 40, 133):
         both = (gpu_runner(GPU), Emulator(device))
         one, same = (Launches(kernels, one, count, count) for one in both)

@@ -16,13 +16,13 @@ pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
 
 from flashdsa.kernels.catalog import INDEXER_RANK
-from flashdsa.kernels.indexer.sm90.rank.plan import MANY, Of, RankPlan
+from flashdsa.kernels.indexer.sm90.rank.plan import Of, plan_of_many
 from ptxemu import Policy
 
 pytestmark = pytest.mark.usefixtures("small_device", "lines")
 
 WIDTH = 700
-PLAN = RankPlan(Of.SCORES, **MANY)
+PLAN = plan_of_many(Of.SCORES)
 
 
 def awkward_scores() -> dict[str, Tensor]:

@@ -14,8 +14,8 @@ from flashdsa.backends.indexer.order import bind_order
 from flashdsa.backends.runner import Runner
 from flashdsa.errors import UnsupportedError
 from flashdsa.heuristics.h200 import Indexer
-from flashdsa.kernels.catalog import INDEXER_RANK, PREFILL_ORDER
-from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, MANY, Of, RankPlan
+from flashdsa.kernels.catalog import INDEXER_ORDER, INDEXER_RANK
+from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, Of, RankPlan, plan_of_many
 
 if TYPE_CHECKING:
     from flashdsa.ops.indexer import TopkIndexerOperands
@@ -54,7 +54,7 @@ def bind_ranking(
     Raises:
         UnsupportedError: a CTA has no room for as many blocks.
     """
-    plan = RankPlan(of, **MANY)
+    plan = plan_of_many(of)
     if rows <= runner.num_sms or most_blocks > plan.most_blocks:
         plan = RankPlan(of)
     require_markable(plan, most_blocks)
@@ -72,7 +72,7 @@ def bind_ranking(
     if not sorted:
         return rank
     empty_words = runner.allocator(rows, topk, dtype=torch.int32)
-    order = bind_order(runner, PREFILL_ORDER, topk)
+    order = bind_order(runner, INDEXER_ORDER, topk)
 
     def rank_and_order(*given: Any) -> Tensor:
         words = empty_words()

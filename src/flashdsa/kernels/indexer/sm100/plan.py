@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from flashdsa.dsl.umma import E4M3, SharedOperand, SharedTile, TilePart, UmmaProduct
 from flashdsa.hw import REGISTER_STEP, SM100, TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
+from flashdsa.kernels.indexer.order import plan as order
 from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.kernels.indexer.regions import (
     scratch_region,
@@ -16,7 +17,6 @@ from flashdsa.kernels.indexer.regions import (
     select_regions,
 )
 from flashdsa.kernels.indexer.sizes import TILE_WORDS
-from flashdsa.kernels.indexer.sm90.order import plan as order
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion, TmemPlan, TmemRegion, plan_tmem
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 

@@ -94,7 +94,13 @@ class RankPlan:
         return self.smem.total
 
 
-MANY = {"threads": 256, "ctas": 4, "marked_words": 1024}
-"""CTAs of plans for many rows; four run on an SM."""
-RANK_PLANS = tuple(RankPlan(of, **many) for of in Of for many in ({}, MANY))
+def plan_of_many(of: Of) -> RankPlan:
+    """The plan for more rows than a GPU has SMs, several of which share one. Rows of a cache may be
+    of very unlike lengths, and those of its CTAs share a long one."""
+    if of is Of.CACHE:
+        return RankPlan(of, threads=512, ctas=2)
+    return RankPlan(of, threads=256, ctas=4, marked_words=1024)
+
+
+RANK_PLANS = tuple(plan for of in Of for plan in (RankPlan(of), plan_of_many(of)))
 """The kernels that rank scores."""

@@ -14,8 +14,8 @@ from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.memory import Memory, Region
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.order.plan import OrderPlan
 from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST, MAGNITUDE, key_of
-from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 
 WORST = 0xFFFFFFFF
 """Bits of an entry without a score: NaN, or none at all."""
