@@ -213,7 +213,7 @@ INDEXER = [
     IndexerCase("4 queries a request, positions", (130, 64, 700, 0, 2190, 2191, 2192, 2193), 2048,
                 next_n=4, positions=True),
     IndexerCase("71 rows of a wide batch", (*_MORE_ROWS_THAN_CLUSTERS, 900), 512, num_heads=16),
-    IndexerCase("2 queries of each of 64 requests", (*range(64, 190), 2100, 2101), 2048,
+    IndexerCase("2 queries of each of 70 requests", (*range(64, 202), 2100, 2101), 2048,
                 next_n=2),
     *(
         IndexerCase(f"4 queries of each of 8 requests, {topk} of 16,000 tokens",

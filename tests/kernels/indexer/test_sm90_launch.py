@@ -17,7 +17,7 @@ from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
 from flashdsa.backends.indexer.launch import Kernels, Launches
-from flashdsa.backends.sm90 import indexer, ranked, topk
+from flashdsa.backends.sm90 import indexer, ranking, topk
 from flashdsa.backends.sm90.ranked import bind_ranked
 from flashdsa.backends.sm90.ranking import cluster_of
 from flashdsa.heuristics.h200 import Indexer
@@ -284,7 +284,7 @@ def test_two_launches_score_and_rank(gpu: Gpu, next_n: int, scored: By) -> None:
     score, rank = gpu.launches
     assert [plan.rows for plan in gpu.plans if isinstance(plan, LogitsPlan)] == [scored]
     assert score[4].shape[0] == 2 and score[5].shape == (count, 64 * inputs.block_table.shape[1])
-    assert rank[0] is score[5] and rank[6] is score[6] and rank[7].data_ptr() == ids.data_ptr()
+    assert rank[0] is score[5] and rank[7] is score[6] and rank[8].data_ptr() == ids.data_ptr()
     assert score[7:] == (700, gpu_runner(GPU).num_sms) and not torch.from_dlpack(score[6]).any()
 
 
@@ -304,7 +304,7 @@ def test_many_scores_are_ranked_a_chunk_at_a_time(
     """Whole requests, whose ids go to their rows."""
     inputs = rows(6)
     width = 64 * inputs.block_table.shape[1]
-    monkeypatch.setattr(ranked, "SCORES_AT_ONCE", 5 * width)
+    monkeypatch.setattr(ranking, "SCORES_AT_ONCE", 5 * width)
     ids = inputs.output(512)
     table = inputs.block_table[::2].contiguous()
     bind_ranked(gpu_runner(GPU), 16, 512, False, False, 6, 2)(
@@ -312,7 +312,7 @@ def test_many_scores_are_ranked_a_chunk_at_a_time(
     )
     chunks = [arguments[5].shape[0] for arguments in gpu.launches[::2]]
     assert chunks == [4, 2]
-    assert [a[7].data_ptr() for a in gpu.launches[1::2]] == [ids.data_ptr(), ids[4:].data_ptr()]
+    assert [a[8].data_ptr() for a in gpu.launches[1::2]] == [ids.data_ptr(), ids[4:].data_ptr()]
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def clear_bins(x: Part) -> None:
 
 @cute.jit
 def first_count(x: Part) -> Int32:
-    """Where the row's counts begin: at the bins of its only CTA, or at the totals after them."""
+    """Offset of the row's counts: of the bins of its only CTA, or of the totals after them."""
     return Int32(RANK_BINS) if x.peers > 1 else Int32(0)
 
 
