@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import flashdsa
-from tests.docs.test_five_documents import COMMANDS
+from tests.docs.test_five_documents import COMMANDS, in_this_process
 from tests.support.subtests import CaseLoop
 from tools import api_page, result_tables
 
@@ -92,7 +92,7 @@ JUDGES: dict[str, Callable[[Names], object]] = {
 }
 """What holds for the names that a page's Python made."""
 PROGRAMS = {"docs/guides/context-parallel.md": "examples/context_parallel.py"}
-"""Pages whose Python is a file's, which a command of the page runs."""
+"""Pages whose Python is a file's, which a command of the page runs, and test_two_ranks.py."""
 
 
 def test_python_runs(subtests: CaseLoop) -> None:
@@ -124,13 +124,14 @@ NOT_RUN = {
 }
 """Beginnings of commands that no test runs as they stand, and why."""
 SLOW = (
+    "torchrun --standalone",
     "flashdsa check",
     "flashdsa inspect",
     "python -m examples.dense_to_sparse --small",
     "python -m workbench lab hazards",
     "python -m workbench lab majorness --arch sm_90a --compile-to",
 )
-"""Beginnings of those that are marked slow."""
+"""Beginnings of those that are marked slow, and run by a shell; others in the tests' process."""
 
 
 def all_commands() -> list[str]:
@@ -155,7 +156,14 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", runnable())
-def test_commands_run(command: str, clone: Path) -> None:
+def test_commands_run(
+    command: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not command.startswith(SLOW):
+        monkeypatch.chdir(tmp_path)
+        in_this_process(command)
+        return
+    clone: Path = request.getfixturevalue("clone")
     sources = os.pathsep.join(str(clone / folder) for folder in ("src", "ptxemu/src"))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(

@@ -29,16 +29,21 @@ COMMANDS = [
 PROGRAMS = {"flashdsa": cli, "python -m workbench": workbench}
 
 
+def in_this_process(command: str) -> None:
+    """Run a command of ours; it prints something."""
+    program = next(name for name in PROGRAMS if command.startswith(f"{name} "))
+    arguments = command.removeprefix(program).split()
+    result = CliRunner().invoke(PROGRAMS[program], arguments)
+    assert result.exit_code == 0 and result.output, result.output
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulated GPUs have few SMs."""
     pytest.importorskip("cutlass")
     for backend in DEVICES:
         monkeypatch.setitem(DEVICES, backend, SMALL)
-    program = next(name for name in PROGRAMS if command.startswith(f"{name} "))
-    arguments = command.removeprefix(program).split()
-    result = CliRunner().invoke(PROGRAMS[program], arguments)
-    assert result.exit_code == 0 and result.output, result.output
+    in_this_process(command)
 
 
 def test_tests_are_there() -> None:

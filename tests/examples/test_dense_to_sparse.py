@@ -1,9 +1,9 @@
-"""The recipe from dense to sparse in a tiny form: its parts, a run that was stopped, two ranks."""
+"""The recipe from dense to sparse in a tiny form: its parts, a run that was stopped; two ranks
+learn in tests/distributed/test_two_ranks.py."""
 
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,10 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from examples.dense_to_sparse.__main__ import PARTS, summary
+from examples.dense_to_sparse.__main__ import PARTS, main, summary
 from examples.dense_to_sparse.train import Recipe, Trainer, train
-from tests.distributed.ranks import ROOT, run_ranks
-from tests.examples.tiny import RECIPE, learn_on_two_ranks, model, text
+from tests.examples.tiny import RECIPE, model, text
 
 
 @pytest.fixture(autouse=True)
@@ -79,24 +78,16 @@ def test_windows_that_ranks_cannot_share(count: int, ranks: int, tmp_path: Path)
         Trainer(model(), text()[0], recipe, "dense", tmp_path)
 
 
-def test_the_command_refuses_them(tmp_path: Path) -> None:
-    """Before it reads text or writes a file; with as many windows it would run."""
+def test_the_command_refuses_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before it meets other ranks, reads text or writes a file; with as many windows it would."""
     out = tmp_path / "out"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
-    recipe = ["-m", "examples.dense_to_sparse", "--small", "--out", str(out)]
-    done = subprocess.run(
-        [*torchrun, "--master-port", "0", *recipe],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode and not out.exists()
-    assert "error: --windows: expected a multiple of 3, the number of ranks; got 2" in done.stderr
-
-
-def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
-    (tmp_path / "two").mkdir()
-    found = train(Trainer(model(), text()[0], RECIPE, "dense", tmp_path))
-    torch.save(found, tmp_path / "alone.pt")
-    assert run_ranks(tmp_path, 2, [learn_on_two_ranks]) == [{}, {}]
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setattr(sys, "argv", ["dense_to_sparse", "--small", "--out", str(out)])
+    with pytest.raises(SystemExit):
+        main()
+    assert not out.exists()
+    said = capsys.readouterr().err
+    assert "error: --windows: expected a multiple of 3, the number of ranks; got 2" in said

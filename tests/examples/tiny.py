@@ -26,6 +26,13 @@ def model() -> ByteModel:
     return ByteModel(SIZES)
 
 
+def learn_alone(folder: Path) -> None:
+    """Leave the losses there, for two ranks."""
+    (folder / "two").mkdir()
+    found = train(Trainer(model(), text()[0], RECIPE, "dense", folder))
+    torch.save(found, folder / "alone.pt")
+
+
 def learn_on_two_ranks() -> None:
     folder = Path(sys.argv[1])  # see `tests.distributed.ranks`
     found = train(Trainer(model(), text()[0], RECIPE, "dense", folder / "two"))

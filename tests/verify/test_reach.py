@@ -14,6 +14,7 @@ from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.sm90 import mla_bwd
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import MORE
 from flashdsa.kernels.catalog import BACKENDS, KERNELS
+from flashdsa.reference import quant
 from flashdsa.verify import launch_list
 from flashdsa.verify.check_list import COMPOSED, NEEDS, OPERATIONS
 from flashdsa.verify.launch_list import Reached, list_launches
@@ -31,12 +32,22 @@ HELPERS = {"bind", "warm_up"}
 
 @pytest.fixture(scope="module", autouse=True)
 def zeros_for_draws() -> Iterator[None]:
-    """Kernels are chosen by shapes and lists: to draw the other numbers takes most of the time."""
+    """Kernels are chosen by shapes and lists: to draw and round the other numbers takes most of
+    the time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             torch, "randn", lambda *shape, generator=None, **kind: torch.zeros(*shape, **kind)
         )
+        patch.setattr(quant, "encode_e4m3", lambda x: torch.zeros(x.shape, dtype=torch.uint8))
         yield
+
+
+def keep_cases(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Other cases are not listed."""
+    every = launch_list.checks_of
+    monkeypatch.setattr(
+        launch_list, "checks_of", lambda *given: [one for one in every(*given) if one.case in names]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +117,7 @@ def test_the_hopper_prefill_forward_is_reached_by_calls_of_more_items_than_sms(r
 
 
 def test_an_emulated_backend_chooses_as_its_gpu_s(reached):
-    cases = list_launches("emulate-sm90", ["sparse_mla_fwd", "merge_attention"])
+    cases = list_launches("emulate-sm90", ["topk_indices", "merge_attention"])
     on_gpu = {(case.operation, case.case): case for case in reached["sm90"]}
     for case in cases:
         if case.operation in COMPOSED:
@@ -118,6 +129,7 @@ def test_an_emulated_backend_chooses_as_its_gpu_s(reached):
 def test_the_choice_is_the_backend_s_own_and_depends_on_the_device(monkeypatch):
     """With 4 SMs a call of 18 items goes to the forward, which one of 132 SMs gives the decode."""
     monkeypatch.setitem(launch_list.DEVICES, "emulate-sm90", SMALL)
+    keep_cases(monkeypatch, "pools of 4 and a tail", "one query, 64 of 200 keys")
     cases = list_launches("sm90", ["sparse_mla_fwd"])
     names = {case.case: [one.name for one in case.kernels] for case in cases}
     assert names["pools of 4 and a tail"] == ["mla_fwd_512_drawn_joined"]

@@ -27,7 +27,7 @@ CASE = SparseMlaCase("few rows", 3, 60, 8, 32)
 FEATURES = SparseMlaCase(
     "features", 6, 60, 4, 24, duplicates=True, invalid=True, topk_length=True, attn_sink="finite"
 )
-SEEDS = range(20)
+SEEDS = range(6)
 FACTORS = (1.01, 0.99)
 
 
@@ -102,7 +102,7 @@ def plant_into_gradients(seed: int) -> None:
 def test_right_bf16_results_of_the_cpu_are_far_from_the_limit(case: SparseMlaCase) -> None:
     """Roundings of 512 numbers all but cancel along their row."""
     worst: dict[str, float] = {}
-    for seed in range(100, 120):
+    for seed in range(100, 108):
         inputs = make_sparse_mla_inputs(case, seed)
         verdicts = check_forward(inputs, "cpu")[:1] + check_backward(inputs, "cpu")[:2]
         assert failures(verdicts) == []

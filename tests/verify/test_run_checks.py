@@ -96,7 +96,7 @@ def test_cases_that_a_kernel_backend_does_not_take_are_left_out_with_a_warning(m
 
 
 def test_quick_runs_the_smallest_case_of_each_operation():
-    wanted = ["dsa_topk_indexer", "topk_indices"]
+    wanted = ["topk_indices", "attention_target"]
     every = run_checks("cpu", wanted, seed=1)
     quick = run_checks("cpu", wanted, seed=1, quick=True)
     assert [row.operation for row in quick] == wanted
@@ -105,8 +105,14 @@ def test_quick_runs_the_smallest_case_of_each_operation():
     ]
 
 
-def test_operations_that_a_backend_lacks_are_named_once(caplog):
-    pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+def test_operations_that_a_backend_lacks_are_named_once(caplog, monkeypatch):
+    scores = flashdsa.indexer_logits
+    monkeypatch.setattr(
+        flashdsa,
+        "indexer_logits",
+        lambda *args, **options: scores(*args, **options | {"backend": "cpu"}),
+        raising=False,
+    )
     rows = run_checks("emulate-sm100", ["topk_indices", "indexer_logits"], quick=True)
     assert {row.operation for row in rows} == {"indexer_logits"}
     assert [record.getMessage() for record in caplog.records].count(

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("setuptools", minversion="77")
+BUILT = pytest.mark.slow
+"""Wheels are built and installed: `make test-wheel`."""
 
 ROOT = Path(__file__).parents[2]
 HOUSES = {"flashdsa": ROOT, "ptxemu": ROOT / "ptxemu"}
@@ -92,6 +94,7 @@ def installed(python: Path, name: str) -> list[Path]:
     return list(python.parents[1].glob(f"lib/python*/site-packages/{name}*"))
 
 
+@BUILT
 def test_the_wheels_have_no_file_in_common(wheels: dict[str, Path]) -> None:
     files = {name: set(zipfile.ZipFile(path).namelist()) for name, path in wheels.items()}
     assert not files["flashdsa"] & files["ptxemu"]
@@ -100,6 +103,7 @@ def test_the_wheels_have_no_file_in_common(wheels: dict[str, Path]) -> None:
         assert {folder.partition("-")[0] for folder in folders} == {name}
 
 
+@BUILT
 def test_flashdsa_works_without_ptxemu(python: Path) -> None:
     run(python, RUN_PTXEMU)
     pip(python, "uninstall", "-y", "ptxemu")
@@ -110,6 +114,7 @@ def test_flashdsa_works_without_ptxemu(python: Path) -> None:
     run(python, RUN_PTXEMU)
 
 
+@BUILT
 def test_ptxemu_works_without_flashdsa(python: Path) -> None:
     run(python, RUN_FLASHDSA)
     pip(python, "uninstall", "-y", "flashdsa")

@@ -113,6 +113,7 @@ class _Run:
     role_free: dict[str, float] = field(default_factory=dict)
 
 
+@lru_cache(maxsize=512)
 def _simulate(steps: tuple[Step, ...], taken: float, blocks: int = 0) -> float:
     """Count the clocks of a unit; of an item of so many blocks, if they are given."""
     roles: dict[str, list[Step]] = {}
