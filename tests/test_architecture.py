@@ -43,8 +43,13 @@ def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def _nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(_tree(path)))
+
+
 def _functions(path: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(_tree(path)):
+    for node in _nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -95,7 +100,7 @@ def test_docstrings_open_with_their_subject() -> None:
     found = [
         f"{_name(path)}:{node.lineno}"
         for path in SOURCES
-        for node in ast.walk(_tree(path))
+        for node in _nodes(path)
         if isinstance(node, ast.Expr)
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
@@ -171,7 +176,7 @@ def _is_parity(node: ast.AST) -> bool:
 
 def _phase_arithmetic(path: Path) -> Iterator[str]:
     """Where a kernel computes a stage or a phase, or speaks to an mbarrier, without dsl/."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _nodes(path):
         found = False
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod | ast.FloorDiv):
             found = "stages" in _last_name(node.right)

@@ -105,6 +105,7 @@ def test_our_kernels_have_the_roles_of_their_plans(
 
 
 @needs_dsl
+@pytest.mark.slow
 def test_kernels_without_roles_are_reported_whole(disassembler: Disassembler) -> None:
     name, arch = "write_index_k_cache", "sm_90a"
     (kernel,) = json.loads(run(name, "--arch", arch, "--json").stdout)["kernels"]

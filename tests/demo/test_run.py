@@ -69,7 +69,7 @@ def test_progress_reaches_its_total(run: tuple[dict[str, Any], Report]) -> None:
     assert [event[:2] for event in report] == [(step, 24) for step in range(25)]
 
 
-@pytest.mark.parametrize("form", ["v32", "v4"])
+@pytest.mark.parametrize("form", ["v32", pytest.param("v4", marks=pytest.mark.slow)])
 def test_same_seed_same_losses_and_untouched_global_state(tiny: DemoOptions, form: str) -> None:
     tiny, state = replace(tiny, form=form, topk=TOPK[form]), torch.random.get_rng_state()
     first, again, other = (run_demo(replace(tiny, seed=seed))["steps"] for seed in (0, 0, 1))

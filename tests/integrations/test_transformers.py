@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 64,
     "moe_intermediate_size": 32,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "n_routed_experts": 4,
@@ -51,7 +51,7 @@ SMALL: dict[str, Any] = {
     "index_topk": TOPK,
     "index_head_dim": 128,
     "index_n_heads": 16,  # of few heads scores would often be 0 alike, and ties be broken otherwise
-    "first_k_dense_replace": 2,
+    "first_k_dense_replace": 1,
     "initializer_range": 0.2,
     "max_position_embeddings": 256,
     "bos_token_id": 0,
@@ -73,7 +73,8 @@ def build(kind: str) -> Any:
     if kind == "deepseek_v32":  # with yarn, whose mscale changes the logits' factor
         config = transformers.DeepseekV32Config(**SMALL, rope_parameters=YARN)
         return transformers.DeepseekV32ForCausalLM(config).eval()
-    config = transformers.GlmMoeDsaConfig(**SMALL, indexer_types=["full", "shared", "full"])
+    layers = {"num_hidden_layers": 3, "indexer_types": ["full", "shared", "full"]}
+    config = transformers.GlmMoeDsaConfig(**SMALL | layers)
     return transformers.GlmMoeDsaForCausalLM(config).eval()
 
 

@@ -33,7 +33,8 @@ class Built(NamedTuple):
 
 
 @pytest.fixture(
-    scope="module", params=["mla_bwd_det", pytest.param("mla_bwd", marks=pytest.mark.slow)]
+    scope="module",
+    params=[pytest.param(x, marks=pytest.mark.slow) for x in ("mla_bwd_det", "mla_bwd")],
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
     """What `make kernels` makes of a backward for Blackwell, or of all, beside no other object."""

@@ -28,7 +28,9 @@ def _wheel(folder: Path) -> Path:
     return wheel
 
 
-@pytest.mark.parametrize("built", [True, False], ids=["with kernels", "without"])
+@pytest.mark.parametrize(
+    "built", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["with kernels", "without"]
+)
 def test_the_wheel_holds_the_kernels_that_were_built(tmp_path: Path, built: bool) -> None:
     pytest.importorskip("setuptools", minversion="77")
     tree = tmp_path / "tree"

@@ -49,6 +49,7 @@ def texts(path: Path) -> Iterator[str]:
 def advised() -> set[str]:
     """The requirements that pip gets by advice, but for ptxemu."""
     paths = [path for folder in SOURCES for path in (ROOT / folder).rglob("*.py")]
+    paths = [path for path in paths if "install" in path.read_text()]
     said = {
         words
         for path in paths

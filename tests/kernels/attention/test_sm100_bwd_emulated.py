@@ -225,7 +225,7 @@ MODELS_TOPK = SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True)
 
 def test_a_list_that_fills_every_ring_several_times() -> None:
     """The model's topk is a slow test, and does no more than this but for longer."""
-    case = SparseMlaCase("long list", 1, 800, HEADS, 512, invalid=True)
+    case = SparseMlaCase("long list", 1, 500, HEADS, 320, invalid=True)
     launch(case, policy=Policy(asynchronous="eager"))
 
 

@@ -154,16 +154,15 @@ def test_bf16_rows_are_dealt_and_each_half_of_a_part_has_its_scale(plan: DealtPl
     [
         DealtFewHeadsPlan(ROW_FORMATS["v4"]),
         *(
-            pytest.param(
-                DealtPlan(packed=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE), marks=LATER
-            )
+            DealtPlan(packed=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
             for name in ("v4", "v41_fp4")
         ),
     ],
     ids=lambda plan: plan.name,
 )
+@LATER
 def test_rows_of_other_formats_are_dealt(plan: Dealt) -> None:
-    """V4's, of two sources, in test_sm90_joined_emulated.py, too."""
+    """V4's of two sources is always run in test_sm90_joined_emulated.py."""
     name = plan.form.name
     assert parts_of([5] * 5).count(2) == 2
     draw = torch.Generator().manual_seed(0)

@@ -27,13 +27,21 @@ CASES = [
     ),
     EntriesCase("HCA", (128, 200), 128),
     EntriesCase("V4.1", (7, 1, 16), 2, ape=False),
-    EntriesCase("pools of 4", (6, 33), 4, 128, norm=False, rotated=0),
+    EntriesCase("pools of 4", (6, 33), 4, 128, norm=False, rotated=0, strided=True),
 ]
 PLANS = ["4_overlap_512_ape_finished", "4_overlap_128_ape_finished", "128_512_ape_finished",
          "2_512_finished", "4_128_ape"]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, marks=pytest.mark.slow if "index keys" in case.name else (), id=case.name
+        )
+        for case in CASES
+    ],
+)
 def test_entries_and_gradients_are_the_references(case: EntriesCase) -> None:
     """Whole, and in chunks with a state, bit for bit."""
     x = make_entries_inputs(case, 0)

@@ -29,7 +29,9 @@ def scores_of(inputs: IndexerInputs, cache: Tensor) -> Tensor:
     return flashdsa.indexer_logits(q, cache, weights, lengths, table, 200, backend=BACKEND)
 
 
-@pytest.mark.parametrize("num_heads", [16, 32, 64])
+@pytest.mark.parametrize(
+    "num_heads", [16, *(pytest.param(x, marks=pytest.mark.slow) for x in (32, 64))]
+)
 def test_scores_have_the_bits_of_e4m3_keys(num_heads: int) -> None:
     """Every code in each group, scales that span 0 to 23 powers of two, in tokens of any place."""
     inputs = make_indexer_inputs(IndexerCase("", (200, 130), 9, num_heads, mxfp4=True), seed=7)
