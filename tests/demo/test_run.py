@@ -17,7 +17,7 @@ TOPK = {"v32": 64, "v4": 16}
 Report = list[tuple[int, int, str]]
 
 
-@pytest.fixture(scope="module", params=["v32", "v4"])
+@pytest.fixture(scope="module", params=["v32", pytest.param("v4", marks=pytest.mark.slow)])
 def run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], Report]:

@@ -20,7 +20,7 @@ ROWS = [
     for line in PAGE.splitlines()
     if line.startswith("| ") and not line.startswith(("| requirement", "| ---"))
 ]
-SLOW = "check|inspect|split-heads"
+SLOW = "check|inspect|split-heads|majorness|hazards"
 """Commands that compile and emulate what tests of the kernels and of the laboratory do."""
 COMMANDS = [
     pytest.param(command, marks=pytest.mark.slow if re.search(SLOW, command) else ())

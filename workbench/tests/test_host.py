@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from workbench import host
 from workbench.host import calls_on, main
 from workbench.pretended_gpu import PretendedGpu, pretended_gpu
 from workbench.public_calls import PRETENDED
@@ -68,11 +69,16 @@ def test_a_call_that_comes_back_launches_little_and_calls_few_functions(
     assert frames(calls[name]) - sum(launches.values()) <= most_frames  # the counting itself
 
 
+@pytest.mark.parametrize("measured", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_times_of_two_trees_are_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measured: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """To measure takes a process and seconds."""
+    times = {"x.add_(1)": (1.0, 2.0), "lse_to_base2": (3.0, 4.0)}
+    if not measured:
+        monkeypatch.setattr(host, "measure_in_process", lambda *_: times)
     command = ["host", "--pretended", "--only", "lse_to_base2", "--turns", "1"]
     monkeypatch.setattr(sys, "argv", command)
     main()
     rows = capsys.readouterr().out.splitlines()
-    assert [row.split()[0] for row in rows[1:]] == ["x.add_(1)", "lse_to_base2"]
+    assert [row.split()[0] for row in rows[1:]] == [*times]

@@ -31,6 +31,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 def test_the_command_judges_three_blocks_in_which_every_ring_goes_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -55,6 +56,7 @@ def test_gradients_are_right_whenever_asynchronous_work_happens(
     assert (failures(judged.verdicts), judged.findings) == ([], [])
 
 
+@pytest.mark.slow
 def test_the_instructions_that_make_it_the_reference_design() -> None:
     """S^T, dS^T and dS are A in tensor memory; keys and dKV are read in the peer; dQ leaves by bulk
     copies, dKV by bulk reduce-adds, and by nothing else."""
