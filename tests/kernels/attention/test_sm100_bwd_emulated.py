@@ -236,14 +236,6 @@ def test_the_models_topk_at_random_moments() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_the_order_of_warps_does_not_matter() -> None:
-    case = SparseMlaCase("three queries", 3, 90, HEADS, 64, duplicates=True, invalid=True)
-    for seed in range(5):
-        launch(case, policy=Policy(seed=seed), pairs=1)
-
-
-@pytest.mark.slow
 def test_the_softmax_chain_waits_for_no_memory_of_the_gpu() -> None:
     """MEMBAR.ALL.GPU, some 1,500 clocks, stands at the two cluster barriers and nowhere else: what
     the exchange releases lies in shared memory."""

@@ -148,16 +148,6 @@ def test_every_cluster_and_three_items_of_a_query(size: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_order_of_warps_does_not_matter() -> None:
-    """Many rounds of each stage, which goes from warp to warp where their number is odd."""
-    case = SparseMlaCase("steps", 1, 90, 16, 1000, packed="ue8m0", topk_length=True)
-    for seed in range(5):
-        run(case, 1, Policy(seed=seed), FewHeadsPlan())
-        run(case, 2, Policy(seed=seed), FewHeadsPlan())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("scale", [0.0, -0.05])
 def test_any_finite_scale_and_large_logits(scale: float) -> None:
     plan = FewHeadsPlan()

@@ -156,15 +156,6 @@ def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("what", CHECKS)
-def test_the_order_of_warps_does_not_matter(what: str) -> None:
-    for seed in range(5):
-        run(SEVERAL_STEPS, what, Policy(seed=seed))
-        run(ALL_AT_ONCE, what, Policy(seed=seed))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("heads", [16, 32, 64])
 def test_other_numbers_of_heads(heads: int) -> None:
     case = SparseMlaCase("heads", 3, 90, heads, 200, invalid=True, topk_length=True)
