@@ -33,7 +33,7 @@ def test_a_million_tokens(mesh: DeviceMesh) -> None:
         q = torch.empty(layout.num_local, 128, 576, dtype=torch.bfloat16, requires_grad=True)
         kv = torch.empty(layout.num_local, 576, dtype=torch.bfloat16, requires_grad=True)
         indices = torch.empty(layout.num_local, 2048, dtype=torch.int32)
-        for options in ({}, {"grad_wire": "bf16"}, {"deterministic": True}):
+        for options in ({}, {"grad_wire": "bf16"}):  # the second sums by hand, rank after rank
             out = context_parallel_sparse_mla(q, kv, indices, mesh, **options)
             assert out.shape == (layout.num_local, 128, 512)
             out.backward(torch.empty_like(out))
