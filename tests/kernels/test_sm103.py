@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -28,8 +29,11 @@ from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
 SPECS = [pytest.param(spec, id=spec.name) for spec in KERNELS if spec.arch == SM100.name]
 GPUS = ("sm_100a", "sm_103a")
-EMULATED = ("sm100_indexer_h16_k512_clusters_p2", "sm100_indexer_logits_h16_p2")
-"""Plans that the calls below reach; the attention's are the first ones."""
+EMULATED = {
+    "indexer": "sm100_indexer_h16_clusters_p2",
+    "indexer_logits": "sm100_indexer_logits_h16_p2",
+}
+"""Plans that the calls below reach; of other kernels it is the first one."""
 ONE_PAIR = Device(2, MappingProxyType({1: 2, 2: 1}))
 LENGTHS = [130, 1, 0]
 ONE_BLOCK = SparseMlaCase("one block", 1, 50, 128, 32, invalid=True)
@@ -51,7 +55,8 @@ ret;
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_both_gpus_take_the_code_of_each_kernel(spec: KernelSpec) -> None:
-    plan = next((one for one in spec.plans if one.name in EMULATED), spec.plans[0])
+    plans = {one.name: one for one in spec.plans}
+    plan = plans[EMULATED.get(spec.name, next(iter(plans)))]
     text, assembler = ptx_of(spec, plan), Assembler.find()
     assert re.findall(r"^\.target (\w+)", text, re.MULTILINE) == [SM100.target]
     if assembler is None:
@@ -99,9 +104,9 @@ def as_the_cpu(call: Callable[[Inputs, str], torch.Tensor]) -> Callable[[], list
     return judge
 
 
-def selected(inputs: Inputs, backend: str) -> torch.Tensor:
+def selected(inputs: Inputs, backend: str, sorted: bool = False) -> torch.Tensor:
     ids = inputs.output(512)
-    flashdsa.dsa_topk_indexer(*inputs, ids, backend=backend)
+    flashdsa.dsa_topk_indexer(*inputs, ids, sorted=sorted, backend=backend)
     return ids
 
 
@@ -113,6 +118,7 @@ CALLS = {
     "mla_fwd": forward,
     "mla_bwd": backward,
     "indexer": as_the_cpu(selected),
+    "indexer_order": as_the_cpu(partial(selected, sorted=True)),
     "indexer_logits": as_the_cpu(scores),
 }
 
