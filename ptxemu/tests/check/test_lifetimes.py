@@ -19,6 +19,17 @@ def test_dsmem_is_accessed_before_its_cta_exits(ordered: bool) -> None:
     assert ordered or "needs a cluster barrier" in run.findings[0].message
 
 
+@pytest.mark.parametrize("entered", [True, False])
+def test_dsmem_is_accessed_after_its_cta_has_started(entered: bool) -> None:
+    run = FakeRun(ctas=2, warps=1)
+    if entered:
+        run.cluster_barrier()
+    run.write(run.warps[1], 0x800, owner=0)
+    run.cluster_barrier(use=1)
+    assert levels(run) == ([] if entered else [("dsmem-entry", "error")])
+    assert entered or "may not have started" in run.findings[0].message
+
+
 def test_dsmem_access_behind_the_exit_is_the_same_error() -> None:
     run = FakeRun(ctas=2, warps=1)
     run.write(run.warps[0], 0x800)

@@ -53,6 +53,7 @@ LEVELS: dict[str, str] = {
     "read-after-exit": "warning",
     "signal-after-exit": "warning",
     "dsmem-exit": "error",
+    "dsmem-entry": "error",
     "wgmma-fence-missing": "warning",
 }
 """Every code of the check itself with its level; the machine's complaints bring their own."""

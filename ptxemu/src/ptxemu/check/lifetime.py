@@ -1,7 +1,8 @@
-"""Lifetimes: who still touches the shared memory or TMEM of a CTA that may have exited.
+"""Lifetimes: who touches the shared memory or TMEM of a CTA that may not run.
 
-INVARIANT: a CTA's exit is ordered after everything that one of its warps knew when it exited; an
-access from outside that none of them knew may come after the exit.
+INVARIANT: a CTA has started if one of its warps was heard of, in time at least: a relaxed arrival
+at the cluster's barrier is enough. Its exit is ordered after everything that one of its warps knew
+when it exited; an access from outside that none of them knew may come after the exit.
 
 A copy that may still read the CTA's own shared memory is an error only if another CTA started
 after the exit, which may have got that memory: kernels that ship exit without waiting for their
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxemu.check import races
 from ptxemu.check.actors import OperationActor
-from ptxemu.check.vector_clock import Knowledge
+from ptxemu.check.vector_clock import GENERIC, SEEN, Knowledge
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import AccessKind
 
@@ -34,6 +35,10 @@ class Lifetimes:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self._labels: dict[int, str] = {}
+        self._slots: dict[int, slice] = {}
+        """Columns of a CTA's warps in its cluster's clocks."""
+        self._met: set[tuple[int, Actor]] = set()
+        """CTAs whose start an agent knows of."""
         self._touches: dict[int, dict[tuple[Actor, bool], Event]] = {}
         self._signals: dict[int, dict[Actor, tuple[int, Place]]] = {}
         self._exits: dict[int, Knowledge] = {}
@@ -47,11 +52,13 @@ class Lifetimes:
             self._report_read(other, event, level="error")
         self._unread.clear()
         self._labels[cta.index] = f"cta ({','.join(map(str, cta.ctaid))})"
+        self._slots[cta.index] = slice(cta.rank * len(cta.warps), (cta.rank + 1) * len(cta.warps))
         self._touches[cta.index] = {}
         self._signals[cta.index] = {}
 
     def touched(self, cta: int, event: Event) -> None:
         """An operation, or a warp of another CTA, accessed the CTA's shared memory or TMEM."""
+        self._meet(cta, event)
         touches = self._touches.get(cta)
         if touches is not None:
             touches[event.actor, event.kind is AccessKind.READ] = event
@@ -65,6 +72,28 @@ class Lifetimes:
             signals[actor] = (actor.clock, place)
         elif cta in self._exits:
             self._report_signal(cta, actor, place)
+
+    def _meet(self, cta: int, event: Event) -> None:
+        """Does the agent know that the CTA has started? Of arrivals at its mbarriers their
+        initialisation says so."""
+        actor = event.actor
+        if actor.cta == cta or (cta, actor) in self._met or cta not in self._slots:
+            return
+        self._met.add((cta, actor))
+        part = actor.know.parts.get(actor.home)
+        if part is not None and part.clocks[[GENERIC, SEEN], self._slots[cta]].max() > 0:
+            return
+        label = self._labels[cta]
+        self._findings.add(
+            "dsmem-entry",
+            races.place(event),
+            None,
+            lambda first, _: (
+                f"{first} of shared memory of {label}, which may not have started: needs a cluster "
+                "barrier before it, at which all CTAs arrive (barrier.cluster.arrive.relaxed is "
+                "enough)"
+            ),
+        )
 
     def exited(self, cta: Any, warps: Iterable[WarpActor]) -> None:
         """All warps of a CTA have exited; what their relaxed waits saw came before that too."""
