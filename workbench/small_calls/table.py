@@ -401,7 +401,8 @@ TABLE: dict[str, Row] = {
     "indexer-rank-sm_90a": Row("indexer_rank", _RANKS, mutated=3),
     "prefill-logits-sm_90a": Row(
         "prefill_logits", checked("prefill_logits", "16 heads, 512 of 600 keys"), mutated=0),
-    "prefill-two-levels-sm_90a": Row("prefill_logits", two_levels.SHARED, mutated=3),
+    "prefill-two-levels-sm_90a": Row("prefill_logits", two_levels.SHARED[:2], mutated=2),
+    "prefill-two-levels-blocks-sm_90a": Row("prefill_logits", two_levels.SHARED[2:], mutated=2),
     "quantize-index-sm_90a": Row("quantize_index", (
         *checked("quantize_index_k", "1000 keys", "1000 keys, fp32"),
         *checked("quantize_index_q", "8 x 64 heads"),

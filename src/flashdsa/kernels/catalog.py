@@ -113,7 +113,7 @@ INDEXER_ORDER = _hopper(
 INDEXER_ORDER_SM100 = _blackwell(
     "indexer_order", "dsa_topk_indexer",
     "indexer.order.kernel:compile_order", "order_kernel",
-    map(sm100.OrderPlan, reversed(TOPK)))
+    map(sm100.BlackwellOrderPlan, reversed(TOPK)))
 PREFILL_LOGITS = _hopper(
     "prefill_logits", "dsa_topk_prefill prefill_logits",
     "indexer.sm90.prefill.kernel:compile_prefill", "prefill_kernel",

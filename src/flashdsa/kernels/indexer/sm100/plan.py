@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from flashdsa.dsl.umma import E4M3, SharedOperand, SharedTile, TilePart, UmmaProduct
 from flashdsa.hw import REGISTER_STEP, SM100, TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
-from flashdsa.kernels.indexer.order import plan as order
+from flashdsa.kernels.indexer.order.plan import OrderPlan
 from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.kernels.indexer.regions import (
     scratch_region,
@@ -252,8 +252,9 @@ class IndexerPlan(SelectPlan):
 
 
 @dataclass(frozen=True)
-class OrderPlan(order.OrderPlan):
-    """The kernel that sorts lists, which no architecture changes."""
+class BlackwellOrderPlan(OrderPlan):
+    """The kernel that sorts lists, which no architecture changes. CuTe DSL names compiled code by
+    the plan's class and fields: with Hopper's class either would be taken for the other."""
 
     arch: ClassVar[ArchSpec] = SM100
 
