@@ -139,3 +139,12 @@ def alloc_slot(counter: Any, wanted: cutlass.Boolean) -> Int32:
     mask = cute.arch.vote_ballot_sync(wanted)
     base = reserve(counter, Int32(cute.arch.popc(mask)))
     return base + Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
+
+
+@cute.jit
+def ones_of(words: cute.Tensor, begin: Int32, end: Int32, lane: Int32) -> Int32:
+    """Ones in the words `begin` to `end` - 1, by all lanes of a warp."""
+    ones = Int32(0)
+    for i in cutlass.range(begin + lane, end, WARP_SIZE, unroll=4):
+        ones += Int32(cute.arch.popc(words[i]))
+    return Int32(cute.arch.warp_redux_sync(ones, "add"))

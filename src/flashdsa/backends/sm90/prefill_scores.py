@@ -13,7 +13,6 @@ from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.memory import aligned, lie_densely
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.ranking import bind_choice, rows_at_once
-from flashdsa.dispatch.checks import INT32_MAX
 from flashdsa.heuristics.h200 import Prefill
 from flashdsa.kernels.catalog import PREFILL_LOGITS
 from flashdsa.kernels.indexer.sm90.plan import BLOCK
@@ -21,6 +20,8 @@ from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS, PrefillPlan
 
 if TYPE_CHECKING:
     from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
+
+INT32_MAX = 2**31 - 1
 
 
 def bind_ranked(

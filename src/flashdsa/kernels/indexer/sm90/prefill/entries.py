@@ -19,7 +19,7 @@ from cutlass import Float32, Int32, Uint32, cute
 from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.smem import load4, store4
-from flashdsa.dsl.warp import lowest_bit, prefix_sum
+from flashdsa.dsl.warp import lowest_bit, ones_of, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.select.keys import MAGNITUDE, between, key_of, reach, word_of
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, QUERY_GROUP, ROUND_BINS
@@ -253,10 +253,7 @@ def find_bin(histogram: cute.Tensor, bins: cutlass.Constexpr, k: Int32, lane: In
 @cute.jit
 def number_of_ones(team: Team, begin: Int32, end: Int32) -> Int32:
     """Ones in the masks of the words `begin` to `end` - 1; every warp counts them itself."""
-    ones = Int32(0)
-    for i in cutlass.range(begin + team.lane, end, WARP_SIZE, unroll=4):
-        ones += Int32(cute.arch.popc(team.masks[i]))
-    return Int32(cute.arch.warp_redux_sync(ones, "add"))
+    return ones_of(team.masks, begin, end, team.lane)
 
 
 def address_of(array: cute.Tensor) -> Int32:

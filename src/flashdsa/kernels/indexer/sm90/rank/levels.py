@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.dsl.warp import lowest_bit, prefix_sum
+from flashdsa.dsl.warp import lowest_bit, ones_of, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.emit import PAGE_BITS, set_bit
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of
@@ -127,15 +127,6 @@ def listed_at_most(levels: Levels, length: Int32) -> Int32:
     """Tokens of a row's listed blocks, at most."""
     given = cutlass.min(Int32(levels.candidates.shape[1]), (length >> levels.block_bits) + 1)
     return cutlass.min(given << levels.block_bits, length)
-
-
-@cute.jit
-def ones_of(marks: cute.Tensor, begin: Int32, end: Int32, lane: Int32) -> Int32:
-    """Ones in the words `begin` to `end` - 1, by all lanes of a warp."""
-    ones = Int32(0)
-    for word in cutlass.range(begin + lane, end, WARP_SIZE, unroll=4):
-        ones += Int32(cute.arch.popc(marks[word]))
-    return Int32(cute.arch.warp_redux_sync(ones, "add"))
 
 
 @cute.jit
