@@ -25,7 +25,7 @@ from flashdsa.kernels.indexer.select.keys import (
 )
 from flashdsa.kernels.indexer.select.lists import count_at
 from flashdsa.kernels.indexer.sizes import RANK_BINS, RANK_MANTISSA
-from flashdsa.kernels.indexer.sm90.rank.levels import block_score, token_of, token_score
+from flashdsa.kernels.indexer.sm90.rank.levels import load_block_scores, token_of, token_score
 from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, WORD, Of
 
 BIN_BITS = RANK_BINS.bit_length() - 1
@@ -109,15 +109,16 @@ def load_block(scores: cute.Tensor, x: Part, begin: Int32) -> Block:
     first = begin + x.warp * groups * WARP_SIZE
     end = cutlass.min(first + groups * WARP_SIZE, x.end)
     first += x.lane
-    for i in cutlass.range_constexpr(plan.together):
-        scores[i] = Float32.nan
-        if first + i * WARP_SIZE < end:
-            if const_expr(plan.of is Of.LISTED):
-                scores[i] = token_score(x.line, x.listed, first + i * WARP_SIZE)
-            elif const_expr(plan.of is Of.BLOCKS):
-                scores[i] = block_score(x.line, first + i * WARP_SIZE)
-            else:
-                scores[i] = (x.line + (first + i * WARP_SIZE)).load()
+    if const_expr(plan.of is Of.BLOCKS):
+        load_block_scores(scores, x.line, first, end, plan.together)
+    else:
+        for i in cutlass.range_constexpr(plan.together):
+            scores[i] = Float32.nan
+            if first + i * WARP_SIZE < end:
+                if const_expr(plan.of is Of.LISTED):
+                    scores[i] = token_score(x.line, x.listed, first + i * WARP_SIZE)
+                else:
+                    scores[i] = (x.line + (first + i * WARP_SIZE)).load()
     return Block(first, end, scores)
 
 

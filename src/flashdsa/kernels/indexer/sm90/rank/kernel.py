@@ -353,7 +353,7 @@ def rank_kernel(
                 row, peer, peers = cta, zero, Int32(1)
         start, length = span_of(spans, row)
         ranked = length > unscored
-        few = length
+        few = length << spans.score_bits
         if const_expr(plan.of is Of.LISTED):
             few = listed_at_most(levels, length)
         most = (few + plan.part_entries - 1) // plan.part_entries
@@ -445,16 +445,16 @@ def launch_rank(
     *kind, ids, words, cluster_size, together = rest
     output = Output(ids, words, table, num_pages, slots)
     counts, levels = None, None
-    room, block_bits = Int32(scores.shape[1]), Int32(0)
+    room, block_bits, row_bits = Int32(scores.shape[1]), Int32(0), Int32(0)
     if const_expr(plan.of is Of.CACHE):
         counts = kind[0]
     if const_expr(plan.in_levels):
         candidates, bits, score_bits = kind
         levels = Levels(candidates, table, num_pages, bits, score_bits)
         if const_expr(plan.of is Of.BLOCKS):
-            room, block_bits = room << (bits - score_bits), bits
+            room, block_bits, row_bits = room << (bits - score_bits), bits, score_bits
     clusters = ends.shape[0]
-    spans = Spans(Rows(ends, clusters, room, table.shape[0]), starts, block_bits)
+    spans = Spans(Rows(ends, clusters, room, table.shape[0]), starts, block_bits, row_bits)
     if together == 0:
         clusters = (clusters + cluster_size - 1) // cluster_size
     launch_ctas(

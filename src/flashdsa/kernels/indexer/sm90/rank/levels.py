@@ -154,15 +154,25 @@ def token_score(x: LevelRow, listed: Listed, entry: Int32) -> Float32:
 
 
 @cute.jit
-def block_score(x: LevelRow, block: Int32) -> Float32:
-    """The score of a block of the part, or `INVALID`."""
-    score = Int32(INVALID).bitcast(Float32)
-    if has_page(x, block << x.levels.block_bits):
-        score = Float32.nan
-        first = block << x.levels.score_bits
-        for i in cutlass.range(Int32(1) << x.levels.score_bits, unroll=1):
-            if first + i < x.room:
-                score = cute.arch.fmax(score, (x.line + (first + i)).load())
-        if x.levels.block_bits > 0 and block == x.last:
-            score = Float32.inf
-    return score
+def load_block_scores(
+    scores: cute.Tensor, x: LevelRow, first: Int32, end: Int32, together: cutlass.Constexpr
+) -> None:
+    """Load the scores of up to `together` blocks of the part, WARP_SIZE apart, before `end`."""
+    paged, bits = Int32(0), x.levels.score_bits
+    for i in cutlass.range_constexpr(together):
+        block = first + i * WARP_SIZE
+        scores[i] = Float32.nan
+        if block < end:
+            scores[i] = Int32(INVALID).bitcast(Float32)
+            if has_page(x, block << x.levels.block_bits):
+                scores[i] = Float32.nan
+                paged = paged | 1 << i
+    for token in cutlass.range(Int32(1) << bits, unroll=1):
+        for i in cutlass.range_constexpr(together):
+            at = ((first + i * WARP_SIZE) << bits) + token
+            if paged >> i & 1 == 1 and at < x.room:
+                scores[i] = cute.arch.fmax(scores[i], (x.line + at).load())
+    for i in cutlass.range_constexpr(together):
+        newest = x.levels.block_bits > 0 and first + i * WARP_SIZE == x.last
+        if paged >> i & 1 == 1 and newest:
+            scores[i] = Float32.inf

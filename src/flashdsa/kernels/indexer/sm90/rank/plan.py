@@ -35,7 +35,7 @@ class RankPlan:
         threads: of a CTA. ctas: that an SM has room for.
         together: entries that a thread loads at once.
         max_candidates: entries of a row in the list that may win or not, at most.
-        part_entries: entries from which another CTA of the cluster takes part.
+        part_entries: entries, or scores of blocks, from which another CTA takes part.
         marked_words: bits of the blocks of a CTA's part of a row, 1 where a block is listed.
         most_listed: listed blocks of a part up to which the others are not looked at.
     """
