@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 import flashdsa
 from flashdsa.distributed import decode_sparse_mla, decode_topk_indexer, local_seq_lens, local_slots
+from flashdsa.integrations import vllm
 from tests.distributed.errors import require_error
 
 LENGTHS = (0, 1, 63, 64, 65, 200, 700)
@@ -116,3 +117,26 @@ def check_decode_errors() -> None:
         ValueError,
         "slots_local: expected shape [B, topk] = [2, 3]; got shape [1, 3]",
     )
+
+
+def check_vllms_decode_context_parallelism() -> None:
+    """Each rank attends to its tokens; vLLM's formula (`correct_attn_out`) makes it the whole."""
+    rank, generator = dist.get_rank(), torch.Generator().manual_seed(3)
+    rows = torch.randn(64, 576, generator=generator)
+    q = torch.randn(5, 4, 576, generator=generator)
+    ids = torch.stack([torch.randperm(64, generator=generator)[:12] for _ in range(5)]).int()
+    ids[1] = ids[1] // 2 * 2  # all on rank 0
+    counts = torch.tensor([12, 12, 7, 1, 0], dtype=torch.int32)
+    whole, _ = vllm.attend(q, rows, ids, counts, 0.1)
+    used = (torch.arange(12) < counts[:, None]) & (ids % 2 == rank)
+    order = used.int().argsort(dim=1, descending=True, stable=True)
+    local = torch.where(used, ids // 2, -1).gather(1, order)
+    out, lse = vllm.attend(q, rows[rank::2], local, used.sum(1).int(), 0.1)
+    assert lse is not None
+    lses = [torch.empty_like(lse) for _ in range(2)]
+    dist.all_gather(lses, lse)
+    both = torch.stack(lses)
+    top = both.amax(0).clamp(min=-3e38)
+    out *= ((lse - top).exp() / (both - top).exp().sum(0).clamp(min=1e-30))[..., None]
+    dist.all_reduce(out)
+    torch.testing.assert_close(out, whole, rtol=0, atol=2e-6)

@@ -47,6 +47,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             decoding.check_decode_attention_merges,
             decoding.check_decode_under_autocast,
             decoding.check_decode_errors,
+            decoding.check_vllms_decode_context_parallelism,
             training.check_weights_learn_as_in_one_process,
             sharded_parameters.check_sharded_parameters,
             two_sources.check_two_sources_equal_one_process,

@@ -1,4 +1,4 @@
-"""Megatron-Core's, vLLM's and SGLang's hooks on tensors, without these packages.
+"""Megatron-Core's and SGLang's hooks on tensors, without these packages.
 
 What they look like in the packages themselves is in test_contracts.py.
 """
@@ -6,34 +6,17 @@ What they look like in the packages themselves is in test_contracts.py.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from importlib import import_module
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from flashdsa.integrations import megatron, sglang, vllm
+from flashdsa.integrations import megatron, sglang
 from tests.support.formulas import assert_close, attention
-
-
-def stub(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
-    """A module of this name in sys.modules, and packages above it."""
-    parts = name.split(".")
-    for count in range(1, len(parts) + 1):
-        path = ".".join(parts[:count])
-        if path not in sys.modules:
-            monkeypatch.setitem(sys.modules, path, ModuleType(path))
-        if count > 1:
-            parent = sys.modules[".".join(parts[: count - 1])]
-            monkeypatch.setattr(parent, parts[count - 1], sys.modules[path], raising=False)
-    module = sys.modules[name]
-    for key, value in members.items():
-        setattr(module, key, value)
-    return module
-
+from tests.support.stubs import stub
 
 # Megatron-Core
 
@@ -213,91 +196,3 @@ def test_sglangs_method_is_replaced_where_its_plugins_name_flashdsa(
     assert registered == [(sglang.TARGET, sglang.forward, "replace")]
     with pytest.raises(NotImplementedError, match="_forward_flashmla_sparse"):
         sglang.require_known(("self", "q"))
-
-
-# vLLM
-
-
-@pytest.fixture
-def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """flashdsa.integrations.vllm.backend over stand-ins for vLLM's base classes."""
-
-    class Common:
-        def __init__(self, scale: float, kv_cache_dtype: str = "auto") -> None:
-            self.scale, self.kv_cache_dtype = scale, kv_cache_dtype
-
-    def flat_kv_row_view(kv_cache: Tensor, block_size: int) -> tuple[Tensor, int]:
-        """Blocks may lie apart: rows are counted through what lies between."""
-        apart = kv_cache.stride(0) // kv_cache.shape[2]
-        rows = (len(kv_cache) - 1) * apart + block_size
-        return kv_cache.as_strided((rows, kv_cache.shape[2]), (kv_cache.shape[2], 1)), apart
-
-    stub(
-        monkeypatch,
-        "vllm.model_executor.layers.attention.sparse_mla_attention",
-        SparseMLACommonImpl=Common,
-        SparseMLACommonMetadata=object,
-        SparseMLACommonMetadataBuilder=object,
-    )
-    stub(
-        monkeypatch,
-        "vllm.v1.attention.backend",
-        AttentionBackend=object,
-        MultipleOf=lambda step: ("multiple of", step),
-    )
-    stub(
-        monkeypatch,
-        "vllm.v1.attention.backends.mla.sparse_utils",
-        align_blocks_to_rows=lambda spec: ("aligned", spec),
-        flat_kv_row_view=flat_kv_row_view,
-    )
-    monkeypatch.delitem(sys.modules, "flashdsa.integrations.vllm.backend", raising=False)
-    yield import_module("flashdsa.integrations.vllm.backend")
-    sys.modules.pop("flashdsa.integrations.vllm.backend", None)
-
-
-@pytest.mark.parametrize("split", [False, True], ids=["one query", "latent and RoPE apart"])
-def test_vllms_kernel_method_reads_blocks_that_lie_apart(backend: Any, split: bool) -> None:
-    torch.manual_seed(2)
-    memory = torch.full((3, 96, 576), torch.nan)
-    cache = memory[:, :64]
-    cache[:] = torch.randn(3, 64, 576)
-    q = torch.randn(3, 4, 576)
-    slots = torch.tensor([[0, 100, 63], [200, 97, 70], [80, 1, 2]], dtype=torch.int32)
-    counts = torch.tensor([3, 2, 0], dtype=torch.int32)
-    layer = backend.FlashDsaMLASparseImpl(0.2)
-    given = (q[..., :512], q[..., 512:]) if split else q
-    out, lse = layer._forward_mqa_kernel(
-        given, cache, slots, counts, layer=None, block_size=64, is_decode=True
-    )
-    expected, expected_lse = attention(q, memory.flatten(0, 1), [[0, 100, 63], [200, 97], []], 0.2)
-    expected_lse[2] = -torch.inf
-    assert_close(out, expected, 1e-5)
-    assert_close(lse, expected_lse, 1e-5)
-    assert layer.lse_base_on_e
-
-
-def test_vllm_is_told_what_the_backend_serves(backend: Any) -> None:
-    served = backend.FlashDsaMLASparseBackend
-    assert served.get_name() == vllm.NAME
-    assert served.is_mla() and served.is_sparse()
-    assert served.get_supported_head_sizes() == [576]
-    assert served.get_supported_kernel_block_sizes() == [("multiple of", 64)]
-    assert served.customize_spec("spec") == ("aligned", "spec")
-    for major, expected in ((9, True), (10, False)):
-        assert served.supports_compute_capability(SimpleNamespace(major=major)) == expected
-    builder = served.get_builder_cls()
-    assert builder.metadata_cls is backend.FlashDsaMLASparseMetadata
-    with pytest.raises(NotImplementedError, match=r"kv_cache_dtype: .* got fp8"):
-        served.get_impl_cls()(0.2, "fp8")
-
-
-def test_vllm_finds_the_backend_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[tuple[str, str]] = []
-    stub(
-        monkeypatch,
-        "vllm.v1.attention.backends.registry",
-        register_backend=lambda name, path: found.append((name, path)),
-    )
-    vllm.register()
-    assert found == [(vllm.NAME, vllm.CLASS)]

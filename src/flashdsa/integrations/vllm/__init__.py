@@ -1,28 +1,36 @@
-"""vLLM >= 0.33: a sparse MLA attention backend, found by vLLM's plugins.
+"""vLLM >= 0.33: sparse MLA attention backends, found by vLLM's plugins.
 
     vllm serve ... --attention-backend FLASHDSA_MLA_SPARSE
+    vllm serve ... --attention-backend FLASHDSA_MLA_SPARSE_INDEXER
 
-Tried by contract only: registration, validation and the kernel method on tensors; vLLM refuses
-sparse attention without a GPU, and no server was run.
+The first serves attention, the second the indexer's top-k, too. docs/guides/serving.md says what
+was tried.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from flashdsa.ops.attention import sparse_mla_fwd
+from flashdsa.ops.attention import PACKED, sparse_mla_fwd
 from flashdsa.ops.merge import lse_for_merge
+from flashdsa.problem import D_QK
 
 NAME = "FLASHDSA_MLA_SPARSE"
-CLASS = "flashdsa.integrations.vllm.backend.FlashDsaMLASparseBackend"
+INDEXER_NAME = "FLASHDSA_MLA_SPARSE_INDEXER"
+CLASSES = {
+    NAME: "flashdsa.integrations.vllm.backend.FlashDsaMLASparseBackend",
+    INDEXER_NAME: "flashdsa.integrations.vllm.backend.FlashDsaMLASparseIndexerBackend",
+}
 
 
 def register() -> None:
-    """The entry point, run in each of vLLM's processes: makes the backend's name known."""
+    """The entry point, run in each of vLLM's processes: makes the backends' names known."""
     from vllm.v1.attention.backends.registry import register_backend
 
-    register_backend(NAME, CLASS)
+    for name, path in CLASSES.items():
+        register_backend(name, path)
 
 
 def attend(
@@ -31,19 +39,24 @@ def attend(
     topk_indices: Tensor,
     valid_counts: Tensor,
     sm_scale: float,
-) -> tuple[Tensor, Tensor]:
-    """Compute the backend's attention.
+    *,
+    with_lse: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the backends' attention.
 
     Args:
-        q: (T, H, 576), or its latent and RoPE columns apart.
-        rows: (N, 576) rows of the cache, as the ids count them.
+        q: (T, H, 576), or its latent and RoPE columns apart; 512 columns without RoPE.
+        rows: (N, 576) rows of the cache, as the ids count them; (N, 512) without RoPE; or
+            (N, 656) uint8, packed rows, whose RoPE columns are zeros without RoPE.
         topk_indices: (T, topk) int32, the first `valid_counts` (T,) of each row in use.
 
     Returns:
-        out (T, H, 512), lse (T, H) fp32, the natural logarithm, -inf for an empty row.
+        out (T, H, 512), lse (T, H) fp32, the natural logarithm, -inf for an empty row, or None.
     """
     queries = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+    if rows.dtype in PACKED:
+        queries = pad(queries, (0, D_QK - queries.shape[-1]))
     out, lse = sparse_mla_fwd(
         queries, rows, topk_indices, sm_scale=sm_scale, topk_length=valid_counts
     )
-    return out, lse_for_merge(lse)
+    return out, lse_for_merge(lse) if with_lse else None

@@ -11,14 +11,17 @@ from vllm.model_executor.layers.attention.sparse_mla_attention import (
     SparseMLACommonMetadata,
     SparseMLACommonMetadataBuilder,
 )
-from vllm.v1.attention.backend import AttentionBackend, MultipleOf
+from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, MultipleOf
 from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
+from vllm.v1.attention.ops.metadata import compute_token_to_req_indices
 
 from flashdsa.errors import UnsupportedError
-from flashdsa.integrations.vllm import NAME, attend
-from flashdsa.problem import D_QK, PAGE_SIZE
+from flashdsa.integrations.vllm import INDEXER_NAME, NAME, attend, indexer
+from flashdsa.problem import D_QK, D_V, PAGE_SIZE
 
 HOPPER = 9
+PACKED_CACHE = "fp8_ds_mla"
+"""vLLM's name of packed rows of 656 bytes."""
 
 
 class FlashDsaMLASparseMetadata(SparseMLACommonMetadata):  # type: ignore[misc]
@@ -26,26 +29,47 @@ class FlashDsaMLASparseMetadata(SparseMLACommonMetadata):  # type: ignore[misc]
 
 
 class FlashDsaMLASparseBuilder(SparseMLACommonMetadataBuilder):  # type: ignore[misc]
-    """vLLM's builder of metadata, as it is."""
+    """vLLM's builder of metadata. Batches of equal decodes are captured into CUDA graphs, drafts
+    and their verification among them."""
 
     metadata_cls = FlashDsaMLASparseMetadata
+    _cudagraph_support = AttentionCGSupport.UNIFORM_BATCH
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """vLLM's arguments."""
+        super().__init__(*arguments, **named)
+        # One query a decode, or as many as a verification has: longer ones are prompts.
+        self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        self.supports_draft_decode_metadata_update = self.dcp_world_size == 1
+
+    def update_draft_decode_metadata(self, metadata: FlashDsaMLASparseMetadata) -> None:
+        """Write the requests of a draft's tokens anew: all else is a view of vLLM's buffers."""
+        tokens = metadata.num_decode_tokens
+        if tokens:
+            compute_token_to_req_indices(
+                metadata.query_start_loc, metadata.req_id_per_token, tokens, tokens
+            )
 
 
 class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
     """One layer's attention: vLLM's, with flashdsa for the sparse part."""
 
     lse_base_on_e: ClassVar[bool] = True
+    can_return_lse_for_decode: ClassVar[bool] = True
+    supports_dcp: ClassVar[bool] = True
+    # Prompts' ids are converted layer by layer, as by vLLM's backends of Hopper.
+    group_conversion_decode_only: ClassVar[bool] = True
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         """vLLM's arguments.
 
         Raises:
-            UnsupportedError: a quantised cache.
+            UnsupportedError: V has other columns than 512.
         """
         super().__init__(*arguments, **named)
-        if self.kv_cache_dtype not in ("auto", "bfloat16"):
+        if self.kv_lora_rank != D_V:
             raise UnsupportedError(
-                f"kv_cache_dtype: {NAME} takes auto or bfloat16; got {self.kv_cache_dtype}"
+                f"kv_lora_rank: {NAME} takes {D_V} columns of V; got {self.kv_lora_rank}"
             )
         self.supports_quant_query_input = False
 
@@ -59,17 +83,38 @@ class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
         layer: Any,
         block_size: int,
         is_decode: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute for vLLM: slots of the cache's rows, and how many of each row are in use."""
         rows, _ = flat_kv_row_view(kv_cache, block_size)
-        return attend(q, rows, topk_indices, valid_counts, self.scale)
+        return attend(
+            q,
+            rows,
+            topk_indices,
+            valid_counts,
+            self.scale,
+            with_lse=self.need_to_return_lse_for_decode,
+        )
+
+
+class FlashDsaMLASparseIndexerImpl(FlashDsaMLASparseImpl):
+    """The same, and the top-k of its layer's indexer."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """vLLM's arguments.
+
+        Raises:
+            UnsupportedError: an indexer that flashdsa does not serve.
+        """
+        super().__init__(*arguments, **named)
+        if named.get("indexer") is not None:
+            indexer.install(named["indexer"])
 
 
 class FlashDsaMLASparseBackend(AttentionBackend):  # type: ignore[misc]
     """Answers that vLLM needs before it builds the layers."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16"]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16", PACKED_CACHE]
 
     @staticmethod
     def get_name() -> str:
@@ -88,8 +133,17 @@ class FlashDsaMLASparseBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
-        """Columns of a query."""
-        return [D_QK]
+        """Columns of a query, with and without RoPE."""
+        return [D_QK, D_V]
+
+    @classmethod
+    def supports_combination(
+        cls, head_size: int, dtype: torch.dtype, kv_cache_dtype: str | None, *others: Any
+    ) -> str | None:
+        """Say which name of a cache stands for packed rows: vLLM's fp8 has another layout."""
+        if kv_cache_dtype in (None, *cls.supported_kv_cache_dtypes):
+            return None
+        return f"{cls.get_name()} takes --kv-cache-dtype {PACKED_CACHE}, not {kv_cache_dtype}"
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
@@ -115,3 +169,17 @@ class FlashDsaMLASparseBackend(AttentionBackend):  # type: ignore[misc]
     def supports_compute_capability(cls, capability: Any) -> bool:
         """GPUs that flashdsa has a forward for."""
         return bool(capability.major == HOPPER)
+
+
+class FlashDsaMLASparseIndexerBackend(FlashDsaMLASparseBackend):
+    """The same, and DeepSeek-V3.2's indexer."""
+
+    @staticmethod
+    def get_name() -> str:
+        """Its name on the command line."""
+        return INDEXER_NAME
+
+    @staticmethod
+    def get_impl_cls() -> type[FlashDsaMLASparseImpl]:
+        """Return the class of a layer's attention."""
+        return FlashDsaMLASparseIndexerImpl

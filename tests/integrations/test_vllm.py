@@ -1,0 +1,403 @@
+"""vLLM's backends on tensors, without vLLM: stand-ins for its base classes and its batches.
+
+They run in vLLM's own classes in test_vllm_construction.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa.integrations import vllm
+from tests.support.formulas import assert_close, attention
+from tests.support.stubs import stub
+
+ATTENTION = "vllm.models.deepseek_v32.attention"
+TOPK, HEADS, PAGES = 24, 16, 20
+
+
+class Common:
+    """A layer's attention: what vLLM's base sets."""
+
+    def __init__(
+        self,
+        scale: float,
+        kv_lora_rank: int = 512,
+        indexer: Any = None,
+        need_to_return_lse_for_decode: bool = True,
+    ) -> None:
+        self.scale, self.kv_lora_rank = scale, kv_lora_rank
+        self.need_to_return_lse_for_decode = need_to_return_lse_for_decode
+
+
+class Builder:
+    """vLLM's builder of metadata: notes how its batches are to be ordered."""
+
+    dcp_world_size = 1
+
+    def _init_reorder_batch_threshold(self, threshold: int, supports_spec_as_decode: bool) -> None:
+        self.ordered_by = threshold, supports_spec_as_decode
+
+
+class Backend:
+    """vLLM's answers."""
+
+
+def flat_kv_row_view(kv_cache: Tensor, block_size: int) -> tuple[Tensor, int]:
+    """Blocks may lie apart: rows are counted through what lies between."""
+    apart = kv_cache.stride(0) // kv_cache.shape[2]
+    rows = (len(kv_cache) - 1) * apart + block_size
+    return kv_cache.as_strided((rows, kv_cache.shape[2]), (kv_cache.shape[2], 1)), apart
+
+
+def gather(
+    cache: Tensor, keys: Tensor, scales: Tensor, block_table: Tensor, cu_seq_lens: Tensor
+) -> None:
+    """vLLM's `cp_gather_indexer_k_quant_cache`: each request's keys, one after another."""
+    for table, begin, end in zip(block_table, cu_seq_lens, cu_seq_lens[1:], strict=False):
+        position = torch.arange(int(end - begin))
+        slots = table[position // 64].long() * 64 + position % 64
+        fp8, scale = flashdsa.read_index_k_cache(cache.unsqueeze(2), slots)
+        keys[begin:end], scales[begin:end] = fp8, scale[:, None].view(torch.uint8)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Backend and indexer over stand-ins, the batch, and calls of vLLM's own indexer."""
+    made = SimpleNamespace(batch=None, left=[], parallel=SimpleNamespace())
+    made.parallel.decode_context_parallel_size = 1
+    made.parallel.prefill_context_parallel_size = 1
+
+    def theirs(*given: Any, **named: Any) -> str:
+        made.left.append(given)
+        return "vLLM's"
+
+    layers = "vllm.model_executor.layers"
+    mla = "vllm.v1.attention.backends.mla"
+    workspace = SimpleNamespace(
+        get_simultaneous=lambda *specs: [torch.empty(size, dtype=of) for size, of in specs]
+    )
+    for name, members in {
+        f"{layers}.attention.sparse_mla_attention": {
+            "SparseMLACommonImpl": Common,
+            "SparseMLACommonMetadata": object,
+            "SparseMLACommonMetadataBuilder": Builder,
+        },
+        "vllm.v1.attention.backend": {
+            "AttentionBackend": Backend,
+            "AttentionCGSupport": SimpleNamespace(UNIFORM_BATCH=2),
+            "MultipleOf": lambda step: ("multiple of", step),
+        },
+        f"{mla}.sparse_utils": {
+            "align_blocks_to_rows": lambda spec: ("aligned", spec),
+            "flat_kv_row_view": flat_kv_row_view,
+        },
+        "vllm.v1.attention.ops.metadata": {
+            "compute_token_to_req_indices": lambda *given: made.left.append(given)
+        },
+        "vllm._custom_ops": {"cp_gather_indexer_k_quant_cache": gather},
+        "vllm.config": {
+            "get_current_vllm_config": lambda: SimpleNamespace(parallel_config=made.parallel)
+        },
+        "vllm.forward_context": {
+            "get_forward_context": lambda: SimpleNamespace(attn_metadata=made.batch)
+        },
+        f"{layers}.sparse_attn_indexer": {
+            "PrefillRowShard": SimpleNamespace(from_metadata=lambda prefill, first: prefill.shard)
+        },
+        "vllm.v1.worker.workspace": {"current_workspace_manager": lambda: workspace},
+        ATTENTION: {"DeepseekV32Indexer": Indexer, "sparse_attn_indexer": theirs},
+    }.items():
+        stub(monkeypatch, name, **members)
+    ours = [f"flashdsa.integrations.vllm.{name}" for name in ("indexer", "backend")]
+    for name in ours:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        monkeypatch.delattr(vllm, name.rpartition(".")[2], raising=False)
+    made.backend, made.theirs = import_module(ours[1]), theirs
+    yield made
+    for name in ours:
+        sys.modules.pop(name, None)
+        vars(vllm).pop(name.rpartition(".")[2], None)
+
+
+@pytest.mark.parametrize("columns", [576, 512])
+@pytest.mark.parametrize("split", [False, True], ids=["one query", "latent and RoPE apart"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_kernel_method_reads_blocks_that_lie_apart(
+    made: Any, split: bool, packed: bool, columns: int
+) -> None:
+    """Packed rows have 576 columns, of which a model without RoPE leaves the last ones zero."""
+    torch.manual_seed(2)
+    values = torch.randn(3, 64, columns)
+    memory = torch.full((3, 96, columns), torch.nan)
+    if packed:
+        rows = torch.cat((values, torch.zeros(3, 64, 576 - columns)), dim=2).bfloat16()
+        coded = flashdsa.quantize_kv(rows.flatten(0, 1))
+        memory = torch.full((3, 96, 656), 255, dtype=torch.uint8)
+        memory[:, :64] = coded.view(3, 64, 656)
+        values = flashdsa.read_kv_cache(coded, torch.arange(192)).view(3, 64, 576).float()
+        values = values[..., :columns]
+    else:
+        memory[:, :64] = values
+    cache = memory[:, :64]
+    q = torch.randn(3, 4, columns)
+    q = q.bfloat16() if packed else q
+    slots = torch.tensor([[0, 100, 63], [200, 97, 70], [80, 1, 2]], dtype=torch.int32)
+    counts = torch.tensor([3, 2, 0], dtype=torch.int32)
+    layer = made.backend.FlashDsaMLASparseImpl(0.2)
+    given = (q[..., :512], q[..., 512:]) if split else q
+    out, lse = layer._forward_mqa_kernel(
+        given, cache, slots, counts, layer=None, block_size=64, is_decode=True
+    )
+    flat = torch.full((3, 96, columns), torch.nan)
+    flat[:, :64] = values
+    chosen = [[0, 100, 63], [200, 97], []]
+    expected, expected_lse = attention(q.float(), flat.flatten(0, 1), chosen, 0.2)
+    expected_lse[2] = -torch.inf
+    limit = 2e-2 if packed else 1e-5
+    assert_close(out.float(), expected, limit)
+    assert_close(lse, expected_lse, limit)
+    assert layer.lse_base_on_e
+    layer.need_to_return_lse_for_decode = False
+    assert layer._forward_mqa_kernel(
+        given, cache, slots, counts, layer=None, block_size=64, is_decode=True
+    )[1] is None  # fmt: skip
+
+
+def test_vllm_is_told_what_the_backends_serve(made: Any) -> None:
+    backend = made.backend
+    for name, served in (
+        (vllm.NAME, backend.FlashDsaMLASparseBackend),
+        (vllm.INDEXER_NAME, backend.FlashDsaMLASparseIndexerBackend),
+    ):
+        assert served.get_name() == name
+        assert vllm.CLASSES[name] == f"{served.__module__}.{served.__name__}"
+        assert served.is_mla() and served.is_sparse()
+        assert served.get_supported_head_sizes() == [576, 512]
+        assert served.get_supported_kernel_block_sizes() == [("multiple of", 64)]
+        assert served.customize_spec("spec") == ("aligned", "spec")
+        for major, expected in ((9, True), (10, False)):
+            assert served.supports_compute_capability(SimpleNamespace(major=major)) == expected
+        for cache in (None, *served.supported_kv_cache_dtypes):
+            assert served.supports_combination(576, torch.bfloat16, cache, 64, True) is None
+        reason = served.supports_combination(576, torch.bfloat16, "fp8", 64, True)
+        assert reason == f"{name} takes --kv-cache-dtype fp8_ds_mla, not fp8"
+    with pytest.raises(NotImplementedError, match=r"kv_lora_rank: .* 512 columns of V; got 448"):
+        backend.FlashDsaMLASparseImpl(0.2, kv_lora_rank=448)
+
+
+def test_batches_of_equal_decodes_are_captured(made: Any) -> None:
+    served = made.backend.FlashDsaMLASparseBackend.get_builder_cls()
+    assert served._cudagraph_support == 2
+    assert served.metadata_cls is made.backend.FlashDsaMLASparseMetadata
+    builder = served()
+    assert builder.ordered_by == (1, True) and builder.supports_draft_decode_metadata_update
+    batch = SimpleNamespace(query_start_loc="starts", req_id_per_token="requests")
+    for batch.num_decode_tokens in (0, 5):
+        builder.update_draft_decode_metadata(batch)
+    assert made.left == [("starts", "requests", 5, 5)]
+
+
+def test_vllm_finds_the_backends_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, str] = {}
+    stub(monkeypatch, "vllm.v1.attention.backends.registry", register_backend=found.__setitem__)
+    vllm.register()
+    assert found == vllm.CLASSES
+
+
+# The indexer
+
+
+class Indexer:
+    """A layer's indexer, as far as it is looked at."""
+
+    head_dim, n_head, topk_tokens = 128, HEADS, TOPK
+
+
+class Shard:
+    """Rows of prompts from `start` on are this rank's; the exchange is noted."""
+
+    def __init__(self, start: int) -> None:
+        self.start, self.exchanged = start, 0
+
+    def narrow(self, chunk: Any) -> Any:
+        begin = max(chunk.token_start, self.start)
+        if begin >= chunk.token_end:
+            return None
+        skipped = begin - chunk.token_start
+        bounds = chunk.cu_seqlen_ks[skipped:], chunk.cu_seqlen_ke[skipped:]
+        return begin, chunk.token_end, *bounds
+
+    def exchange_topk(self, ids: Tensor, width: int) -> None:
+        self.exchanged = width
+
+
+def batch_of(next_n: int, flat: bool, shard: Shard | None = None) -> tuple[Any, list[int], Tensor]:
+    """A batch of three decodes and three prompts, as vLLM describes it; each token's keys, and its
+    request's pages."""
+    generator = torch.Generator().manual_seed(4)
+    lengths, queries = [70, 5, 0, 130, 1, 64], [next_n, next_n, next_n, 30, 1, 4]
+    tables = torch.zeros(6, 3, dtype=torch.int32)
+    order = torch.randperm(PAGES, generator=generator).int()
+    for request, length in enumerate(lengths):
+        pages = -(-length // 64)
+        tables[request, :pages], order = order[:pages], order[pages:]
+    seen = [
+        max(length - count + 1 + j, 0)
+        for length, count in zip(lengths, queries, strict=True)
+        for j in range(count)
+    ]
+    owners = torch.arange(6).repeat_interleave(torch.tensor(queries))
+    tokens = 3 * next_n
+    seq_lens = torch.tensor(seen[:tokens], dtype=torch.int32)
+    decode = SimpleNamespace(
+        seq_lens=seq_lens.view(-1, 1) if flat else seq_lens.view(3, next_n),
+        block_table=tables[owners[:tokens]] if flat else tables[:3],
+        decode_lens=torch.tensor([1] * tokens if flat else [next_n] * 3),
+        requires_padding=False,
+    )
+    # The first prompt's queries come in two chunks, of which the second finds its keys.
+    chunks = []
+    for requests, begin, end in (((3,), 0, 20), ((3,), 20, 30), ((4, 5), 30, 35)):
+        sizes = torch.tensor([0, *(lengths[one] for one in requests)]).cumsum(0).int()
+        own = owners[tokens + begin : tokens + end] - requests[0]
+        starts = sizes[own]
+        ends = starts + torch.tensor(seen[tokens + begin : tokens + end]).int()
+        chunks.append(
+            SimpleNamespace(
+                block_table=tables[list(requests)], cu_seq_lens=sizes, cu_seqlen_ks=starts,
+                cu_seqlen_ke=ends, total_seq_lens=int(sizes[-1]), skip_kv_gather=begin == 20,
+                token_start=tokens + begin, token_end=tokens + end,
+            )
+        )  # fmt: skip
+    described = SimpleNamespace(
+        num_decodes=3, num_decode_tokens=tokens, num_prefills=3, decode=decode,
+        prefill=SimpleNamespace(chunks=chunks, shard=shard),
+    )  # fmt: skip
+    return described, seen, tables[owners]
+
+
+def operands(num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A cache with blocks that lie apart, queries and weights."""
+    generator = torch.Generator().manual_seed(5)
+    memory = torch.zeros(PAGES, 2, 64, 132, dtype=torch.uint8)
+    cache = memory[:, 0]
+    flashdsa.write_index_k_cache(
+        torch.randn(PAGES * 64, 128, generator=generator),
+        torch.arange(PAGES * 64),
+        cache.unsqueeze(2),
+    )
+    q = torch.randn(num_tokens, HEADS, 128, generator=generator)
+    return cache, *flashdsa.quantize_index_q(q, torch.randn(num_tokens, HEADS, generator=generator))
+
+
+def run(made: Any, described: Any, cache: Tensor, q: Tensor, weights: Tensor) -> tuple[Any, Tensor]:
+    """Call the function that vLLM's layers call, with its arguments."""
+    made.batch = {"layer.k_cache": described, **(made.batch or {})}
+    ids = torch.full((len(q) + 2, TOPK), -7, dtype=torch.int32)
+    called = sys.modules[ATTENTION].sparse_attn_indexer  # type: ignore[attr-defined]
+    got = called(
+        torch.zeros(len(q), 8), "layer.k_cache", cache, q, None, None, weights, 128, "ue8m0", TOPK,
+        128, 256, 512, ids, skip_k_cache_insert=True, use_pcp=False,
+        pcp_shard_decode_requests=False, dense_mha_metadata_layer_name="layer",
+        skip_topk_buffer_clear=True, topk_backend="auto",
+    )  # fmt: skip
+    return got, ids
+
+
+def require_best(
+    ids: Tensor, seen: list[int], tables: Tensor, cache: Tensor, q: Tensor, weights: Tensor
+) -> None:
+    """Each row has distinct positions below its length, whose scores are the largest ones."""
+    for row, length, table, query, weight in zip(ids, seen, tables, q, weights, strict=True):
+        chosen = row[row >= 0].long()
+        count = min(TOPK, length)
+        assert len(chosen.unique()) == len(chosen) == count, (row, length)
+        assert (row[count:] == -1).all() and (chosen < length).all()
+        position = torch.arange(length)
+        slots = table[position // 64].long() * 64 + position % 64
+        keys, scale = flashdsa.read_index_k_cache(cache.unsqueeze(2), slots)
+        products = (query.double() @ keys.double().T).relu()
+        scores = scale.double() * (weight.double()[:, None] * products).sum(0)
+        best = scores.sort(descending=True).values[:count]
+        torch.testing.assert_close(
+            scores[chosen].sort(descending=True).values, best, rtol=1e-4, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize(("next_n", "flat"), [(1, True), (2, False), (3, True), (4, False)])
+def test_the_indexer_chooses_for_decodes_and_prompts(made: Any, next_n: int, flat: bool) -> None:
+    layer = made.backend.FlashDsaMLASparseIndexerImpl
+    layer(0.2, indexer=Indexer())
+    layer(0.2, indexer=Indexer())
+    layer(0.2, indexer=None)
+    described, seen, tables = batch_of(next_n, flat)
+    inputs = operands(len(seen))
+    got, ids = run(made, described, *inputs)
+    assert got is ids and not made.left
+    assert (ids[len(seen) :] == -7).all()
+    require_best(ids[: len(seen)], seen, tables, *inputs)
+
+
+def test_the_indexer_chooses_for_its_share_of_the_prompts(made: Any) -> None:
+    """Of a tensor-parallel group's prompts a rank has some rows, from within the second chunk."""
+    made.backend.FlashDsaMLASparseIndexerImpl(0.2, indexer=Indexer())
+    shard = Shard(start=3 + 25)
+    described, seen, tables = batch_of(1, True, shard)
+    inputs = operands(len(seen))
+    _, ids = run(made, described, *inputs)
+    assert shard.exchanged == TOPK and (ids[3:28] == -7).all()
+    mine = [*range(3), *range(28, len(seen))]
+    cache, q, weights = inputs
+    require_best(ids[mine], [seen[i] for i in mine], tables[mine], cache, q[mine], weights[mine])
+
+
+def test_what_the_indexer_leaves_to_vllm(made: Any) -> None:
+    """A run without a batch; prompts with dense attention; decodes of unequal lengths."""
+    made.backend.FlashDsaMLASparseIndexerImpl(0.2, indexer=Indexer())
+    described, seen, _ = batch_of(2, False)
+    inputs = operands(len(seen))
+    assert run(made, None, *inputs)[0] == "vLLM's"
+    described.decode.requires_padding = True
+    assert run(made, described, *inputs)[0] == "vLLM's"
+    described.decode.requires_padding, described.num_decode_tokens = False, 5
+    assert run(made, described, *inputs)[0] == "vLLM's"
+    described.num_decode_tokens = 15  # 5 a request: more than kernels have
+    assert run(made, described, *inputs)[0] == "vLLM's"
+    described.num_decode_tokens = 0
+    dense = SimpleNamespace(prefill=SimpleNamespace(use_dense_mha=True), num_decode_tokens=0)
+    made.batch = {"layer": dense}
+    assert run(made, described, *inputs)[0] == "vLLM's"
+    assert len(made.left) == 5 and all(given[1] == "layer.k_cache" for given in made.left)
+    made.batch["layer"].num_decode_tokens = 1
+    assert isinstance(run(made, described, *inputs)[0], Tensor)
+
+
+def test_what_the_indexer_refuses_before_a_server_starts(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Other(Indexer):
+        head_dim = 64
+
+    layer = made.backend.FlashDsaMLASparseIndexerImpl
+    with pytest.raises(
+        NotImplementedError, match=r"serves DeepseekV32Indexer .* got Other with 64"
+    ):
+        layer(0.2, indexer=Other())
+    made.parallel.decode_context_parallel_size = 2
+    with pytest.raises(NotImplementedError, match="decode_context_parallel_size 1; got 2"):
+        layer(0.2, indexer=Indexer())
+    made.parallel.decode_context_parallel_size = 1
+    monkeypatch.setenv("FLASHDSA_BACKEND", "emulate-sm90")
+    monkeypatch.setattr(Indexer, "topk_tokens", 4096)
+    with pytest.raises(NotImplementedError, match="topk: takes 1 to 2048; got 4096"):
+        layer(0.2, indexer=Indexer())
+    assert sys.modules[ATTENTION].sparse_attn_indexer is made.theirs  # type: ignore[attr-defined]

@@ -1,0 +1,25 @@
+"""Modules of packages that are not installed, as far as an integration imports them."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
+    """A module of this name in sys.modules, and packages above it."""
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        path = ".".join(parts[:count])
+        if path not in sys.modules:
+            monkeypatch.setitem(sys.modules, path, ModuleType(path))
+        if count > 1:
+            parent = sys.modules[".".join(parts[: count - 1])]
+            monkeypatch.setattr(parent, parts[count - 1], sys.modules[path], raising=False)
+    module = sys.modules[name]
+    for key, value in members.items():
+        setattr(module, key, value)
+    return module
