@@ -9,6 +9,7 @@ import click
 from flashdsa.cli.main import FlashDsaGroup
 from workbench.cli.bench import bench
 from workbench.cli.draws import draws
+from workbench.cli.engines import engines
 from workbench.cli.export import export
 from workbench.cli.lab import lab
 from workbench.cli.launch import launch
@@ -42,6 +43,7 @@ def cli() -> None:
       reference the reference design's budget beside the plan that ships
       ranking   the indexer's sets by fp16 scores, beside those by fp32
       v4-layer  an attention layer of DeepSeek-V4-Flash, timed by part
+      engines   vLLM with flashdsa inside, beside transformers
       export    solutions for FlashInfer-Bench
 
     Every command takes --help. Exit codes: 0 done, 1 a check failed, 2 wrong input or something
@@ -51,8 +53,8 @@ def cli() -> None:
 
 
 for command in (
-    bench, draws, lab, launch, sanitize, mutate, model, overlap, reference, ranking, export,
-    v4_layer, ways,
+    bench, draws, lab, launch, sanitize, mutate, model, overlap, reference, ranking, engines,
+    export, v4_layer, ways,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -1,0 +1,141 @@
+"""`python -m workbench engines`: serving engines beside transformers, on one GPU."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
+from flashdsa.cli.output_options import OutputFile, OutputFolder
+from flashdsa.output_paths import written
+
+
+@click.group()
+def engines() -> None:
+    """Run serving engines with flashdsa inside, beside their own kernels and transformers."""
+
+
+@engines.command()
+@click.argument("backends", nargs=-1)
+@click.option(
+    "--case", "cases", multiple=True,
+    help="graphs, eager, chunked, drafts, prefix, fp8, or several joined by +; may be repeated.  "
+    "[default: all, one by one]",
+)  # fmt: skip
+@click.option(
+    "--folder", type=OutputFolder(), default=Path(tempfile.gettempdir()) / "flashdsa-engines",
+    help="Checkpoint and answers, kept there.  [default: a temporary folder]",
+)  # fmt: skip
+@click.option("--pack", "pack_to", type=OutputFolder(), help="Only pack vLLM into this folder.")
+@click.option(
+    "--packed", type=click.Path(path_type=Path),
+    help="Run vLLM from this folder of --pack.",
+)  # fmt: skip
+@click.option("--out", type=OutputFile(".json"), help="Write the document there, too.")
+@json_option
+def vllm(
+    backends: tuple[str, ...],
+    cases: tuple[str, ...],
+    folder: Path,
+    pack_to: Path | None,
+    packed: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Generate 16 tokens for four prompts with vLLM, beside transformers' eager model.
+
+    The model is a random DeepSeek-V3.2 with real head sizes and two layers; the
+    prompts have 40, 700, 2,500 and 5,000 tokens. BACKENDS are vLLM's names of
+    attention backends; by default both of flashdsa, and FLASHMLA_SPARSE. Each
+    runs in a process of its own. Prompts go to the backend whatever their length
+    (sparse_mla_force_mqa). Exit code 1 if a run fails, or if a token differs from
+    eager's where the two best are further apart than twice bf16's error, which
+    is measured against fp32; with fp8 16 times as far.
+
+    \b
+    Cases
+      graphs    vLLM's settings: CUDA graphs, prompts whole, bf16 cache
+      eager     no CUDA graphs
+      chunked   2,048 tokens a batch: parts of prompts among decodes
+      drafts    two drafted tokens (MTP) from a random layer
+      prefix    prefix caching, all prompts twice
+      fp8       a cache of packed rows (fp8_ds_mla)
+
+    \b
+    Columns
+      equal     tokens up to the first other one, of each prompt, and there the
+                gap of eager's two best log-probabilities
+      calls     attention, index of decodes, of prompts, left to vLLM's indexer
+
+    --pack needs network, CuTe DSL and gcc, no GPU, and takes ten minutes. Its
+    archives (vLLM 0.33 and kernels for Hopper; Python 3.12, torch 2.11,
+    transformers 5.17 and nvcc are there) and this checkout go to the machine.
+
+    \b
+    Examples
+      python -m workbench engines vllm --pack packed
+      python -m workbench engines vllm --packed packed --out vllm.json
+      python -m workbench engines vllm FLASHDSA_MLA_SPARSE --case eager+fp8
+    """
+    if pack_to is not None:
+        from workbench.engines.pack import pack
+
+        sizes = pack(pack_to)
+        if as_json:
+            print_json(sizes)
+        else:
+            for name, size in sizes.items():
+                click.echo(f"{pack_to / name}: {size / 2**20:.1f} MiB")
+        return
+    from workbench.engines import vllm_run
+
+    path = ""
+    if packed is not None:
+        from workbench.engines.pack import unpack
+
+        path = str(folder / "unpacked")
+        unpack(packed, Path(path))
+    result = vllm_run.measure(
+        backends or vllm_run.BACKENDS,
+        cases or tuple(vllm_run.CASES),
+        folder,
+        lambda words: vllm_run.in_a_process(words, path),
+    )
+    if out is not None:
+        with written(out) as draft:
+            draft.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+    wrong = vllm_run.findings(result)
+    for line in wrong:
+        click.echo(line, err=True)
+    if wrong:
+        raise SystemExit(1)
+
+
+def _print(result: dict[str, Any]) -> None:
+    """A row a run."""
+    columns = [("case", "left"), ("backend", "left"), ("graphs", "left"), ("equal", "left")]
+    table = new_table([*columns, ("calls", "right"), ("seconds", "right")])
+    for row in result["rows"]:
+        if "failure" in row:
+            table.add_row(row["case"], row["backend"], "", "failed", "", "")
+            continue
+        equal = ", ".join(
+            str(one["equal"]) + ("" if one["gap"] is None else f" ({one['gap']:.3f})")
+            for one in row["prompts"]
+        )
+        names = ("attend", "dsa_topk_indexer", "dsa_topk_prefill", "left to vLLM")
+        calls = " ".join(str(row["calls"].get(name, 0)) for name in names)
+        table.add_row(
+            row["case"], row["backend"], row["graphs"], equal, calls, f"{row['seconds']:.1f}"
+        )
+    tokens = len(result["eager"]["tokens"][0])
+    title = f"Tokens of {tokens} as eager's; bf16's error {result['eager']['error']:.3f}"
+    print_table(new_console(), title, table)

@@ -1,0 +1,1 @@
+"""Serving engines run a model through flashdsa, beside their own kernels and transformers."""

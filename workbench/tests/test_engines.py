@@ -1,0 +1,167 @@
+"""`workbench engines`: verdicts, the checkpoint, packing, without vLLM and without a GPU."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from flashdsa.errors import ArgumentValueError
+from workbench.__main__ import cli
+from workbench.engines import checkpoint, pack, vllm_run
+from workbench.engines.fat_binary import keep_architecture
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "q_lora_rank": 16,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "index_n_heads": 2, "index_topk": 32,
+}  # fmt: skip
+
+
+def entry(kind: int, architecture: int, code: bytes) -> bytes:
+    """An entry of a fat binary."""
+    head = struct.pack("<HHIQ", kind, 1, 64, len(code)) + bytes(12)
+    return head + struct.pack("<I", architecture) + bytes(64 - len(head) - 4) + code
+
+
+def fat_binary(*entries: bytes) -> bytes:
+    held = b"".join(entries)
+    return b"\x50\xed\x55\xba" + struct.pack("<HHQ", 1, 16, len(held)) + held
+
+
+def test_machine_code_of_one_architecture_stays() -> None:
+    """The magic number alone is left; PTX and other code go; a binary without it keeps headers."""
+    kept = entry(2, 90, b"hopper" * 20)
+    ptx, other = entry(1, 90, b"ptx!" * 9), entry(2, 100, b"black" * 9)
+    data = bytearray(
+        b"\x50\xed\x55\xba--------" + fat_binary(ptx, kept, other) + b"between" + fat_binary(other)
+    )
+    size = len(data)
+    keep_architecture(data, 90)
+    assert len(data) == size and data.count(b"hopper") == 20
+    assert b"ptx!" not in data and b"black" not in data and b"between" in data
+    assert data.startswith(b"\x50\xed\x55\xba--------" + fat_binary(kept))
+    assert data.endswith(fat_binary(entry(2, 100, bytes(45))))
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("vllm/engine/arg_utils.py", True),
+        ("vllm/_flashmla_C.abi3.so", True),
+        ("vllm/_qutlass_C.abi3.so", False),
+        ("vllm/third_party/deep_gemm/include/a.cuh", True),
+        ("vllm/third_party/other/a.cuh", False),
+        ("xgrammar/libxgrammar.so", True),
+        ("xgrammar/tests/test_a.py", False),
+        ("vllm/vllm-rs", False),
+    ],
+)
+def test_files_of_the_wheels_that_are_carried(name: str, wanted: bool) -> None:
+    assert pack.is_wanted(name) == wanted
+
+
+def test_kernels_that_are_carried() -> None:
+    names = pack.needed_kernels()
+    assert {"indexer_h64", "prefill_h64_fp8", "mla_fwd", "mla_decode_packed"} <= set(names)
+    assert not any("512" in name or "bwd" in name or "h16" in name for name in names)
+
+
+def test_archives_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM for the path, kernels beside flashdsa, the plugin's name, no import of CuTe DSL."""
+    archives, folder = tmp_path / "archives", tmp_path / "unpacked"
+    archives.mkdir()
+    with pytest.raises(ArgumentValueError, match=r"has no vllm.tar.xz, fa3.tar.xz, flash"):
+        pack.unpack(archives, folder)
+    for name, files in zip(
+        pack.ARCHIVES,
+        ({pack.CUTE_DSL_QUERY: b"import cutlass"}, {"vllm/fa3.so": b"3"},
+         {f"{pack.KERNELS}/sm90.so": b"90"}),
+        strict=True,
+    ):  # fmt: skip
+        assert pack._write(archives / name, files) == (archives / name).stat().st_size
+    monkeypatch.setattr(pack, "installed_object", lambda _: tmp_path / "kernels" / "sm90.so")
+    monkeypatch.setattr(pack, "find_spec", lambda _: None)
+    monkeypatch.setattr(pack, "entry_points", lambda **_: ())
+    for _ in range(2):
+        pack.unpack(archives, folder)
+    assert (tmp_path / "kernels" / "sm90.so").read_bytes() == b"90"
+    assert (folder / "vllm" / "fa3.so").read_bytes() == b"3"
+    assert "no CuTe DSL" in (folder / pack.CUTE_DSL_QUERY).read_text()
+    named = (folder / "flashdsa-0.dist-info" / "entry_points.txt").read_text()
+    assert "flashdsa.integrations.vllm:register" in named
+
+
+def test_the_checkpoint_answers_alike_twice(tmp_path: Path) -> None:
+    """Layers and drafts are there; bf16's error is above 0; prompts are those of each process."""
+    checkpoint.make(tmp_path, **SMALL)
+    about = json.loads((tmp_path / "config.json").read_text())
+    assert about["num_hidden_layers"] == len(about["layer_types"]) == 2
+    assert about["num_nextn_predict_layers"] == 1
+    found = checkpoint.eager(tmp_path, (5, 20), 3)
+    assert found == checkpoint.eager(tmp_path, (5, 20), 3)
+    assert [len(one) for one in found["tokens"]] == [len(one) for one in found["gaps"]] == [3, 3]
+    assert 0 < found["error"] < 0.5 and all(gap >= 0 for one in found["gaps"] for gap in one)
+    model = checkpoint.load(tmp_path, torch.bfloat16)
+    prompt = checkpoint.prompts((5,))[0]
+    best = model(torch.tensor([prompt])).logits[0, -1].float().log_softmax(-1).topk(2)
+    assert int(best.indices[0]) == found["tokens"][0][0]
+    assert float(best.values[0] - best.values[1]) == pytest.approx(found["gaps"][0][0], abs=0.02)
+
+
+def answer(folder: Path, tokens: list[list[int]]) -> Any:
+    """Processes that write these tokens for vLLM, and fail for the backend BROKEN."""
+
+    def run(words: list[str]) -> str:
+        if words[0] == "eager":
+            eager = {"tokens": [[1, 2], [3, 4]], "gaps": [[0.5, 0.1], [0.5, 0.3]], "error": 0.05}
+            Path(words[2]).write_text(json.dumps(eager))
+        if words[0] == "vllm":
+            if words[3] == "BROKEN":
+                return "it broke"
+            got = {"tokens": tokens, "calls": {"attend": 4}, "graphs": "NONE", "seconds": 1.0}
+            Path(words[2]).write_text(json.dumps(got))
+        return ""
+
+    return run
+
+
+def test_verdicts(tmp_path: Path) -> None:
+    """Another token is right where the two best are close: 0.1 with a bf16 cache, 1.6 with fp8."""
+    run = answer(tmp_path, [[1, 9], [3, 9]])
+    found = vllm_run.measure(("OURS", "BROKEN"), ("eager", "eager+fp8"), tmp_path, run)
+    ours, broken, packed, _ = found["rows"]
+    assert [(one["equal"], one["gap"], one["right"]) for one in ours["prompts"]] == [
+        (1, 0.1, True),
+        (1, 0.3, False),
+    ]
+    assert broken["failure"] == "it broke" and all(one["right"] for one in packed["prompts"])
+    assert [line.splitlines()[0] for line in vllm_run.findings(found)] == [
+        "eager, OURS: prompt 1: token 1 differs where the two best are 0.300 apart; expected at "
+        "most 0.100",
+        "eager, BROKEN: failed",
+        "eager+fp8, BROKEN: failed",
+    ]
+    with pytest.raises(RuntimeError, match="make: no memory"):
+        vllm_run.measure(("OURS",), ("eager",), tmp_path / "other", lambda words: "no memory")
+    with pytest.raises(ArgumentValueError, match=r"--case: expected graphs, .* got 'fp4'"):
+        vllm_run.measure(("OURS",), ("eager+fp4",), tmp_path, run)
+
+
+def test_the_command_prints_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = answer(tmp_path, [[1, 2], [3, 9]])
+    monkeypatch.setattr(vllm_run, "in_a_process", lambda words, path: run(words))
+    words = ["engines", "vllm", "OURS", "--case", "graphs", "--folder", str(tmp_path)]
+    shown = CliRunner().invoke(cli, [*words, "--out", str(tmp_path / "out.json")])
+    assert shown.exit_code == 1 and "2, 1 (0.300)" in shown.output and "4 0 0 0" in shown.output
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert written["rows"][0]["prompts"][0] == {"equal": 2, "of": 2, "gap": None, "right": True}
+    assert json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout) == written
+
+
+def test_a_process_that_fails_says_why() -> None:
+    assert "TypeError" in vllm_run.in_a_process(["make"])
