@@ -23,7 +23,7 @@ with zipfile.ZipFile(wheel) as archive:
     archive.extractall(Path(folder, "files"), names)
 PYTHON
 }
-download "vllm-0.33*" "vllm==0.33.*" "vllm/v1/attention/*.py" "vllm/model_executor/layers/attention/*.py"
+download "vllm-0.33*" "vllm==0.33.*" "vllm/v1/attention/*.py" "vllm/model_executor/layers/*.py" "vllm/models/deepseek_v32/*.py"
 download "sglang-0.5.23*" "sglang==0.5.23" "sglang/srt/layers/attention/*.py" "sglang/srt/plugins/*.py"
 download "megatron_core-0.19.2*" "megatron-core==0.19.2" "megatron/*.py"
 download "flashinfer_bench-0.1.2*" "flashinfer-bench==0.1.2" "flashinfer_bench/*.py"

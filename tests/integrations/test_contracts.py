@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import flashdsa
-from flashdsa.integrations import megatron, sglang
+from flashdsa.integrations import megatron, sglang, vllm
 from workbench.flashinfer_bench import ATTENTION, INDEXER, solution
 
 PEERS = os.environ.get("FLASHDSA_PEERS")
@@ -77,11 +77,32 @@ def test_vllms_base_classes_are_the_known_ones() -> None:
         "customize_spec",
         "is_mla",
         "is_sparse",
+        "supports_combination",
         "supports_compute_capability",
     ):
         assert f"AttentionBackend.{name}" in backend, name
+    order = backend["AttentionMetadataBuilder._init_reorder_batch_threshold"]
+    assert parameters(order)[1:3] == ("reorder_batch_threshold", "supports_spec_as_decode")
     registry = definitions(f"{VLLM}/backends/registry.py")
     assert parameters(registry["register_backend"])[:2] == ("backend", "class_path")
+
+
+def test_vllms_indexer_is_the_known_one() -> None:
+    """Arguments without a name, as the layer gives them, and chunks of prompts."""
+    ours = ast.parse(Path(vllm.__file__).with_name("indexer.py").read_text())
+    call = next(one for one in ours.body if isinstance(one, ast.ClassDef) and one.name == "Call")
+    names = tuple(
+        one.target.id
+        for one in call.body
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    )
+    layers = definitions("vllm/model_executor/layers/sparse_attn_indexer.py")
+    assert parameters(layers["sparse_attn_indexer"])[: len(names)] == names
+    assert parameters(layers["PrefillRowShard.narrow"]) == ("self", "chunk")
+    assert parameters(layers["PrefillRowShard.exchange_topk"]) == ("self", "topk_buffer", "width")
+    text = (Path(PEERS or "") / "vllm/models/deepseek_v32/attention.py").read_text()
+    given = text.split("            sparse_attn_indexer(\n")[1].split("skip_k_cache_insert=")[0]
+    assert given.count(",\n") == len(names)
 
 
 def test_megatrons_own_dispatch_calls_the_hook_and_agrees_with_its_torch_path() -> None:

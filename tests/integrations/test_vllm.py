@@ -19,6 +19,7 @@ import flashdsa
 from flashdsa.integrations import vllm
 from tests.support.formulas import assert_close, attention
 from tests.support.stubs import stub
+from tests.support.vllm_batches import gather_index_keys, require_best
 
 ATTENTION = "vllm.models.deepseek_v32.attention"
 TOPK, HEADS, PAGES = 24, 16, 20
@@ -58,17 +59,6 @@ def flat_kv_row_view(kv_cache: Tensor, block_size: int) -> tuple[Tensor, int]:
     return kv_cache.as_strided((rows, kv_cache.shape[2]), (kv_cache.shape[2], 1)), apart
 
 
-def gather(
-    cache: Tensor, keys: Tensor, scales: Tensor, block_table: Tensor, cu_seq_lens: Tensor
-) -> None:
-    """vLLM's `cp_gather_indexer_k_quant_cache`: each request's keys, one after another."""
-    for table, begin, end in zip(block_table, cu_seq_lens, cu_seq_lens[1:], strict=False):
-        position = torch.arange(int(end - begin))
-        slots = table[position // 64].long() * 64 + position % 64
-        fp8, scale = flashdsa.read_index_k_cache(cache.unsqueeze(2), slots)
-        keys[begin:end], scales[begin:end] = fp8, scale[:, None].view(torch.uint8)
-
-
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Backend and indexer over stand-ins, the batch, and calls of vLLM's own indexer."""
@@ -103,7 +93,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         "vllm.v1.attention.ops.metadata": {
             "compute_token_to_req_indices": lambda *given: made.left.append(given)
         },
-        "vllm._custom_ops": {"cp_gather_indexer_k_quant_cache": gather},
+        "vllm._custom_ops": {"cp_gather_indexer_k_quant_cache": gather_index_keys},
         "vllm.config": {
             "get_current_vllm_config": lambda: SimpleNamespace(parallel_config=made.parallel)
         },
@@ -311,26 +301,6 @@ def run(made: Any, described: Any, cache: Tensor, q: Tensor, weights: Tensor) ->
         skip_topk_buffer_clear=True, topk_backend="auto",
     )  # fmt: skip
     return got, ids
-
-
-def require_best(
-    ids: Tensor, seen: list[int], tables: Tensor, cache: Tensor, q: Tensor, weights: Tensor
-) -> None:
-    """Each row has distinct positions below its length, whose scores are the largest ones."""
-    for row, length, table, query, weight in zip(ids, seen, tables, q, weights, strict=True):
-        chosen = row[row >= 0].long()
-        count = min(TOPK, length)
-        assert len(chosen.unique()) == len(chosen) == count, (row, length)
-        assert (row[count:] == -1).all() and (chosen < length).all()
-        position = torch.arange(length)
-        slots = table[position // 64].long() * 64 + position % 64
-        keys, scale = flashdsa.read_index_k_cache(cache.unsqueeze(2), slots)
-        products = (query.double() @ keys.double().T).relu()
-        scores = scale.double() * (weight.double()[:, None] * products).sum(0)
-        best = scores.sort(descending=True).values[:count]
-        torch.testing.assert_close(
-            scores[chosen].sort(descending=True).values, best, rtol=1e-4, atol=1e-4
-        )
 
 
 @pytest.mark.parametrize(("next_n", "flat"), [(1, True), (2, False), (3, True), (4, False)])
