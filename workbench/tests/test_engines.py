@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import struct
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import tvm_ffi
 from click.testing import CliRunner
 
+import flashdsa
 from flashdsa.errors import ArgumentValueError
+from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
 from workbench.__main__ import cli
 from workbench.engines import checkpoint, pack, vllm_run
 from workbench.engines.fat_binary import keep_architecture
+from workbench.pretended_gpu import PretendedGpu, pretended_gpu
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "q_lora_rank": 16,
@@ -65,10 +70,45 @@ def test_files_of_the_wheels_that_are_carried(name: str, wanted: bool) -> None:
     assert pack.is_wanted(name) == wanted
 
 
-def test_kernels_that_are_carried() -> None:
-    names = pack.needed_kernels()
-    assert {"indexer_h64", "prefill_h64_fp8", "mla_fwd", "mla_decode_packed"} <= set(names)
-    assert not any("512" in name or "bwd" in name or "h16" in name for name in names)
+def test_kernels_that_are_carried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every kernel that the engines' calls take on an H200, prompts and decodes, both caches."""
+    taken: set[str] = set()
+
+    def noted(self: PretendedGpu, spec: KernelSpec, plan: KernelPlan) -> Any:
+        taken.add(Variant(spec, plan).name)
+        return tvm_ffi.get_global_func("testing.nop")
+
+    monkeypatch.setattr(PretendedGpu, "num_sms", 132)
+    monkeypatch.setattr(
+        PretendedGpu, "cluster_capacity", lambda *_: {1: 132, 2: 66, 4: 33, 8: 16, 16: 8}
+    )
+    monkeypatch.setattr(PretendedGpu, "function", noted)
+    rows = torch.zeros(64, 576, dtype=torch.bfloat16), torch.zeros(64, 656, dtype=torch.uint8)
+    with pretended_gpu():
+        for tokens in (1, 2, 3, 4, 6, 8, 12, 24, 40, 132, 256, 700, 2048, 5000):
+            q = torch.zeros(1, 64, 576, dtype=torch.bfloat16).expand(tokens, -1, -1)
+            ids = torch.zeros(tokens, 2048, dtype=torch.int32)
+            for kv in rows:
+                flashdsa.sparse_mla_fwd(q, kv, ids, topk_length=ids[:, 0], backend="sm90")
+        fp8 = torch.zeros(1, 64, 128).to(torch.float8_e4m3fn)
+        cache = torch.zeros(128, 64, 1, 132, dtype=torch.uint8)
+        for next_n, requests, pages in product((1, 2, 3, 4), (1, 4, 8, 16, 256), (1, 33, 16384)):
+            size = (requests, next_n) if next_n > 1 else (requests,)
+            flashdsa.dsa_topk_indexer(
+                fp8.expand(*size, -1, -1), cache, torch.zeros(*size, 64),
+                torch.zeros(size, dtype=torch.int32),
+                torch.zeros(requests, pages, dtype=torch.int32),
+                torch.zeros(*size, 2048, dtype=torch.int32), ids="position", backend="sm90",
+            )  # fmt: skip
+        for tokens, keys in product((1, 40, 700, 2048, 8192), (40, 2048, 8192)):
+            ends = torch.zeros(tokens, dtype=torch.int32)
+            flashdsa.dsa_topk_prefill(
+                fp8.expand(tokens, -1, -1), fp8[0, :1].expand(keys, -1), torch.zeros(tokens, 64),
+                ends, ends, torch.zeros(tokens, 2048, dtype=torch.int32),
+                k_scale=torch.zeros(keys), backend="sm90",
+            )  # fmt: skip
+    assert len(taken) > 10
+    assert taken <= set(pack.needed_kernels()), taken - set(pack.needed_kernels())
 
 
 def test_archives_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
