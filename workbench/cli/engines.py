@@ -104,6 +104,7 @@ def vllm(
         cases or tuple(vllm_run.CASES),
         folder,
         lambda words: vllm_run.in_a_process(words, path),
+        lambda row: click.echo(f"{row['case']}, {row['backend']}: {_equal(row)}", err=True),
     )
     if out is not None:
         with written(out) as draft:
@@ -125,17 +126,23 @@ def _print(result: dict[str, Any]) -> None:
     table = new_table([*columns, ("calls", "right"), ("seconds", "right")])
     for row in result["rows"]:
         if "failure" in row:
-            table.add_row(row["case"], row["backend"], "", "failed", "", "")
+            table.add_row(row["case"], row["backend"], "", _equal(row), "", "")
             continue
-        equal = ", ".join(
-            str(one["equal"]) + ("" if one["gap"] is None else f" ({one['gap']:.3f})")
-            for one in row["prompts"]
-        )
         names = ("attend", "dsa_topk_indexer", "dsa_topk_prefill", "left to vLLM")
         calls = " ".join(str(row["calls"].get(name, 0)) for name in names)
         table.add_row(
-            row["case"], row["backend"], row["graphs"], equal, calls, f"{row['seconds']:.1f}"
+            row["case"], row["backend"], row["graphs"], _equal(row), calls, f"{row['seconds']:.1f}"
         )
     tokens = len(result["eager"]["tokens"][0])
     title = f"Tokens of {tokens} as eager's; bf16's error {result['eager']['error']:.3f}"
     print_table(new_console(), title, table)
+
+
+def _equal(row: dict[str, Any]) -> str:
+    """Equal tokens of each prompt, with the gap where there are others."""
+    if "failure" in row:
+        return "failed"
+    return ", ".join(
+        str(one["equal"]) + ("" if one["gap"] is None else f" ({one['gap']:.3f})")
+        for one in row["prompts"]
+    )

@@ -37,7 +37,10 @@ COARSER = 16
 """e4m3 has four bits less than bf16."""
 SLACK = 2
 """Two runs may each be off by bf16's error, in opposite directions."""
+LIMIT_SECONDS = 300
+"""A process that runs longer hangs."""
 Run = Callable[[list[str]], str]
+Row = dict[str, Any]
 
 
 def arguments_of(case: str) -> dict[str, Any]:
@@ -56,22 +59,35 @@ def arguments_of(case: str) -> dict[str, Any]:
 
 def in_a_process(words: list[str], path: str = "") -> str:
     """Run `vllm_process` with these words and a folder on its path; the end of its output if it
-    failed."""
+    failed or hung."""
     folders = [one for one in (path, *sys.path, os.environ.get("PYTHONPATH", "")) if one]
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "workbench.engines.vllm_process", *words],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    return "" if done.returncode == 0 else done.stdout[-6000:] or f"exit code {done.returncode}"
+    try:
+        output, _ = process.communicate(timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        output += f"\nstill running after {LIMIT_SECONDS} s"
+    return "" if process.returncode == 0 else output[-6000:] or f"exit {process.returncode}"
 
 
 def measure(
-    backends: tuple[str, ...], cases: tuple[str, ...], folder: Path, run: Run = in_a_process
+    backends: tuple[str, ...],
+    cases: tuple[str, ...],
+    folder: Path,
+    run: Run = in_a_process,
+    on_row: Callable[[Row], None] = lambda row: None,
 ) -> dict[str, Any]:
     """Run each backend in each case, in `folder`, where a checkpoint and eager's answers stay.
+
+    Args:
+        on_row: told each row as soon as it is there.
 
     Returns:
         eager: its tokens, gaps and error. rows: one a run, with its verdicts or its failure.
@@ -94,16 +110,17 @@ def measure(
         out = folder / f"{case}-{backend}.json"
         out.unlink(missing_ok=True)
         failure = run(["vllm", str(model), str(out), backend, json.dumps(arguments)])
-        row: dict[str, Any] = {"case": case, "backend": backend}
+        row: Row = {"case": case, "backend": backend}
         if failure:
-            rows.append(row | {"failure": failure})
-            continue
-        got = json.loads(out.read_text())
-        packed = "kv_cache_dtype" in arguments
-        limit = SLACK * expected["error"] * (COARSER if packed else 1)
-        prompts = zip(expected["tokens"], expected["gaps"], got["tokens"], strict=True)
-        verdicts = [judge(want, gaps, tokens, limit) for want, gaps, tokens in prompts]
-        rows.append(row | got | {"prompts": verdicts, "limit": limit})
+            row["failure"] = failure
+        else:
+            row |= json.loads(out.read_text())
+            coarser = COARSER if "kv_cache_dtype" in arguments else 1
+            row["limit"] = limit = SLACK * expected["error"] * coarser
+            prompts = zip(expected["tokens"], expected["gaps"], row["tokens"], strict=True)
+            row["prompts"] = [judge(want, gaps, tokens, limit) for want, gaps, tokens in prompts]
+        rows.append(row)
+        on_row(row)
     return {"eager": expected, "rows": rows}
 
 

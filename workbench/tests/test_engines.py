@@ -136,6 +136,7 @@ def test_archives_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "flashdsa.integrations.vllm:register" in named
 
 
+@torch.no_grad()
 def test_the_checkpoint_answers_alike_twice(tmp_path: Path) -> None:
     """Layers and drafts are there; bf16's error is above 0; prompts are those of each process."""
     checkpoint.make(tmp_path, **SMALL)
@@ -197,11 +198,14 @@ def test_the_command_prints_and_judges(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(vllm_run, "in_a_process", lambda words, path: run(words))
     words = ["engines", "vllm", "OURS", "--case", "graphs", "--folder", str(tmp_path)]
     shown = CliRunner().invoke(cli, [*words, "--out", str(tmp_path / "out.json")])
-    assert shown.exit_code == 1 and "2, 1 (0.300)" in shown.output and "4 0 0 0" in shown.output
+    assert shown.exit_code == 1 and "2, 1 (0.300)" in shown.stdout and "4 0 0 0" in shown.stdout
+    assert "graphs, OURS: 2, 1 (0.300)" in shown.stderr
     written = json.loads((tmp_path / "out.json").read_text())
     assert written["rows"][0]["prompts"][0] == {"equal": 2, "of": 2, "gap": None, "right": True}
     assert json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout) == written
 
 
-def test_a_process_that_fails_says_why() -> None:
+def test_a_process_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TypeError" in vllm_run.in_a_process(["make"])
+    monkeypatch.setattr(vllm_run, "LIMIT_SECONDS", 0.1)
+    assert "still running after 0.1 s" in vllm_run.in_a_process(["make", "nowhere"])
