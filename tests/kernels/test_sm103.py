@@ -24,8 +24,8 @@ from flashdsa.toolchain.ptxas import Assembler
 from flashdsa.verify.compare import Comparison, failures
 from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
-from tests.kernels.assembled import ptx_of
-from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+from tests.kernels.indexer.inputs import Inputs, make_inputs
+from tests.support.compilations import ptx_of
 
 SPECS = [pytest.param(spec, id=spec.name) for spec in KERNELS if spec.arch == SM100.name]
 GPUS = ("sm_100a", "sm_103a")

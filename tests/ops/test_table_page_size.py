@@ -8,7 +8,7 @@ import torch
 import flashdsa
 from flashdsa.backends.catalog import registry
 from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
-from tests.kernels.indexer.exact_inputs import make_inputs, scattered
+from tests.kernels.indexer.inputs import make_inputs, scattered
 
 LENGTHS = [0, 3, 64, 130, 700]
 TOPK = 100

@@ -22,7 +22,7 @@ from flashdsa.verify.compare import Comparison, compare_exact
 from workbench.small_calls.call import BLACKWELL, HOPPER, SEED
 
 if TYPE_CHECKING:
-    from tests.kernels.indexer.exact_inputs import Inputs
+    from tests.kernels.indexer.inputs import Inputs
 
 INDEXERS = {spec.arch: spec for spec in (INDEXER, INDEXER_SM100)}
 ORDERS = {spec.arch: spec for spec in (INDEXER_ORDER, INDEXER_ORDER_SM100)}
@@ -72,7 +72,7 @@ class Ranked:
             the best come first, by another launch.
         clusters: their number, and CTAs of each.
         plan: choices of its plan; more than a catalog's plan has: emulated only.
-        values: as `make_inputs` of tests/kernels/indexer/exact_inputs.py has them.
+        values: as `make_inputs` of tests/kernels/indexer/inputs.py has them.
         bad_pages: every third page id is outside the cache. next_n: neighbouring rows that share a
             row of the table, which is the last one's.
     """
@@ -102,7 +102,7 @@ class Ranked:
 
     def inputs(self) -> Inputs:
         """Return inputs on the CPU; a request has the pages of its longest row."""
-        from tests.kernels.indexer.exact_inputs import make_inputs
+        from tests.kernels.indexer.inputs import make_inputs
 
         heads = self.kernel_plan.num_heads
         inputs = make_inputs(list(self.lengths), num_heads=heads, values=self.values, seed=SEED)

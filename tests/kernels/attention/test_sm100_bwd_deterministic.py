@@ -24,8 +24,8 @@ from flashdsa.verify.judge_sparse_mla import (
 )
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills, ptx_of
 from tests.kernels.findings import unexpected
+from tests.support.compilations import ptx_of
 
 needs_dsl = pytest.mark.usefixtures("_dsl")
 FEW_KEYS = SparseMlaCase("two queries on five keys", 2, 5, 128, 32, duplicates=True, invalid=True)
@@ -122,12 +122,10 @@ def test_the_public_operation_takes_every_feature_with_it() -> None:
 
 
 @needs_dsl
-def test_it_adds_nothing_in_memory_and_spills_nothing() -> None:
-
+def test_it_adds_nothing_in_memory() -> None:
     text = ptx_of(MLA_BWD, BwdPlan(deterministic=True))
     assert "cp.async.bulk.global.shared::cta.bulk_group" in text
     assert not re.search(r"cp\.reduce|\b(red|atom)\.\S*global", text)
-    assert_it_assembles_without_spills(MLA_BWD, BwdPlan(deterministic=True), functions=3)
 
 
 ROW = 4 * 576

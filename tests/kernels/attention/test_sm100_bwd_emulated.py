@@ -33,9 +33,9 @@ from flashdsa.verify.judge_sparse_mla import (
 )
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills, ptx_of
 from tests.kernels.features import EVERY_FEATURE
 from tests.kernels.findings import unexpected
+from tests.support.compilations import ptx_of
 
 PLAN = BwdPlan()
 HEADS = 128
@@ -211,13 +211,6 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
     assert not re.search(r"\b(red|atom)\.\S*global", text)
     assert "st.async" in text and "mapa.shared::cluster" in text
     assert "tile::gather4" in text
-
-
-@pytest.mark.parametrize("plan", [PLAN, BwdPlan(group=8)], ids=lambda plan: plan.name)
-def test_the_newest_assembler_takes_it_and_nothing_is_spilled(plan: BwdPlan) -> None:
-    """Nor in the other kernels: of delta and, for a group, of the union and of what mends dQ."""
-    functions = 4 if plan.group > 1 else 2
-    assert_it_assembles_without_spills(MLA_BWD, plan, functions)
 
 
 MODELS_TOPK = SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True)

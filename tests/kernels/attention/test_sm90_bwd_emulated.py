@@ -12,17 +12,15 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm90 import mla_bwd, mla_bwd_choice, mla_bwd_grouped
-from flashdsa.backends.sm90.mla_bwd_choice import large_plans, per_item_plan
+from flashdsa.backends.sm90.mla_bwd_choice import large_plans
 from flashdsa.backends.sm90.mla_bwd_per_item import LaunchPerItem, bind_per_item
 from flashdsa.errors import UnsupportedError
 from flashdsa.heuristics.h200 import Backward
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
-from flashdsa.kernels.catalog import MLA_BWD_FUSED
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_autograd, check_backward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
-from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE
 
 
@@ -193,12 +191,6 @@ def test_autograd_of_two_sources() -> None:
     inputs = make_sparse_mla_inputs(JOINED["a window and ids"], 0, "cpu")
     with emulation(SMALL):
         assert failures(check_autograd(inputs, "emulate-sm90")) == []
-
-
-@pytest.mark.slow
-def test_the_newest_assembler_takes_512_columns_and_nothing_is_spilled() -> None:
-    plan = per_item_plan(2, WITHOUT_ROPE, tickets=True)
-    assert_it_assembles_without_spills(MLA_BWD_FUSED, plan)
 
 
 def test_what_the_kernels_do_not_take_is_refused() -> None:

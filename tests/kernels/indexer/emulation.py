@@ -14,7 +14,7 @@ from flashdsa.kernels.indexer.sizes import SLOT_HEADER_WORDS
 from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
 from ptxemu import Policy
 from tests.kernels.findings import RISING_BOUND
-from tests.kernels.indexer.exact_inputs import Inputs
+from tests.kernels.indexer.inputs import Inputs
 from workbench.small_calls.direct import launch_indexer
 
 UNTOUCHED = int.from_bytes(bytes([POISON] * 4), "little")

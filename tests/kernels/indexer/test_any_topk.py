@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import flashdsa
-from tests.kernels.indexer.exact_ids import expected_ids
-from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+from tests.kernels.indexer.inputs import Inputs, expected_ids, make_inputs
 from tests.support.hopper_gpu import HOPPER_GPU
 
 LENGTHS = [130, 0, 700, 70]

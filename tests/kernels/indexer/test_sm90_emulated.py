@@ -1,6 +1,6 @@
 """The Hopper indexer's compiled kernel on ptxemu: the CPU backend's ids, bit for bit, no findings.
 
-Scores are exact in any order of additions (see exact_inputs.py), so the ids must be equal.
+Scores are exact in any order of additions (see inputs.py), so the ids must be equal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.kernels.indexer.emulation import (
     emulate_indexer,
     published_counts,
 )
-from tests.kernels.indexer.exact_inputs import PAGE_BYTES, PAGE_KEY_BYTES, Inputs, make_inputs
+from tests.kernels.indexer.inputs import PAGE_BYTES, PAGE_KEY_BYTES, Inputs, make_inputs
 
 pytestmark = pytest.mark.usefixtures("lines")
 
@@ -227,7 +227,7 @@ def test_growing_scores_are_listed_once() -> None:
         assert_as_the_cpu(TIGHT, make_inputs([6000], num_heads=16, values=values), 1, 1)
         for values in ("ascending", "descending")
     ]
-    rising, falling = (launch.setups[0].launch().warp_instructions for launch in launches)
+    rising, falling = (launch._progress.warp_instructions for launch in launches)
     assert 0.9 < rising / falling < 1.1
 
 

@@ -1,6 +1,6 @@
 """The Hopper indexer on a GPU: exact ids of every variant, cluster and split.
 
-Scores are exact in any order of additions (see exact_inputs.py), so that torch's stable sort of
+Scores are exact in any order of additions (see inputs.py), so that torch's stable sort of
 them is the answer, id for id.
 """
 
@@ -24,8 +24,7 @@ from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE_ANY_DATA
-from tests.kernels.indexer.exact_ids import expected_ids, select
-from tests.kernels.indexer.exact_inputs import EDGES, Inputs, make_inputs
+from tests.kernels.indexer.inputs import EDGES, Inputs, expected_ids, make_inputs, select
 from tests.support.hopper_gpu import HOPPER_GPU
 
 pytestmark = HOPPER_GPU

@@ -27,7 +27,7 @@ from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan
 from flashdsa.ops.indexer import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
-from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+from tests.kernels.indexer.inputs import Inputs, make_inputs
 
 H200 = devices.H200.clusters
 SMALL = {1: 4, 2: 2, 3: 1, 4: 1}

@@ -12,12 +12,17 @@ import flashdsa
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.errors import UnsupportedError
 
-pytest.importorskip("llvmlite", reason="llvmlite is not installed")
-pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 from flashdsa.kernels.catalog import INDEXER_RANK
+from flashdsa.kernels.indexer.order.plan import OrderPlan
+from flashdsa.kernels.indexer.select import keys
 from flashdsa.kernels.indexer.sm90.rank.plan import Of, plan_of_many
+from flashdsa.verify.compare import failures
 from ptxemu import Policy
+from workbench.small_calls import direct
+from workbench.small_calls.call import emulator_of
+from workbench.small_calls.direct import Order
 
 pytestmark = pytest.mark.usefixtures("small_device", "lines")
 
@@ -177,3 +182,36 @@ def test_more_than_the_widest_kernels_are_refused_by_name():
     scores, lengths = torch.zeros(1, 64), torch.ones(1, dtype=torch.int32)
     with pytest.raises(UnsupportedError, match=r"topk: takes 1 to 2048; got 2049"):
         flashdsa.topk_indices(scores, lengths, 2049, backend="emulate-sm90")
+
+
+LATER = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("pattern", "topk"),
+    [
+        ("close", 300),
+        ("nan", 40),
+        pytest.param("plateaus", 512, marks=LATER),
+        pytest.param("random", 1000, marks=LATER),
+        pytest.param("random", 2048, marks=LATER),
+        pytest.param("nan", 2048, marks=LATER),
+        pytest.param("close", 2048, marks=LATER),
+        pytest.param("random", 1, marks=LATER),
+    ],
+)
+def test_lists_are_in_the_order_of_their_scores(pattern: str, topk: int) -> None:
+    """The first is full, the second has a few entries, the third none."""
+    call = Order(topk, pattern)
+    runner = emulator_of(call)
+    assert failures(call.judge(runner)) == []
+    assert runner.findings == []
+
+
+def test_words_are_the_kernel_s() -> None:
+    assert (direct.INVALID, direct.NAN) == (keys.INVALID, keys.NAN)
+
+
+def test_a_width_that_no_list_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="width: expected one of"):
+        OrderPlan(300)

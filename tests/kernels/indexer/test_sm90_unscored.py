@@ -12,7 +12,7 @@ from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.kernels.catalog import INDEXER_UNSCORED
 from flashdsa.kernels.indexer.sm90.unscored.plan import MOST_PAGES, UnscoredPlan, most_pages
-from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+from tests.kernels.indexer.inputs import Inputs, make_inputs
 
 LENGTHS = [0, 1, 63, 64, 65, 127, 128, 447, 448, 512]
 TOO_FEW, TOO_MANY = -5, 2**31 - 1

@@ -18,9 +18,7 @@ from flashdsa.verify.indexer_training_cases import (
 )
 from flashdsa.verify.judge_indexer_training import check_index_backward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
-from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
-
-pytestmark = HOPPER_GPU
+from tests.support.hopper_gpu import by_turns_on_streams
 
 
 @pytest.fixture(autouse=True)

@@ -1,17 +1,21 @@
-"""Indexer inputs whose scores are exact in any order of additions, so that backends must agree.
+"""Inputs of the indexer, and the ids and scores that they must give.
 
-Queries and keys are small integers, weights and scales multiples of powers of two: every score is a
-multiple of 2**-5 far below 2**24, whatever adds it up.
+Exact ones have scores that are exact in any order of additions, so that backends must agree:
+queries and keys are small integers, weights and scales multiples of powers of two; every score is a
+multiple of 2**-5 far below 2**24, whatever adds it up. Normal ones are as in the model.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+import flashdsa
 from flashdsa.problem import PAGE_BYTES, PAGE_KEY_BYTES
+from flashdsa.verify.tolerances import PRODUCT_TOLERANCE
 
 NAN_BYTE = 0x7F
 EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049, 2111, 4096, 4097, 8191, 8192, 8193]
@@ -146,3 +150,84 @@ def make_requests(
     of_requests = rows.seq_lens.view(-1, next_n)
     longest = next_n * torch.arange(len(of_requests)) + of_requests.argmax(1)
     return rows._replace(block_table=rows.block_table[longest].contiguous())
+
+
+def expected_ids(inputs: Inputs, topk: int, by_score: bool = False) -> Tensor:
+    """The contract in torch, row by row, bad lengths and pages included."""
+    cache = inputs.k_index_cache_fp8.view(torch.uint8).view(-1, 8448)
+    out = inputs.output(topk, fill=-1)
+    offsets = torch.arange(64, device=cache.device)
+    width = inputs.block_table.shape[1] * 64
+    for row, length in enumerate(inputs.seq_lens.tolist()):
+        length = min(max(length, 0), width)
+        pages = inputs.block_table[row, : -(-length // 64)].long()
+        good = (pages >= 0) & (pages < len(cache))
+        valid = good.repeat_interleave(64)[:length]
+        ids = (pages[:, None] * 64 + offsets).flatten()[:length][valid]
+        if not by_score and length <= topk:
+            out[row, : len(ids)] = ids.int()
+            continue
+        bytes_ = cache[pages.where(good, 0)]
+        keys = bytes_[:, :PAGE_KEY_BYTES].contiguous().view(torch.float8_e4m3fn).view(-1, 128)
+        scales = bytes_[:, PAGE_KEY_BYTES:].contiguous().view(torch.float32).flatten()
+        dots = inputs.q_index_fp8[row].double() @ keys.double().t()
+        scores = (dots.clamp_min(0) * inputs.weights[row].double()[:, None]).sum(0) * scales
+        scores = scores[:length][valid].nan_to_num(nan=-torch.inf) + 0.0
+        best = scores.sort(descending=True, stable=True).indices[:topk]
+        best = best if by_score else best.sort().values
+        out[row, : len(best)] = ids[best].int()
+    return out
+
+
+def select(inputs: Inputs, topk: int, by_score: bool = False) -> Tensor:
+    """The operation's ids."""
+    ids = inputs.output(topk)
+    flashdsa.dsa_topk_indexer(*inputs, ids, sorted=by_score, backend="sm90")
+    return ids
+
+
+PAGE = 64
+
+
+def normal_inputs(lengths: list[int], num_heads: int, seed: int = 0) -> Inputs:
+    """Rows of standard-normal queries and keys, quantised as in the model."""
+    generator = torch.Generator().manual_seed(seed)
+    pages = [-(-length // PAGE) for length in lengths]
+    num_pages = sum(pages) + 2
+    keys = torch.randn(num_pages * PAGE, 128, generator=generator).bfloat16()
+    cache = torch.zeros(num_pages, PAGE, 1, 132, dtype=torch.uint8)
+    flashdsa.write_index_k_cache(keys, torch.arange(len(keys)), cache, backend="cpu")
+    q = torch.randn(len(lengths), num_heads, 128, generator=generator).bfloat16()
+    weights = torch.randn(len(lengths), num_heads, generator=generator)
+    fp8, weights = flashdsa.quantize_index_q(q, weights, backend="cpu")
+    table = torch.full((len(lengths), max([1, *pages])), -7, dtype=torch.int32)
+    order = iter(torch.randperm(num_pages, generator=generator).tolist())
+    for row, count in enumerate(pages):
+        table[row, :count] = torch.tensor([next(order) for _ in range(count)])
+    return Inputs(fp8, cache, weights, torch.tensor(lengths, dtype=torch.int32), table)
+
+
+def float64_scores(inputs: Inputs, row: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of the row's tokens, their sum of magnitudes over heads, and that of all products."""
+    length = int(inputs.seq_lens[row])
+    positions = torch.arange(length)
+    slots = inputs.block_table[row, positions // PAGE].long() * PAGE + positions % PAGE
+    fp8, scale = flashdsa.read_index_k_cache(inputs.k_index_cache_fp8, slots, backend="cpu")
+    q, keys = inputs.q_index_fp8[row].double(), fp8.double()
+    relu = (keys @ q.T).relu()
+    weights, scale = inputs.weights[row].double(), scale.double()
+    products = keys.abs() @ q.abs().T
+    signed, absolute = weights, weights.abs()
+    return (relu @ signed) * scale, (relu @ absolute) * scale, (products @ absolute) * scale
+
+
+def assert_scores_are_right(scores: Tensor, inputs: Inputs) -> None:
+    """Within the contract, and -inf beyond the rows' lengths."""
+    num_heads = inputs.q_index_fp8.shape[1]
+    for row, length in enumerate(inputs.seq_lens.tolist()):
+        assert (scores[row, length:] == -math.inf).all()
+        expected, magnitude, products = float64_scores(inputs, row)
+        # Few heads can all be near zero, where the tensor cores' error is not.
+        besides = 0 if num_heads == 64 else PRODUCT_TOLERANCE
+        allowed = 3e-4 * magnitude + besides * products
+        assert ((scores[row, :length].double() - expected).abs() <= allowed).all()
