@@ -48,7 +48,7 @@ try:
 except (ValueError, TypeError) as error:
     said["on the CPU"] = str(error)
 try:
-    load(*variants_of("sm90")["topk_k512"])
+    load(*variants_of("sm90")["rank_scores"])
 except NotImplementedError as error:
     said["a kernel that is not in it"] = str(error)
 print(json.dumps(said))

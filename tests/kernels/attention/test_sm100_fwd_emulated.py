@@ -27,9 +27,9 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from ptxemu import Policy
-from tests.kernels.features import EVERY_FEATURE
+from tests.kernels.findings import EVERY_FEATURE
+from tests.support.attention_launches import forward_operands
 from tests.support.compilations import ptx_of
-from tests.support.forward_operands import forward_operands
 
 PLAN = FwdPlan()
 HEADS = 128
@@ -79,13 +79,13 @@ def test_finite_inputs_do_not_overflow_however_large_the_logits() -> None:
     run(SparseMlaCase("huge", 1, 50, HEADS, 130, logit_scale=1e30))
 
 
+@pytest.mark.slow
 def test_two_queries_of_64_heads_over_the_union_of_their_rows() -> None:
     """Three queries: a whole pair of CTAs, and one whose second CTA has no rows."""
     run(PAIRS, FwdPlan(group=2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("group", [4, 8])
+@pytest.mark.parametrize("group", [pytest.param(4, marks=pytest.mark.slow), 8])
 def test_groups_of_queries_with_fewer_heads(group: int) -> None:
     case = SparseMlaCase(
         "a group and a half", group + group // 2 + 1, 60, HEADS // group, 20, duplicates=True,

@@ -37,7 +37,7 @@ from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inpu
 from ptxemu import Policy
 from ptxemu.cutedsl import emulate
 from tests.kernels.findings import unexpected
-from tests.support.backward_parts import without_tickets
+from tests.support.attention_launches import without_tickets
 
 TWO_SMS = Device(2, {1: 2})
 TOPK, TILE = 200, 64
@@ -188,9 +188,8 @@ def choose(
 
 
 @pytest.fixture
-def few_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of shared memory, which each sample clears; enough for NUM_KEYS."""
-    monkeypatch.setattr(slots_choice, "WORDS", 1 << 11)
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots_choice, "SAMPLES", 24)
 
 
 def chosen(
@@ -219,7 +218,7 @@ def shares(threshold: float) -> Callable[[Any, Any, Any], Any]:
     return lambda additions, rows, sums: rows - threshold * additions
 
 
-@pytest.mark.usefixtures("few_words")
+@pytest.mark.usefixtures("few_samples")
 @pytest.mark.parametrize(
     ("distinct", "by_order"),
     [
@@ -251,7 +250,7 @@ def test_keys_of_a_wave_are_counted(
     assert chosen(rows, counts, order) == FIRST
 
 
-@pytest.mark.usefixtures("few_words")
+@pytest.mark.usefixtures("few_samples")
 def test_lists_of_few_keys_and_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys that no list has are not counted; large groups leave the way as it was."""
     rows = random_lists(3, 3)

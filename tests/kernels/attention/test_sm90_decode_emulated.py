@@ -31,7 +31,7 @@ from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.tolerances import BIAS_TOLERANCE, F16_ROUNDING
 from ptxemu import Policy
-from tests.kernels.features import EVERY_FEATURE
+from tests.kernels.findings import EVERY_FEATURE
 from tests.support.compilations import ptx_of
 
 LATER = pytest.mark.slow

@@ -28,7 +28,7 @@ from tests.kernels.attention.test_sm90_decode_emulated import (
     pages_of,
     run,
 )
-from tests.kernels.features import EVERY_FEATURE
+from tests.kernels.findings import EVERY_FEATURE
 from tests.support.compilations import ptx_of
 
 TWO_STEPS = SparseMlaCase(
@@ -74,8 +74,7 @@ def test_every_code_of_rows_without_rope_beside_every_scale() -> None:
     rows[:, NO_ROPE.scales_at : NO_ROPE.scales_at + 16] = scales.view(torch.uint8)
     q = torch.zeros(5, 9, 512).bfloat16()
     slots = torch.arange(0, 64, 13, dtype=torch.int32)[:, None]
-    given = {"kv_format": NO_ROPE.name}
-    O, lse = flashdsa.sparse_mla_fwd(q, rows, slots, backend="emulate-sm90", **given)
+    O, lse = launched(FewHeadsPlan(NO_ROPE), SparseMlaOperands(q, rows, slots), 1, 1.0)
     expected = reference.unpack_kv(rows, NO_ROPE.name)[slots[:, 0].long(), None].expand_as(O)
     # P of one key is 1, times a scale in f16.
     assert ((O.double() - expected).abs() <= 2.0**-8 * expected.abs() + 2.0**-24).all()

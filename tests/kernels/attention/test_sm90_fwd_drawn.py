@@ -42,8 +42,8 @@ from flashdsa.verify.judge_sparse_mla import judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from ptxemu import Policy
 from ptxemu.cutedsl import emulate
-from tests.kernels.features import EVERY_FEATURE
-from tests.support.forward_operands import forward_operands
+from tests.kernels.findings import EVERY_FEATURE
+from tests.support.attention_launches import forward_operands
 
 PAIR = Device(2, {1: 2})
 LENGTHS = SparseMlaCase("lengths", 7, 90, 64, 300, topk_length=True, invalid=True, max_logits=True)
@@ -52,7 +52,7 @@ GROUPS = SparseMlaCase(
     "groups", 11, 90, 16, 100, topk_length=True, invalid=True, max_logits=True, poison=True
 )
 EVERYTHING = SparseMlaCase(
-    "every feature", 5, 60, 70, 140, attn_sink="infinite", max_logits=True, **EVERY_FEATURE
+    "every feature", 3, 60, 70, 140, attn_sink="infinite", max_logits=True, **EVERY_FEATURE
 )
 """Two items a query."""
 APART = SparseMlaCase("named by one query", 11, 900, 16, 70, max_logits=True)

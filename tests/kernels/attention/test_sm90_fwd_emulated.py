@@ -24,9 +24,9 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from ptxemu import Policy
-from tests.kernels.features import EVERY_FEATURE
+from tests.kernels.findings import EVERY_FEATURE
+from tests.support.attention_launches import forward_operands
 from tests.support.compilations import ptx_of
-from tests.support.forward_operands import forward_operands
 
 TWO_STEPS = SparseMlaCase(
     "two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True, max_logits=True

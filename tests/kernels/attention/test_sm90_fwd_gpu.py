@@ -20,7 +20,7 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.kernels.attention.test_forward import BATCH, FUZZED, batch_of
-from tests.support.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams
+from tests.support.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams, capture
 
 pytestmark = HOPPER_GPU
 
@@ -106,10 +106,7 @@ def test_a_graph_replays_it_on_new_values(heads: int, lengths: bool) -> None:
             inputs.q, inputs.kv, inputs.indices, backend="sm90", **inputs.options
         )
 
-    forward()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = forward()
+    graph, captured = capture(forward)
     inputs.q.copy_(inputs.q.flip(0))
     inputs.indices.copy_(inputs.indices.flip(0))
     if inputs.topk_length is not None:
@@ -130,10 +127,7 @@ def test_a_graph_captures_a_bound_launch(queries: int, heads: int) -> None:
     asked = largest if case.max_logits else None
     operands = inputs.q, inputs.kv, inputs.indices, out, lse, asked
     run = flashdsa.bind("sparse_mla_fwd_out", operands, backend="sm90")
-    run(operands)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run(operands)
+    graph, _ = capture(lambda: run(operands))
     inputs.q.copy_(inputs.q.flip(0))
     graph.replay()
     assert failures(judge_forward(inputs, out, lse, largest, backend="sm90")) == []
@@ -241,10 +235,7 @@ def test_a_graph_replays_the_decode_on_new_values(queries: int, heads: int) -> N
             inputs.q, inputs.kv, inputs.indices, topk_length=lengths, backend="sm90"
         )
 
-    forward()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = forward()
+    graph, captured = capture(forward)
     lengths.view(-1, 8).copy_(torch.tensor([1, 64, 65, 128, 0, 1000, 2047, 2048]))
     inputs.indices.copy_(inputs.indices.flip(0))
     inputs.indices[5].fill_(-1)
@@ -292,10 +283,7 @@ def test_a_graph_replays_two_sources_on_other_lengths(
             kv_format=kv_format, backend="sm90",
         )  # fmt: skip
 
-    forward()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = forward()
+    graph, captured = capture(forward)
     lengths = torch.tensor([[1, 64, 65, 0, 0, 127, 639, 640], [0, 1, 128, 64, 0, 63, 128, 9]])
     lists["topk_length"].view(-1, 8).copy_(lengths[0])
     starts.copy_(starts.flip(0) + 20)

@@ -302,9 +302,10 @@ def sample_by_time(
 
 
 def test_groups_that_are_too_few_for_the_sms_are_not_taken() -> None:
-    """Nor groups of short lists: 75 of eight queries that name the same rows, on few SMs and on
+    """Nor groups of short lists: 20 of eight queries that name the same rows, on few SMs and on
     many; so many rows that only some are counted."""
-    queries, group, num_keys = 600, 8, 1_200_000
+    queries, group, num_keys = 160, 8, 1_200_000
+    samples = min(SAMPLES, queries // group)
     of_group = torch.randint(num_keys, (-(-queries // group), SAMPLE_TOPK), dtype=torch.int32)
     indices = of_group.repeat_interleave(group, 0)[:queries].contiguous()
     lengths = torch.full((queries,), SAMPLE_TOPK, dtype=torch.int32)
@@ -317,8 +318,8 @@ def test_groups_that_are_too_few_for_the_sms_are_not_taken() -> None:
 
     taken = []
     for num_sms in (2, 600):
-        alone = time_of(queries, slots * every / SAMPLES / group, num_sms, 0)
-        together = time_of(queries // group, rows * every / SAMPLES, num_sms, UNION_US)
+        alone = time_of(queries, slots * every / samples / group, num_sms, 0)
+        together = time_of(queries // group, rows * every / samples, num_sms, UNION_US)
         expected = FIRST if together + LISTS_US < MOST_TIME * alone else SECOND
         counts, choice = torch.zeros(2, dtype=torch.int32), torch.full((3,), -7, dtype=torch.int32)
         with emulate() as emulator:

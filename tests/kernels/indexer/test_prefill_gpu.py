@@ -17,7 +17,7 @@ from flashdsa.backends.sm90 import prefill
 from flashdsa.backends.sm90.prefill_pieces import pieces_of
 from flashdsa.ops.prefill import PrefillOperands
 from flashdsa.verify.prefill_cases import PrefillCase, PrefillInputs, causal, make_prefill_inputs
-from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
+from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams, capture
 
 pytestmark = HOPPER_GPU
 TOPK = 20
@@ -78,10 +78,7 @@ def test_a_graph_of_a_known_call_replays_with_other_contents(by_score: bool) -> 
     held = make_prefill_inputs(ALIKE, 0, "cuda")
     ids = held.output_buffer()
     call = partial(flashdsa.dsa_topk_prefill, *held.operands, ids, **held.options, sorted=by_score)
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    graph, _ = capture(call)
     for seed in range(1, 4):
         x = make_prefill_inputs(ALIKE, seed, "cuda")
         for buffer, content in zip(
@@ -202,10 +199,7 @@ def test_two_streams_and_a_graph() -> None:
         assert all(torch.equal(one, ids) for one in found)
     ids = both[1].output_buffer()
     call = partial(flashdsa.dsa_topk_prefill, *both[1].operands, ids, **both[1].options)
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    graph, _ = capture(call)
     for _ in range(3):
         ids.fill_(-99)
         graph.replay()

@@ -23,6 +23,7 @@ from tests.kernels.indexer.test_logits_emulated import emulated_scores
 
 pytestmark = pytest.mark.usefixtures("lines")
 
+LATER = pytest.mark.slow
 MODEL = IndexerPlan()
 SMALL = IndexerPlan(num_heads=16)
 SPLITS = IndexerPlan(num_heads=16, rows=By.CLUSTERS, sharing=Sharing(select_pages=1, merge_pages=3))
@@ -33,18 +34,21 @@ def test_lengths_around_a_page_and_topk() -> None:
     assert_as_the_cpu(MODEL, make_inputs(EDGES), 2, 2, topk=2048)
 
 
-@pytest.mark.parametrize("cluster_size", [1, 4, 16, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cluster_size", [1, 4, *(pytest.param(n, marks=LATER) for n in (2, 16))])
 def test_ctas_share_a_row(cluster_size: int) -> None:
     """Parts of odd numbers of pages, the last page not full; 16 CTAs: some without a page."""
     length = 900 if cluster_size == 16 else 1401
     assert_as_the_cpu(SMALL, make_inputs([length], num_heads=16), 1, cluster_size)
 
 
-@pytest.mark.parametrize(("values", "cluster_size"), [("equal", 3), ("two", 1), ("nan", 2)])
+@pytest.mark.parametrize(
+    ("values", "cluster_size"), [pytest.param("equal", 3, marks=LATER), ("two", 1), ("nan", 2)]
+)
 def test_plateaus_and_nan(values: str, cluster_size: int) -> None:
     assert_as_the_cpu(SMALL, make_inputs([1100], num_heads=16, values=values), 1, cluster_size)
 
 
+@LATER
 @pytest.mark.parametrize("values", ["equal", "ascending"])
 def test_a_part_is_compacted_and_then_followed_by_a_short_row(values: str) -> None:
     """Of equal scores the first ones stay; of ascending ones every page replaces others."""
@@ -75,20 +79,20 @@ def test_queries_of_a_request_share_its_row_of_the_table() -> None:
     assert_as_the_cpu(SMALL, inputs._replace(block_table=inputs.block_table[2:]), 1, 2)
 
 
-@pytest.mark.slow
+@LATER
 def test_ids_are_positions() -> None:
     """Of rows without scores, and of scored ones."""
     assert_as_the_cpu(SMALL, make_inputs([5, 700], num_heads=16), 1, 2, positions=True)
 
 
-@pytest.mark.slow
+@LATER
 def test_sorted_rows() -> None:
     """All rows are scored, also those of at most topk tokens."""
     inputs = make_inputs([65, 1100], num_heads=16, values="two")
     assert_as_the_cpu(SMALL, inputs, 1, 3, topk=1024, by_score=True)
 
 
-@pytest.mark.slow
+@LATER
 @pytest.mark.parametrize("pages", [1, 4])
 def test_other_pages_per_stage(pages: int) -> None:
     plan = IndexerPlan(num_heads=16, pages_per_stage=pages)
@@ -140,21 +144,21 @@ def test_a_slot_that_is_named_twice_counts_twice() -> None:
     assert_as_the_cpu(GATHERS, inputs, 2, 1)
 
 
-@pytest.mark.parametrize("values", ["equal", "nan", "ascending"])
+@pytest.mark.parametrize("values", ["equal", "nan", pytest.param("ascending", marks=LATER)])
 def test_ties_nan_and_a_list_that_is_compacted(values: str) -> None:
     length = 9003 if values == "ascending" else 1402
     inputs = scattered(make_inputs([length], num_heads=16, values=values), 1)
     assert_as_the_cpu(GATHERS, inputs, 1, 1 if values == "ascending" else 3)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=LATER), 1])
 def test_queries_of_a_request_share_its_slots_whoever_comes_first(seed: int) -> None:
     inputs = scattered(make_inputs([522, 2, 531, 700, 3, 650], num_heads=16), 1)
     table = inputs.block_table[torch.tensor([2, 3])]
     assert_as_the_cpu(GATHERS, inputs._replace(block_table=table), 2, 2, seed)
 
 
-@pytest.mark.slow
+@LATER
 @pytest.mark.parametrize(
     ("plan", "clusters", "by_score"),
     [
@@ -183,16 +187,23 @@ def test_scores_of_gathered_tokens() -> None:
 
 @pytest.mark.usefixtures("small_device")
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 8])
-def test_public_calls_with_short_pages(size: int) -> None:
-    """The model's sizes; a table of more than one token an entry is spelt out."""
-    inputs = scattered(make_inputs([2300, 1, 70]), size)
+def test_scores_of_a_public_call_with_short_pages(size: int) -> None:
+    """A table of more than one token an entry is spelt out."""
+    inputs, given = scattered(make_inputs([300, 1, 70]), size), {"table_page_size": size}
+    scores = flashdsa.indexer_logits(*inputs, 300, **given, backend="emulate-sm100")
+    assert torch.equal(scores, flashdsa.indexer_logits(*inputs, 300, **given, backend="cpu"))
+
+
+@LATER
+@pytest.mark.usefixtures("small_device")
+@pytest.mark.parametrize("size", [1, 8])
+def test_ids_of_a_public_call_with_short_pages(size: int) -> None:
+    """The model's sizes."""
+    inputs, given = scattered(make_inputs([2300, 1, 70]), size), {"table_page_size": size}
     expected, ids = inputs.output(2048), inputs.output(2048)
-    given = {"table_page_size": size}
     flashdsa.dsa_topk_indexer(*inputs, expected, **given, backend="cpu")
     flashdsa.dsa_topk_indexer(*inputs, ids, **given, backend="emulate-sm100")
     assert torch.equal(ids, expected)
-    scores = flashdsa.indexer_logits(*inputs, 2300, **given, backend="emulate-sm100")
-    assert torch.equal(scores, flashdsa.indexer_logits(*inputs, 2300, **given, backend="cpu"))
 
 
 def test_plans_that_no_kernel_has() -> None:

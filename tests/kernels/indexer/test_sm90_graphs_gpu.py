@@ -13,7 +13,7 @@ from torch import Tensor
 
 import flashdsa
 from tests.kernels.indexer.inputs import EDGES, Inputs, expected_ids, make_inputs, select
-from tests.support.hopper_gpu import HOPPER_GPU
+from tests.support.hopper_gpu import HOPPER_GPU, capture
 
 pytestmark = HOPPER_GPU
 
@@ -22,11 +22,7 @@ def test_a_graph_replays_with_changed_contents_of_every_input() -> None:
     first = make_inputs([9000, 64, 3000, 0, 2049, 20_000]).to("cuda")
     held = Inputs(*(x.clone() for x in first))
     ids = held.output(2048)
-    flashdsa.dsa_topk_indexer(*held, ids)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        flashdsa.dsa_topk_indexer(*held, ids, backend="sm90")
+    graph, _ = capture(lambda: flashdsa.dsa_topk_indexer(*held, ids, backend="sm90"))
     for seed in range(4):
         lengths = [[20_000, 3000, 1, 9000, 64, 0], [0] * 6, [2048, 2049, 8000, 9000, 3, 5]][
             seed % 3
@@ -52,11 +48,7 @@ def test_a_graph_of_one_row_replays_with_and_without_splits() -> None:
     held = make_inputs([max(lengths)]).to("cuda")
     ids = held.output(2048)
     launch = flashdsa.bind("dsa_topk_indexer", (*held, ids))
-    launch((*held, ids))
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch((*held, ids))
+    graph, _ = capture(lambda: launch((*held, ids)))
     for length in lengths:
         held.seq_lens.fill_(length)
         ids.fill_(-99)
@@ -76,10 +68,7 @@ def test_a_graph_replays_two_levels_over_pages(block: int, listed: bool) -> None
     def choose(x: Inputs, to: Tensor, some: Tensor | None, backend: str = "auto") -> None:
         flashdsa.dsa_topk_indexer(*x, to, block=block, candidates=some, backend=backend)
 
-    choose(held, ids, among)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        choose(held, ids, among, backend="sm90")
+    graph, _ = capture(lambda: choose(held, ids, among, backend="sm90"))
     for turn in range(1, 4):
         held.seq_lens.copy_(lengths // turn)
         candidates.copy_(torch.randint(-2, 20_000 // block // turn, candidates.shape))
@@ -115,10 +104,7 @@ def test_a_graph_replays_two_levels_over_shared_keys(listed: bool, starts: bool)
             *operands, k_scale=k_scale, candidates=among, block=8, backend=backend
         )
 
-    choose(held)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        choose(held, backend="sm90")
+    graph, _ = capture(lambda: choose(held, backend="sm90"))
     for _ in range(3):
         k.view(torch.uint8).copy_(fp8(keys, 128).view(torch.uint8))
         ends.copy_(integers(0, keys, queries))

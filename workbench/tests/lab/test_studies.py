@@ -1,14 +1,113 @@
-"""The precision measurements, and Hopper's rule of accumulation against recordings of an H200."""
+"""Studies of the lab: hazards, precision, split heads."""
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from workbench.cli.lab import print_rows
 from workbench.lab import precision
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+from flashdsa.backends.emulated.runner import compiled
+from flashdsa.plan import BudgetError
+from flashdsa.verify.compare import failures
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase
+from ptxemu import Policy
+from workbench.__main__ import cli
+from workbench.cli.lab_hazards import NAMES, hazards
+from workbench.lab import split_heads
+from workbench.lab.hazards import HAZARDS, HazardRow, run_hazards, schedules_of
+from workbench.lab.kernels.split_heads.mma import products_of
+from workbench.lab.kernels.split_heads.plan import PARTS, SPLIT_HEADS, HeadsPlan
+from workbench.lab.split_heads import judge
+
+SITE = r"at PTX line \d+ \(\S+\.py:\d+\)"
+
+
+def row_of(name: str, policies: list[Policy] | None = None) -> HazardRow:
+    policies = policies or schedules_of(range(4))
+    return run_hazards([name], policies=policies, all_shapes=False)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("threads", "all"),
+        *(
+            pytest.param(name, columns, marks=pytest.mark.slow)
+            for name, columns in (("shapes", None), ("early-read", "all"), ("overwrite", "all"))
+        ),
+    ],
+)
+def test_what_the_isa_leaves_unordered_is_found_and_gives_wrong_numbers(
+    name: str, columns: str | None
+) -> None:
+    row = row_of(name)
+    assert row.passed, row
+    assert len(re.findall(SITE, row.findings[0])) == 2 and "\n" not in row.findings[0]
+    assert columns is None or columns in row.wrong_columns
+
+
+@pytest.mark.slow
+def test_halves_of_another_shape_go_wrong_on_one_side() -> None:
+    row = row_of("shapes", schedules_of(range(4)))
+    assert {"0-127", "128-255"} & set(row.wrong_columns)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["late-operand", "fence-only"])
+def test_the_readings_of_the_evidence(name: str) -> None:
+    row = row_of(name)
+    assert row.passed, row
+    assert row.findings[0].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    "name", ["wgmma-early-read", pytest.param("wgmma-overwrite", marks=pytest.mark.slow)]
+)
+def test_wgmma_must_be_waited_for(name: str) -> None:
+    row = row_of(name)
+    assert row.passed and row.wrong_schedules > 0, row
+    assert "needs wgmma.wait_group" in row.findings[0]
+
+
+@pytest.mark.parametrize(
+    "name", ["pair", *(pytest.param(x, marks=pytest.mark.slow) for x in ("pair-ws", "wgmma-pair"))]
+)
+def test_the_reference_kernels_pair_is_ordered(name: str) -> None:
+    row = row_of(name)
+    assert row.passed and row.findings == [] and row.wrong_schedules == 0
+
+
+@pytest.mark.slow
+def test_a_schedule_can_be_run_again() -> None:
+    found = row_of("threads")
+    assert found.wrong_schedule is not None
+    kind, seed = re.fullmatch(r"(\w+), seed (\d+)", found.wrong_schedule).groups()  # type: ignore[union-attr]
+    arguments = ["--only", "threads", "--schedule", kind, "--schedule-seed", seed]
+    shown = CliRunner().invoke(hazards, arguments)
+    assert shown.exit_code == 0 and f"{kind}, seed {seed}" in shown.output
+
+
+def test_silence_where_a_finding_is_due_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = next(hazard for hazard in HAZARDS if hazard.name == "pair")
+    expected = replace(pair, code=("unordered-mma",), wrong="D")
+    monkeypatch.setattr("workbench.lab.hazards.HAZARDS", (expected,))
+    assert not row_of("pair", schedules_of(range(1))).passed
+
+
+def test_the_command_knows_every_hazard() -> None:
+    assert tuple(hazard.name for hazard in HAZARDS) == NAMES
+
 
 WARPS, LANES = 4, 32
 CORES = {
@@ -160,3 +259,63 @@ def test_the_table_shows_every_number_in_80_columns(
     shown = capsys.readouterr().out.split()
     sums_shown = ["1.2e-7", "2.4e-7", "3.6e-7", "4.8e-7", "6.0e-7", "7.2e-7"]
     assert shown[-8:] == ["8192", "2.3e-3", *sums_shown]
+
+
+PLAN = HeadsPlan()
+CASES = [
+    # name, S, S_kv, H, topk
+    SparseMlaCase("fewer keys than slots", 1, 20, 128, 64, invalid=True, poison=True),
+    SparseMlaCase("2048 slots", 1, 1500, 128, 2048, duplicates=True, invalid=True),
+]
+
+
+@pytest.mark.slow
+def test_the_command_judges_three_blocks_in_which_every_ring_goes_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(split_heads, "judge", cache(judge))  # one run for both forms
+    shown, run = (
+        CliRunner().invoke(cli, ["lab", "split-heads", *form]) for form in ([], ["--json"])
+    )
+    assert (shown.exit_code, run.exit_code) == (0, 0) and "dKV" in shown.output, run.output
+    document = json.loads(run.stdout)
+    assert [verdict["output"] for verdict in document["verdicts"]] == ["dQ", "dKV"]
+    assert (document["passed"], document["findings"], document["grid"][0]) == (True, [], 4)
+    assert (document["plan"]["smem"]["total"], PLAN.tmem.allocated) == (222_148, 512)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["eager", "late"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_gradients_are_right_whenever_asynchronous_work_happens(
+    case: SparseMlaCase, when: str
+) -> None:
+    judged = judge(case, Policy(asynchronous=when, seed=3))
+    assert (failures(judged.verdicts), judged.findings) == ([], [])
+
+
+@pytest.mark.slow
+def test_the_instructions_that_make_it_the_reference_design() -> None:
+    """S^T, dS^T and dS are A in tensor memory; keys and dKV are read in the peer; dQ leaves by bulk
+    copies, dKV by bulk reduce-adds, and by nothing else."""
+    text = str(compiled(SPLIT_HEADS, PLAN).__ptx__)
+    assert set(re.findall(r"cta_group::\d", text)) == {"cta_group::1"}
+    products = re.findall(r"tcgen05\.mma(\.ws)?\.cta\S*\s+\[[^]]+\], (\[?)%", text)
+    # P and dP; a step of 16 heads of five products of dKV, one of 16 keys of three of dQ
+    assert products.count(("", "")) == 36 + 32
+    assert products.count((".ws", "[")) == len(products) - 68 == 5 * 4 + 3 * 2
+    assert [(product.column, product.columns) for product in products_of(PLAN).dq] == [
+        (0, 128), (128, 128), (256, 32),
+    ]  # fmt: skip
+    assert len(re.findall(r"ld\.shared::cluster\.v4", text)) == 9 + (2 * 64 + 16) // 4
+    reduce_add = r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group\.add\.f32"
+    assert len(re.findall(reduce_add, text)) == PARTS
+    assert "cp.async.bulk.global.shared::cta.bulk_group" in text
+    assert not re.search(r"\b(red|atom)\.\S*global", text)
+
+
+def test_a_plan_beyond_the_architecture_is_refused() -> None:
+    with pytest.raises(BudgetError, match="rows is the first region beyond"):
+        replace(PLAN, index_stages=100)
+    with pytest.raises(BudgetError, match="registers: 66560 planned"):
+        replace(PLAN, softmax_registers=144)

@@ -1,17 +1,18 @@
-"""Two processes give what one gives, and errors on both: one pair runs all checks."""
+"""Processes give what one gives, and errors on all: one set of them runs all checks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.distributed import (
     checks,
     decoding,
     disagreements,
     failures,
-    indexer_training,
+    on_gpus,
     random_calls,
     sharded_parameters,
     training,
@@ -52,7 +53,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             two_sources.check_two_sources_equal_one_process,
             two_sources.check_borders_move_no_more_than_they_need,
             two_sources.check_ranks_that_differ_in_two_sources,
-            indexer_training.check_targets_of_two_ranks,
+            training.check_targets_of_two_ranks,
             disagreements.check_ranks_that_differ_behind_good_calls,
             disagreements.check_wrong_arguments_of_decode,
             disagreements.check_wrong_arguments_of_the_rest,
@@ -78,4 +79,48 @@ def test_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_inductor_on_two_ranks(tmp_path: Path) -> None:
     found = run_ranks(tmp_path, 2, [checks.check_compiled_by_inductor])
+    assert found == [{}, {}], "\n".join(text for one in found for text in one.values())
+
+
+@pytest.mark.slow
+def test_four_ranks(tmp_path: Path) -> None:
+    found = run_ranks(
+        tmp_path,
+        4,
+        [
+            sharded_parameters.check_heads_split_over_tp,
+            checks.check_attention_equals_one_process,
+            checks.check_short_sequences_leave_ranks_empty,
+            checks.check_options_of_the_gradients_wire,
+            checks.check_ordered_sums_by_hand,
+            checks.check_indexer_equals_one_process,
+            two_sources.check_two_sources_equal_one_process,
+            sharded_parameters.check_sharded_parameters,
+            decoding.check_decode_topk_is_exact,
+            decoding.check_decode_attention_merges,
+            failures.check_silent_ranks_of_four,
+            failures.check_a_dead_rank_of_four,  # the last one: rank 2 does not come back
+        ],
+    )
+    dead = found[2].pop("process", "nothing")
+    assert found == [{}] * 4, "\n".join(text for one in found for text in one.values())
+    assert dead.startswith(f"exit code {failures.DEAD}"), dead
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 CUDA devices")
+def test_two_gpus(tmp_path: Path) -> None:
+    found = run_ranks(
+        tmp_path,
+        2,
+        [
+            on_gpus.check_attention_on_gpus,
+            on_gpus.check_two_sources_on_gpus,
+            on_gpus.check_indexer_on_gpus,
+            on_gpus.check_ranks_that_differ_on_gpus,
+            on_gpus.check_decode_on_gpus,
+            on_gpus.check_decode_in_a_graph,
+        ],
+        backend="cpu:gloo,cuda:nccl",
+    )
     assert found == [{}, {}], "\n".join(text for one in found for text in one.values())

@@ -1,6 +1,9 @@
-"""The sparse MLA oracle agrees with closed forms, with torch's attention and with autograd."""
+"""The oracle against formulas written otherwise: attention, the indexer, quantised rows."""
+
+from __future__ import annotations
 
 import math
+import struct
 
 import pytest
 import torch
@@ -219,3 +222,212 @@ def test_the_spread_is_what_elements_of_kv_move(generator):
     found = reference.sparse_mla_spread(q, kv, indices, d_v=D_V, attn_sink=sink)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
+
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.fixture
+def pages() -> torch.Tensor:
+    """Three pages; token (page, offset) has a key of ones times 2^-page and scale offset + 1."""
+    cache = torch.zeros(3, 8448, dtype=torch.uint8)
+    for page, code in enumerate((0x38, 0x30, 0x28)):  # 1, 0.5, 0.25
+        cache[page, :8192] = code
+        scales = torch.arange(1, 65, dtype=torch.float32)
+        cache[page, 8192:] = scales.view(torch.uint8)
+    return cache.view(3, 64, 1, 132)
+
+
+@pytest.fixture
+def query() -> torch.Tensor:
+    """One row, two heads: ones, and minus ones."""
+    codes = torch.full((1, 2, 128), 0x38, dtype=torch.uint8)
+    codes[0, 1] = 0xB8
+    return codes.view(torch.float8_e4m3fn)
+
+
+def lens(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def table(*rows: list[int]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def test_a_score_is_the_scaled_weighted_sum_of_positive_products(pages, query):
+    weights = torch.tensor([[-3.0, 100.0]])  # the second head's product is negative: relu drops it
+    scores = reference.indexer_logits(query, pages, weights, lens(67), table([2, 0]), 70)
+    assert scores.shape == (1, 70) and scores.dtype == torch.float64
+    assert scores[0, :64].tolist() == [-3.0 * 32 * (t + 1) for t in range(64)]
+    assert scores[0, 64:67].tolist() == [-3.0 * 128 * (t + 1) for t in range(3)]
+    assert scores[0, 67:].tolist() == [-INF] * 3
+    operands = (query, pages, weights, lens(67), table([2, 0]), 70)
+    size = reference.indexer_logits(*operands, absolute="weights")
+    assert torch.equal(size[0, :67], -scores[0, :67])
+
+
+def test_ids_are_page_times_64_plus_offset(pages, query):
+    weights = torch.tensor([[1.0, 0.0]])
+    args = (query, pages, weights, lens(67), table([2, 0]))
+    # page 2: 32 (o + 1) for o < 64; page 0: 128, 256, 384
+    best = reference.dsa_topk_indexer(*args, 2, sorted=True)
+    assert best.tolist() == [[2 * 64 + 63, 2 * 64 + 62]]
+    assert reference.dsa_topk_indexer(*args, 2).tolist() == [[2 * 64 + 62, 2 * 64 + 63]]
+    every = reference.dsa_topk_indexer(*args, 70)
+    assert every.tolist() == [[128 + o for o in range(64)] + [0, 1, 2] + [-1] * 3]
+    assert every.dtype == torch.int32
+
+
+def test_a_repeated_page_gives_its_tokens_twice(pages, query):
+    args = (query, pages, torch.ones(1, 2), lens(128), table([1, 1]))
+    best = reference.dsa_topk_indexer(*args, 4, sorted=True)
+    assert best.tolist() == [[64 + 63, 64 + 63, 64 + 62, 64 + 62]]
+
+
+def test_bad_pages_narrow_tables_and_negative_lengths_emit_nothing(pages, query):
+    q, w = query.repeat(4, 1, 1), torch.ones(4, 2)
+    rows = table([0, 3], [-1, 1], [2, 0], [2**31 - 1, -(2**31)])
+    best = reference.dsa_topk_indexer(q, pages, w, lens(66, 66, -4, 1000), rows, 3, sorted=True)
+    assert best.tolist() == [[63, 62, 61], [65, 64, -1], [-1] * 3, [-1] * 3]
+    narrow = reference.dsa_topk_indexer(query, pages, w[:1], lens(1000), table([1]), 70)
+    assert narrow.tolist() == [[64 + o for o in range(64)] + [-1] * 6]
+
+
+def test_given_scores_are_ranked_instead_of_the_own_ones(pages, query):
+    scores = torch.tensor([[5.0, 1.0, 7.0, 7.0]])
+    args = (query, pages, torch.ones(1, 2), lens(4), table([1]))
+    best = reference.dsa_topk_indexer(*args, 3, sorted=True, scores=scores)
+    assert best.tolist() == [[64 + 2, 64 + 3, 64]]
+
+
+@pytest.mark.parametrize(
+    ("row", "length", "topk", "by_position", "by_score"),
+    [
+        ([1.0, 3.0, 2.0], 3, 2, [1, 2], [1, 2]),
+        ([1.0, 3.0, 2.0, 9.0], 3, 2, [1, 2], [1, 2]),
+        ([2.0, 1.0, 2.0, 2.0], 4, 2, [0, 2], [0, 2]),
+        ([1.0, 2.0, 1.0, 3.0], 4, 3, [0, 1, 3], [3, 1, 0]),
+        ([NAN, -INF, NAN, 0.0], 4, 2, [1, 3], [3, 1]),
+        ([NAN, -INF, NAN, 0.0], 4, 3, [0, 1, 3], [3, 1, 0]),
+        ([-0.0, 0.0, -0.0], 3, 2, [0, 1], [0, 1]),
+        ([0.0, INF], 2, 4, [0, 1, -1, -1], [1, 0, -1, -1]),
+        ([5.0], 0, 1, [-1], [-1]),
+        ([5.0], -2, 1, [-1], [-1]),
+        ([5.0, 6.0], 9, 3, [0, 1, -1], [1, 0, -1]),
+    ],
+)
+def test_topk_by_hand(row, length, topk, by_position, by_score):
+    scores = torch.tensor([row])
+    assert reference.topk_indices(scores, lens(length), topk).tolist() == [by_position]
+    assert reference.topk_indices(scores, lens(length), topk, sorted=True).tolist() == [by_score]
+
+
+def test_a_nan_key_byte_makes_its_token_s_score_nan(pages, query):
+    pages.view(3, 8448)[0, 5 * 128 + 3] = 0x7F
+    scores = reference.indexer_logits(query, pages, torch.ones(1, 2), lens(64), table([0]), 64)
+    assert scores[0].isnan().nonzero().flatten().tolist() == [5]
+
+
+def test_all_256_codes_decode_as_torch_does():
+    codes = torch.arange(256).to(torch.uint8)
+    expected = codes.view(torch.float8_e4m3fn).to(torch.float64)
+    torch.testing.assert_close(
+        reference.decode_e4m3(codes), expected, rtol=0, atol=0, equal_nan=True
+    )
+    assert reference.decode_e4m3(codes).isnan().nonzero().flatten().tolist() == [0x7F, 0xFF]
+    assert torch.signbit(reference.decode_e4m3(codes)[0x80])
+
+
+def test_decoding_accepts_int8_and_fp8_tensors():
+    codes = torch.tensor([0x38, 0xB8, 0x7E], dtype=torch.uint8)
+    for same in (codes, codes.view(torch.int8), codes.view(torch.float8_e4m3fn)):
+        assert reference.decode_e4m3(same).tolist() == [1.0, -1.0, 448.0]
+
+
+def test_every_code_but_nan_survives_a_round_trip():
+    codes = torch.tensor([c for c in range(256) if c & 0x7F != 0x7F], dtype=torch.uint8)
+    assert torch.equal(reference.encode_e4m3(reference.decode_e4m3(codes)), codes)
+
+
+def test_encoding_rounds_as_torch_does_at_ties_and_beside_them():
+    grid = reference.decode_e4m3(torch.arange(0x7F).to(torch.uint8)).float()
+    ties = (grid[1:] + grid[:-1]) / 2
+    just_above = torch.nextafter(ties, torch.tensor(torch.inf))
+    just_below = torch.nextafter(ties, torch.tensor(-torch.inf))
+    x = torch.cat([grid, ties, just_above, just_below])
+    x = torch.cat([x, -x])
+    assert torch.equal(reference.encode_e4m3(x), x.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+def test_encoding_rounds_as_torch_does_on_random_values(seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(20000, generator=generator) * torch.exp2(
+        20 * torch.rand(20000, generator=generator) - 14
+    )
+    x = x.clamp(-448, 448)
+    assert torch.equal(reference.encode_e4m3(x), x.to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+def test_encoding_saturates_and_keeps_nan_and_the_sign_of_zero():
+    x = torch.tensor([448.1, 1e9, -torch.inf, torch.nan, 0.0, -0.0, -1e-9])
+    expected = [0x7E, 0x7E, 0xFE, 0x7F, 0x00, 0x80, 0x80]
+    assert reference.encode_e4m3(x).tolist() == expected
+
+
+def test_a_key_is_scaled_by_its_largest_element():
+    k = torch.zeros(3, 128)
+    k[0, 0], k[0, 1] = -4.48, 2.24
+    k[2, 5] = 5e-5  # below the floor of 1e-4
+    codes, scale = reference.quantize_index_k(k)
+    floor = torch.tensor(1e-4) / 448
+    torch.testing.assert_close(scale, torch.stack([torch.tensor(4.48) / 448, floor, floor]))
+    assert scale.dtype == torch.float32
+    assert reference.decode_e4m3(codes)[0, :3].tolist() == [-448.0, 224.0, 0.0]
+    assert (codes[1] == 0).all()
+    assert reference.decode_e4m3(codes)[2, 5].item() == 224.0
+
+
+def test_the_quantized_key_is_within_half_an_e4m3_step(seed):
+    k = torch.randn(50, 128, generator=torch.Generator().manual_seed(seed)).to(torch.bfloat16)
+    codes, scale = reference.quantize_index_k(k)
+    error = (reference.decode_e4m3(codes) * scale[:, None] - k.double()).abs()
+    smallest_step = scale[:, None].double() * 2.0**-9
+    assert (error <= torch.maximum(k.double().abs() / 16, smallest_step / 2) * (1 + 1e-6)).all()
+
+
+def test_query_scales_are_folded_into_the_weights():
+    q, weights = torch.ones(1, 2, 128), torch.tensor([[3.0, -2.0]])
+    q[0, 1] = 0.5
+    codes, folded = reference.quantize_index_q(q, weights)
+    assert (reference.decode_e4m3(codes) == 448).all()
+    one = torch.tensor(1.0)
+    torch.testing.assert_close(folded[0], torch.stack([3 * (one / 448), -2 * (0.5 * one / 448)]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+def test_a_token_lies_in_its_page_as_the_contract_says(dtype):
+    cache = torch.full((3, 64, 1, 132), 0x55, dtype=dtype)
+    k = torch.zeros(2, 128)
+    k[0], k[1, 127] = 1.0, -2.0
+    written = reference.write_index_k_cache(k, torch.tensor([1 * 64 + 63, 2 * 64]), cache)
+    assert (cache == 0x55).all(), "the input cache is not changed"
+    pages = written.view(3, 8448)
+    assert pages[1, 63 * 128 : 64 * 128].tolist() == [0x7E] * 128
+    scale = struct.unpack("<f", bytes(pages[1, 8192 + 63 * 4 : 8192 + 64 * 4].tolist()))[0]
+    assert scale == pytest.approx(1 / 448, rel=1e-7)
+    assert pages[2, :128].tolist() == [0] * 127 + [0xFE]
+    scale = struct.unpack("<f", bytes(pages[2, 8192:8196].tolist()))[0]
+    assert scale == pytest.approx(2 / 448, rel=1e-7)
+    assert int((pages != 0x55).sum()) == 2 * 132, "nothing else is touched"
+
+
+def test_padding_slots_are_skipped_and_reading_is_the_inverse(seed):
+    generator = torch.Generator().manual_seed(seed)
+    k = torch.randn(5, 128, generator=generator)
+    slots = torch.tensor([200, -1, 0, 64, -1])
+    cache = torch.zeros(4, 64, 1, 132, dtype=torch.uint8)
+    written = reference.write_index_k_cache(k, slots, cache)
+    codes, scale = reference.read_index_k_cache(written, slots[slots >= 0])
+    expected_codes, expected_scale = reference.quantize_index_k(k[slots >= 0])
+    assert torch.equal(codes, expected_codes) and torch.equal(scale, expected_scale)
+    assert int(written.view(4, 8448).any(dim=1).sum()) == 3  # pages 0, 1 and 3

@@ -1,10 +1,11 @@
-"""Operands of a forward that an emulator runs, as its kernels take them."""
+"""Operands and choices of attention's launches that a test makes itself."""
 
 from __future__ import annotations
 
 import torch
 
 from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.mla_bwd_choice import Call, Dkv, Part, choose
 from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
 
@@ -24,3 +25,8 @@ def forward_operands(runner: Runner, inputs: SparseMlaInputs) -> SparseMlaOutOpe
         inputs.topk_length,
         inputs.attn_sink,
     )
+
+
+def without_tickets(call: Call) -> tuple[Part, ...]:
+    """CTAs take turns."""
+    return tuple(part._replace(tickets=False, dkv=Dkv.ADDED) for part in choose(call))
