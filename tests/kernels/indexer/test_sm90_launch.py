@@ -227,12 +227,12 @@ def test_the_workspace_is_of_the_tensors_device(splitting: Gpu) -> None:
 
 
 def test_given_scores_are_launched_alike(gpu: Gpu) -> None:
-    for count in (1, 3):
+    for count, width in ((1, 40_000), (3, 40_000), (3, 600)):
         lengths = torch.full((count,), 600, dtype=torch.int32)
-        operands = TopkOperands(torch.zeros(count, 600), lengths)
+        operands = TopkOperands(torch.zeros(count, width), lengths)
         topk.bind(gpu_runner(GPU), operands, topk=512, sorted=False)(operands)
     clusters = [arguments[-2:] for arguments in gpu.launches]
-    assert clusters == [(4, 1), (4, 0)], "on 4 SMs"
+    assert clusters == [(4, 1), (4, 0), (1, 1)], "on 4 SMs"
 
 
 def test_nothing_is_launched_without_rows_or_pages(gpu: Gpu) -> None:
@@ -323,6 +323,12 @@ def test_a_ranking_gives_few_rows_large_clusters(count: int, cluster: tuple[int,
     """More rows than half the SMs get a CTA each, and clusters for what is long."""
     assert cluster_of(count, 132, devices.H200.clusters) == cluster
     assert cluster_of(count, 132, {1: 132}) == (1, 1)
+    assert cluster_of(count, 132, devices.H200.clusters, parts=1) == (1, 1)
+
+
+def test_a_ranking_has_no_more_ctas_than_a_row_has_parts() -> None:
+    assert [cluster_of(8, 132, devices.H200.clusters, n) for n in (3, 8)] == [(3, 1), (8, 1)]
+    assert cluster_of(67, 132, devices.H200.clusters, parts=7) == (1, 1)
 
 
 @pytest.mark.parametrize("device", [devices.H200, devices.SMALL], ids=["H200", "small"])
