@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.check.checked_run import check
-from tests.check.fake_run import GLOBAL, LOAD, STORE, FakeRun, levels
 from tests.check.test_hazard_programs import ELECT, POLICIES, wait
 
 from ptxemu.check import Finding
@@ -107,72 +106,6 @@ def test_an_mbarrier_is_not_initialised_again_beside_its_use(policy: Policy) -> 
         .replace(wait(), "")
     )
     assert ("race", "error") in codes(findings(program, policy))
-
-
-def test_an_initialisation_behind_a_use_that_it_does_not_know_is_a_race(run: FakeRun) -> None:
-    a, b = run.warps
-    run.access(a, "mbarrier.init [bar], 1", "write", 0x400, 8)
-    run.barrier(a, b)
-    run.arrive(a, offset=0x400)
-    run.access(b, "mbarrier.init [bar], 2", "write", 0x400, 8)
-    assert levels(run) == [("race", "error")]
-    assert "arrival" in run.findings[0].message and "mbarrier.init" in run.findings[0].message
-
-
-def test_an_initialisation_behind_a_barrier_behind_all_uses_is_none(run: FakeRun) -> None:
-    a, b = run.warps
-    run.access(a, "mbarrier.init [bar], 1", "write", 0x400, 8)
-    run.barrier(a, b)
-    run.arrive(a, offset=0x400)
-    run.wait(b, offset=0x400)
-    run.barrier(a, b, use=1)
-    run.access(b, "mbarrier.init [bar], 2", "write", 0x400, 8)
-    assert levels(run) == []
-
-
-@pytest.mark.usefixtures("judged_by")
-def test_a_user_of_an_mbarrier_must_know_all_initialisations() -> None:
-    run = FakeRun(fixed_values=True)
-    a, b = run.warps
-    run.access(a, "mbarrier.init [bar], 1", "write", 0x400, 8)
-    run.access(b, "mbarrier.init [bar], 1", "write", 0x400, 8, is_silent=True)
-    assert levels(run) == [("same-value-race", "note")]
-    run.checker.instruction_executed(b, run.instruction("mbarrier.arrive [bar]"), 1)
-    run.arrive(b, offset=0x400)
-    assert levels(run) == [("same-value-race", "note"), ("race", "error")]
-
-
-def test_one_warp_that_loads_twice_without_waiting_is_an_error_even_if_nothing_changes(
-    run: FakeRun,
-) -> None:
-    a, _ = run.warps
-    for is_silent in (False, True):
-        run.write(run.issue(a, LOAD), 0x800, 64, is_silent=is_silent)
-    assert levels(run) == [("missing-wait", "error")]
-
-
-@pytest.mark.usefixtures("judged_by")
-def test_who_reads_equal_writes_needs_to_know_one_who_writes_all() -> None:
-    run = FakeRun(warps=3, fixed_values=True)
-    a, b, c = run.warps
-    run.write(a, 0x800)
-    run.write(b, 0x800, is_silent=True)
-    run.barrier(b, c)
-    run.read(c, 0x800)
-    assert levels(run) == [("same-value-race", "note")]
-    run.write(c, 0x800)
-    assert levels(run) == [("same-value-race", "note"), ("race", "error")]
-
-
-def test_a_race_of_two_instructions_is_not_hidden_by_their_harmless_one(run: FakeRun) -> None:
-    a, b = run.warps
-    for address, is_silent in ((0x0, True), (0x40, False)):
-        run.access(run.issue(a, STORE), STORE, "write", address, 64, space=GLOBAL)
-        run.access(
-            run.issue(b, STORE), STORE, "write", address, 64, space=GLOBAL, is_silent=is_silent
-        )
-    (finding,) = run.findings
-    assert (finding.level, finding.count) == ("error", 2)
 
 
 @every_policy

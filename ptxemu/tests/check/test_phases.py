@@ -2,7 +2,6 @@
 
 import pytest
 from tests.check.checked_run import POLICIES, check, errors, on_all_schedules
-from tests.check.fake_run import FakeRun
 from tests.kernel_run import TID
 
 from ptxemu.errors import DeadlockError, ExecutionError
@@ -60,31 +59,6 @@ def test_without_the_wait_the_full_barrier_is_overrun_on_every_schedule(policy: 
     assert found == {"mbarrier-overrun"}
 
 
-@pytest.mark.parametrize("ordered", [True, False])
-def test_the_next_phase_must_come_behind_the_wait(run: FakeRun, ordered: bool) -> None:
-    consumer, producer = run.warps
-    run.arrive(producer, phase=0)
-    run.see(consumer, phase=0)
-    if ordered:
-        run.arrive(consumer, offset=8)
-        run.see(producer, offset=8)
-    run.arrive(producer, phase=1)
-    run.see(consumer, phase=1)
-    assert run.codes == ([] if ordered else ["mbarrier-overrun"])
-
-
-def test_a_product_issued_behind_the_wait_tells_of_it(run: FakeRun) -> None:
-    """One warp of a warpgroup arrives for all: it has waited for their common products."""
-    consumer, producer = run.warps
-    run.arrive(producer, phase=0)
-    run.see(consumer, phase=0)
-    product = run.issue(consumer, "wgmma.mma_async", kind="wgmma")
-    run.join(producer, product)
-    run.arrive(producer, phase=1)
-    run.see(consumer, phase=1)
-    assert run.codes == []
-
-
 WORKER = """
 W{0}: mov.u32 %r2, 0; C{0}: and.b32 %r3, %r2, 1;
 {wait}
@@ -130,33 +104,3 @@ def test_an_arrival_without_the_wait_may_be_early(order: str, policy: Policy) ->
     except (DeadlockError, ExecutionError):
         return
     assert "mbarrier-early-arrival" in found
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_an_arrival_must_come_behind_those_of_the_phase_before(run: FakeRun, ordered: bool) -> None:
-    first, second = run.warps
-    run.arrive(first, phase=0)
-    run.arrive(second, phase=0)
-    run.see(first, phase=0)
-    if ordered:
-        run.see(second, phase=0)
-    run.arrive(first, phase=1)
-    run.arrive(second, phase=1)
-    assert run.codes == ([] if ordered else ["mbarrier-early-arrival"])
-
-
-@pytest.mark.parametrize("behind", ["all phases before", "the phase's arrival", "nothing"])
-def test_a_wait_that_passes_over_phases_must_come_behind_them(run: FakeRun, behind: str) -> None:
-    """Else another phase of the same parity may answer it."""
-    waiter, worker = run.warps
-    for phase in range(3):
-        run.arrive(worker, phase=phase)
-    if behind == "all phases before":
-        run.barrier(worker, waiter)
-    run.arrive(worker, phase=3)
-    if behind == "the phase's arrival":
-        run.barrier(worker, waiter)
-    wait = run.instruction("mbarrier.try_wait.parity")
-    run.checker.phases_missed(waiter, 0, 0, 0, 3, wait)
-    found = [finding.code for finding in run.findings]
-    assert found == (["mbarrier-phase-aliasing"] if behind == "nothing" else [])
