@@ -42,6 +42,8 @@ FLAT = matrix(dims=(64,), strides=(), box=(16,))
         (f"{COPY} [%smem], [%in], 24, [%bar];", "size 24 is not a multiple of 16"),
         (f"{COPY} [%smem], [%in+8], 32, [%bar];", "global address 0x.*8 is not aligned to 16"),
         (f"{COPY} [%smem+8], [%in], 32, [%bar];", "shared address 0x.*8 is not aligned to 16"),
+        ("cp.async.ca.shared.global [%smem], [%in+2], 4;", "not aligned to 4"),
+        ("cp.async.cg.shared.global [%smem], [%in+8], 16;", "not aligned to 16"),
         (f"{OUT} [%in], [%smem], 8;", "size 8 is not a multiple of 16"),
         (f"{COPY} [%smem], [%in], 1040, [%bar];", "beyond the CTA's"),
         (

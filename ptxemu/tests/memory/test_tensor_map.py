@@ -23,7 +23,7 @@ from ptxemu.errors import LaunchError
 RECORDED: list[dict[str, Any]] = json.loads(
     gzip.decompress((Path(__file__).parent / "h200_tensor_maps.json.gz").read_bytes())
 )
-"""cuTensorMapEncodeTiled's results on an H200 (see `record_copies.py`)."""
+"""cuTensorMapEncodeTiled's results on an H200 (`tests.silicon.record --maps`)."""
 SM100_TYPES, SM100_SWIZZLES = (13, 14, 15), (4, 5, 6)
 
 

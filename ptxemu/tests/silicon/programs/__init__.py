@@ -9,7 +9,7 @@ FAMILIES = (
     "integer", "bits", "float32", "float64", "approx", "half", "convert", "compare", "memory",
     "atomics", "warp_sync", "barriers", "mbarrier", "cp_async", "matrix_move", "bulk", "wgmma",
     "cluster", "tma", "nans", "warp_mma", "wgmma_sparse", "im2col",
-    "forms",
+    "forms", "copies",
 )  # fmt: skip
 
 
