@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 NAMES = ("x", "y", "z", "f", "g", "t", "h", "d", "u", "v", "m", "sum", "flag", "in", "out")
+TAKEN = "SL-", "Fig4b"
+"""Names of programs whose lock begins as taken."""
 RESULTS = 512
 """Offset in the array `a` of what loads have read."""
 BLOCKS = 1024
@@ -71,6 +76,13 @@ class Text:
     def grid(self) -> int:
         """CTAs."""
         return 1 + int(max(self._program.ctas))
+
+    def memory(self) -> NDArray[np.uint32]:
+        """The array `a` as it is at first."""
+        memory = np.zeros(512, np.uint32)
+        if any(part in self._program.name for part in TAKEN):
+            memory[4 * NAMES.index("m")] = memory[4 * NAMES.index("flag")] = 1
+        return memory
 
     def _thread(self, thread: str) -> str:
         return "".join(

@@ -2,29 +2,24 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from tests.check.checked_run import POLICIES, check
-from tests.check.litmus import BLOCK_PROGRAMS, NAMES, TABLE, Published, Text, Verdict
+from tests.check.litmus import BLOCK_PROGRAMS, TABLE, Published, Text, Verdict
 from tests.check.published_litmus import PROGRAMS, RACE, SOME, WEAK
 
 from ptxemu.check import Finding
 from ptxemu.errors import DeadlockError
 from ptxemu.sched.policy import Policy
 
-TAKEN = "SL-", "Fig4b"
-"""Names of programs whose lock begins as taken."""
-
 
 def found(one: Published, policies: list[Policy] = POLICIES) -> Iterator[list[Finding] | None]:
     """What is found on every schedule; None where it is a deadlock."""
     text = Text(one)
     for policy in policies:
-        memory = np.zeros(512, np.uint32)
-        if any(part in one.name for part in TAKEN):
-            memory[4 * NAMES.index("m")] = memory[4 * NAMES.index("flag")] = 1
         try:
-            yield check(text.body(), grid=text.grid, block=32 * text.width, policy=policy, a=memory)
+            yield check(
+                text.body(), grid=text.grid, block=32 * text.width, policy=policy, a=text.memory()
+            )
         except DeadlockError:
             yield None
 
