@@ -130,6 +130,18 @@ def run(
     return Ran(own, seen, result)
 
 
+def assert_leaves(body, expected, codes=None, **how):
+    """Run a body; each array named in `expected` has the numbers then.
+
+    `codes`: of the complaints, all of them; None: whatever they are.
+    """
+    ran = run(body, **how)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(getattr(ran, name), values, err_msg=name)
+    if codes is not None:
+        assert ran.seen.codes == codes
+
+
 def setup(text, arrays, *, block=64, grid=1):
     """The launch of a module's kernel `k` on arrays."""
     return LaunchSetup(api.load(text), "k", grid, block, tuple(arrays), GlobalMemory())
