@@ -6,14 +6,13 @@ from contextlib import closing
 import numpy as np
 import pytest
 from tests.check.checked_run import POLICIES, check
-from tests.kernel_run import TID, load, source, store
+from tests.kernel_run import TID, Recorder, load, source, store
 
 from ptxemu import api
 from ptxemu.check import Finding
 from ptxemu.cli.report import finding_lines, is_failure
 from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.errors import DeadlockError
-from ptxemu.events import Access, Observer
 from ptxemu.memory.global_memory import GlobalMemory
 
 # `check=True`: findings in the result, other observers still hear, errors carry what was found.
@@ -30,27 +29,17 @@ mul.wide.u32 %rd0, %r0, 4; add.s64 %rd1, %rd_out, %rd0; st.global.b32 [%rd1], %r
 )
 
 
-class Counter(Observer):
-    """Counts accesses."""
-
-    def __init__(self) -> None:
-        self.accesses = 0
-
-    def accessed(self, access: Access) -> None:
-        self.accesses += 1
-
-
 def test_without_check_there_are_no_findings() -> None:
     assert api.load(source(RACE, shared=64)).launch("k", 1, 64).findings == []
 
 
 def test_findings_are_in_the_result_and_the_observer_hears_too() -> None:
-    counter = Counter()
-    result = api.load(source(RACE, shared=64)).launch("k", 1, 64, check=True, observer=counter)
+    recorder = Recorder()
+    result = api.load(source(RACE, shared=64)).launch("k", 1, 64, check=True, observer=recorder)
     (finding,) = result.findings
     assert isinstance(finding, Finding)
     assert (finding.code, finding.level) == ("race", "error")
-    assert counter.accesses == 2
+    assert len(recorder.accesses) == 2
 
 
 def test_a_deadlock_carries_what_was_found_until_then() -> None:

@@ -22,7 +22,7 @@ TRITON: dict[str, tuple[dict[str, str], dict[str, int], tuple[str, ...]]] = {
     "product": (
         {"a": "fp32", "b": "fp32", "out": "fp32"},
         {"M": 64, "N": 32, "K": 32},
-        ("sm_90a", "sm_100a"),
+        ("sm_100a",),
     ),
     "descriptors": (
         {"a": "bf16", "b": "bf16", "out": "bf16", "m": "i32", "n": "i32", "k": "i32"},

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu import api
-from ptxemu.events import Access, Observer
+from ptxemu.events import Observer
 from ptxemu.sched.policy import Policy
 
 HEADER = """.version 8.8
@@ -73,25 +73,3 @@ def run(
 
 LATE = Policy("late", "round_robin")
 EAGER = Policy("eager", "round_robin")
-
-
-class Accesses(Observer):
-    """Keeps the accesses and complaints of a run."""
-
-    def __init__(self) -> None:
-        self.seen: list[Access] = []
-        self.complaints: list[str] = []
-        self.joined: list[tuple[str, bool]] = []
-
-    def accessed(self, access: Access) -> None:
-        self.seen.append(access)
-
-    def complained(self, level, code, message, agent, instruction) -> None:  # type: ignore[no-untyped-def]
-        self.complaints.append(f"{level} {code}")
-
-    def async_joined(self, agent, operation, reads_only) -> None:  # type: ignore[no-untyped-def]
-        self.joined.append((operation.kind, reads_only))
-
-    def of_operations(self) -> list[Access]:
-        """Accesses that no warp made."""
-        return [access for access in self.seen if not access.agent.label.startswith("cta")]

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from tests.engines.copy_runner import Accesses, address, run
+from tests.engines.copy_runner import address, run
+from tests.kernel_run import Recorder
 
 from ptxemu.descriptors.tensor_map import encode_tiled
 from ptxemu.errors import ExecutionError, UnsupportedInstructionError
@@ -133,6 +134,6 @@ def test_copy_into_an_mbarrier_is_a_complaint() -> None:
       @%p0 {COPY} [%r1], [%in], 16, [%bar];
     WAIT: mbarrier.try_wait.parity.shared::cta.b64 %p2, [%bar], 0;
       @!%p2 bra WAIT;"""
-    observer = Accesses()
+    observer = Recorder()
     run(body, {"in": ARRAY}, registers="and.b32 %r1, %bar, -16;", observer=observer)
-    assert observer.complaints == ["error mbarrier-overwritten"]
+    assert [entry[:2] for entry in observer.complaints] == [("error", "mbarrier-overwritten")]

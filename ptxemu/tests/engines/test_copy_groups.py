@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from tests.engines.copy_runner import EAGER, LATE, Accesses, run
+from tests.engines.copy_runner import EAGER, LATE, run
+from tests.kernel_run import Recorder
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.lanes import FULL, LANE_IDS
@@ -79,10 +80,11 @@ def test_groups_belong_to_threads() -> None:
 
 def test_wait_is_told_to_the_observer_with_what_it_covers() -> None:
     body = FILL + STORE + COMMIT
-    observer = Accesses()
+    observer = Recorder()
     waits = "cp.async.bulk.wait_group.read 0; cp.async.bulk.wait_group 0;"
     run(body + waits, {"out": np.zeros(32, np.uint32)}, observer=observer)
-    assert observer.joined == [("cp.async.bulk", True), ("cp.async.bulk", False)]
+    joined = [(operation.kind, reads_only) for operation, reads_only in observer.joined]
+    assert joined == [("cp.async.bulk", True), ("cp.async.bulk", False)]
 
 
 def test_identical_stores_of_a_warp_are_one_copy() -> None:
