@@ -1,11 +1,8 @@
 """Handovers by mbarriers and barriers: phases, scopes, relaxed waits, warps that skip one."""
 
 import pytest
-from tests.check.checked_run import POLICIES, check, errors, on_all_schedules
+from tests.check.checked_run import POLICIES, Program, check, judge
 from tests.kernel_run import TID
-
-from ptxemu.errors import DeadlockError, ExecutionError
-from ptxemu.sched.policy import Policy
 
 # Phases of mbarriers that may be overrun are found on every schedule.
 
@@ -46,21 +43,6 @@ def ring(*, waits: bool) -> str:
     return (HEAD + CONSUMER + PRODUCER).replace("RELEASE", RELEASE).replace("ACQUIRE", acquire)
 
 
-def test_a_ring_whose_producer_waits_is_sound() -> None:
-    how = {"shared": 1024}
-    assert on_all_schedules(ring(waits=True), block=64, how=how) == {()}
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_without_the_wait_the_full_barrier_is_overrun_on_every_schedule(policy: Policy) -> None:
-    """Where the wait came too late in the run, the consumer hangs instead."""
-    try:
-        found = errors(check(ring(waits=False), block=64, how={"shared": 1024}, policy=policy))
-    except DeadlockError:
-        return
-    assert found == {"mbarrier-overrun"}
-
-
 WORKER = """
 W{0}: mov.u32 %r2, 0; C{0}: and.b32 %r3, %r2, 1;
 {wait}
@@ -89,25 +71,6 @@ def shared_ring(*, idle_waits: bool, order: str = "") -> str:
     return "".join(parts)
 
 
-@pytest.mark.parametrize("order", ["", ".relaxed.cta"])
-def test_arrivals_behind_a_wait_are_in_time_be_they_relaxed(order: str) -> None:
-    """That the other consumer has arrived is known by way of the producer, not of any memory."""
-    program = shared_ring(idle_waits=True, order=order)
-    assert on_all_schedules(program, block=96, how={"shared": 1024}) == {()}
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-@pytest.mark.parametrize("order", ["", ".relaxed.cta"])
-def test_an_arrival_without_the_wait_may_be_early(order: str, policy: Policy) -> None:
-    """It counts for the phase before then; where it did in the run, that ends badly."""
-    program = shared_ring(idle_waits=False, order=order)
-    try:
-        found = errors(check(program, block=96, how={"shared": 1024}, policy=policy))
-    except (DeadlockError, ExecutionError):
-        return
-    assert "mbarrier-early-arrival" in found
-
-
 # Arrivals at another CTA's mbarrier: their scope, and CTAs that have exited.
 
 REMOTE = (
@@ -131,77 +94,12 @@ W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r1], 0;
 CLUSTER = "barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;\n"
 
 
-def found(policy, **parts: str) -> set[tuple[str, str, str]]:
-    """(code, level, kind) of a cluster of two CTAs."""
-    findings = check(REMOTE.format(**parts), grid=2, cluster=2, policy=policy, how={"shared": 1024})
-    return {(f.code, f.level, f.kind) for f in findings}
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_the_scope_of_a_remote_arrival(policy) -> None:
-    def scope(text: str) -> set[tuple[str, str, str]]:
-        return found(policy, scope=text, wait=WAIT_REMOTELY, end="")
-
-    assert scope(".release.cluster") == set()
-    assert scope(".release.cta") == {("remote-mbarrier-scope", "error", "isa")}
-    assert scope("") == {("remote-mbarrier-scope", "note", "")}
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_an_arrival_at_a_peer_that_may_have_exited(policy) -> None:
-    def ending(wait: str, end: str) -> set[tuple[str, str, str]]:
-        return found(policy, scope=".release.cluster", wait=wait, end=end)
-
-    assert ending("", "") == {("signal-after-exit", "error", "hardware")}
-    assert ending("", CLUSTER) == set()
-    assert ending(WAIT_REMOTELY, "") == set()
-
-
-HANDED_OVER = REMOTE.replace(
-    "mbarrier.arrive{scope}", "mov.u32 %r3, 5;\n{data}\nmbarrier.arrive{scope}"
-)
-BY_STORE = "st.shared::cluster.b32 [%r2+64], %r3;"
-BY_COPY = (
+STORED = "mov.u32 %r3, 5;\nst.shared::cluster.b32 [%r2+64], %r3;\n"
+HANDED_OVER = REMOTE.replace("mbarrier.arrive{scope}", STORED + "mbarrier.arrive{scope}")
+COPIED = (
     "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%r2], 4;\n"
     "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r2+64], %r3, [%r2];"
 )
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-@pytest.mark.parametrize(
-    ("wait", "expected"),
-    [
-        (".acquire.cta", {("narrow-wait-race", "error", "isa")}),
-        (".acquire.cluster", set()),
-        ("", set()),
-    ],
-)
-def test_a_wait_of_cta_scope_does_not_acquire_what_another_cta_stored(
-    policy, wait: str, expected: set[tuple[str, str, str]]
-) -> None:
-    text = WAIT_REMOTELY.replace(".acquire.cluster", wait) + "ld.shared.b32 %r4, [%r1+64];"
-    body = HANDED_OVER.replace("{data}", BY_STORE)
-    result = check(
-        body.format(scope=".release.cluster", wait=text, end=CLUSTER),
-        grid=2,
-        cluster=2,
-        policy=policy,
-        how={"shared": 1024},
-    )
-    assert {(f.code, f.level, f.kind) for f in result} == expected
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_bytes_that_are_delivered_into_a_cta_need_no_wider_wait(policy) -> None:
-    text = (
-        WAIT_REMOTELY.replace(".acquire.cluster", ".acquire.cta") + "ld.shared.b32 %r4, [%r1+64];"
-    )
-    body = REMOTE.replace("mbarrier.arrive{scope}.shared::cluster.b64 _, [%r2];", BY_COPY)
-    body = body.replace("mapa.shared", "mov.u32 %r3, 5;\nmapa.shared")
-    result = check(
-        body.format(wait=text, end=""), grid=2, cluster=2, policy=policy, how={"shared": 1024}
-    )
-    assert result == []
 
 
 RING = (
@@ -229,24 +127,6 @@ END:
 )
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-@pytest.mark.parametrize(
-    ("arrive", "before", "expected"),
-    [
-        (".release", "", set()),
-        (".relaxed", "", {"race", "missing-wait"}),
-        (".relaxed", "fence.acq_rel.cta;", set()),
-    ],
-)
-def test_a_relaxed_arrival_frees_no_buffer_for_the_next_copy(
-    policy, arrive: str, before: str, expected: set[str]
-) -> None:
-    """A consumer hands a slot back, and the producer's next bulk copy overwrites it."""
-    body = RING.format(arrive=arrive, before=before)
-    found = check(body, block=64, policy=policy, how={"shared": 1024}, x=64)
-    assert {f.code for f in found if f.level == "error"} == expected
-
-
 # Relaxed waits order nothing until a fence.
 
 HANDOVER = """
@@ -261,17 +141,83 @@ HANDOVER = """
 """
 
 
-def codes(body):
-    found = check(TID + body, block=64, how={"shared": 128})
-    return {f.code for f in found if f.level != "note"}
-
-
-@pytest.mark.parametrize(
-    ("order", "fence", "found"),
-    [("acquire", "", set()), ("relaxed", "", {"race"}), ("relaxed", "fence.acq_rel.cta;", set())],
+CTAS = {"grid": 2, "cluster": 2, "how": {"shared": 1024}}
+NARROW = WAIT_REMOTELY.replace(".acquire.cluster", ".acquire.cta")
+READ_BEHIND = "ld.shared.b32 %r4, [%r1+64];"
+BY_COPY = REMOTE.replace("mbarrier.arrive{scope}.shared::cluster.b64 _, [%r2];", COPIED).replace(
+    "mapa.shared", "mov.u32 %r3, 5;\nmapa.shared"
 )
-def test_a_relaxed_wait_acquires_with_the_next_fence(order, fence, found):
-    assert codes(HANDOVER.format(order=order, fence=fence)) == found
+EARLY = "error mbarrier-early-arrival"
+HANDOVERS = {
+    "a ring whose producer waits": Program(ring(waits=True), "", {"block": 64}),
+    # Where the wait came too late in the run, the consumer hangs instead.
+    "a ring whose producer does not": Program(
+        ring(waits=False), "error mbarrier-overrun | deadlock", {"block": 64}
+    ),
+    # That the other consumer has arrived is known by way of the producer, not of any memory. An
+    # early arrival counts for the phase before; where it did in the run, that ends badly.
+    **{
+        f"two consumers, of whom one{' waits' if waits else ' does not'}, {order or 'ordered'}":
+        Program(shared_ring(idle_waits=waits, order=order), found, {"block": 96})
+        for order, waits, found in (
+            ("", True, ""), ("", False, f"{EARLY}, error mbarrier-overrun | deadlock"),
+            (".relaxed.cta", True, ""), (".relaxed.cta", False, f"{EARLY} | deadlock"),
+        )
+    },
+    **{
+        f"a remote arrival {scope}": Program(
+            REMOTE.format(scope=scope, wait=WAIT_REMOTELY, end=""), found, CTAS
+        )
+        for scope, found in (
+            (".release.cluster", ""), (".release.cta", "isa remote-mbarrier-scope"),
+            ("", "note remote-mbarrier-scope"),
+        )
+    },
+    **{
+        f"a remote arrival at a peer that may have exited, {name}": Program(
+            REMOTE.format(scope=".release.cluster", wait=waits, end=end), found, CTAS
+        )
+        for name, waits, end, found in (("not waited for", "", "", "error signal-after-exit"),
+                                        ("a barrier", "", CLUSTER, ""),
+                                        ("waited for", WAIT_REMOTELY, "", ""))
+    },
+    **{
+        f"data of another CTA, the wait is {wait or 'of no scope'}": Program(
+            HANDED_OVER.format(scope=".release.cluster", end=CLUSTER,
+                               wait=WAIT_REMOTELY.replace(".acquire.cluster", wait) + READ_BEHIND),
+            found, CTAS,
+        )
+        for wait, found in ((".acquire.cta", "isa narrow-wait-race"), (".acquire.cluster", ""),
+                            ("", ""))
+    },
+    "bytes that are delivered into a CTA need no wider wait": Program(
+        BY_COPY.format(wait=NARROW + READ_BEHIND, end=""), "", CTAS
+    ),
+    # A consumer hands a slot back, and the producer's next bulk copy overwrites it.
+    **{
+        f"a slot is handed back by mbarrier.arrive{arrive}, {before or 'no fence'}": Program(
+            RING.format(arrive=arrive, before=before), found, {"block": 64, "x": 64}
+        )
+        for arrive, before, found in (
+            (".release", "", "warning missing-proxy-fence-after-read"),
+            (".relaxed", "", "error missing-wait, error race"),
+            (".relaxed", "fence.acq_rel.cta;", "warning missing-proxy-fence-after-read"),
+        )
+    },
+    **{
+        f"a wait that is {order}, {fence or 'no fence'}": Program(
+            TID + HANDOVER.format(order=order, fence=fence), found, {"block": 64}
+        )
+        for order, fence, found in (("acquire", "", ""), ("relaxed", "", "error race"),
+                                    ("relaxed", "fence.acq_rel.cta;", ""))
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HANDOVERS)
+def test_handover(name: str) -> None:
+    body, found, how = HANDOVERS[name]
+    judge(Program(body, found, {"how": {"shared": 1024}, **how}))
 
 
 # A barrier that some warps skip is named in the finding.

@@ -4,11 +4,10 @@ import random
 
 import numpy as np
 import pytest
-from tests.check.checked_run import POLICIES, check, codes
+from tests.check.checked_run import Program, check, judge
 from tests.kernel_run import TID, store
 
 from ptxemu.check.tmem_page import COLUMNS, ROWS, TmemPage
-from ptxemu.sched.policy import Policy
 
 # Registers of tcgen05.ld that are needed before tcgen05.wait::ld.
 
@@ -28,81 +27,23 @@ USES = {
     "ld.global.b32 %r6, [%rd1];\n",
 }
 HOW = {"arch": "sm_100a", "shared": 1024}
-EARLY, MISSING = ("tmem-load-used-early", "warning"), ("tmem-load-not-waited", "error")
-
-
-def verdict(text: str, policy: Policy | None = None) -> list[tuple[str, str]]:
-    return codes(check(TID + ALLOC + text, policy=policy, how=HOW, out=64))
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-@pytest.mark.parametrize("use", USES)
-def test_a_use_without_a_wait_is_an_error(use: str, policy: Policy) -> None:
-    assert verdict(USES[use] + BARRIER + WAIT + END, policy) == [MISSING, EARLY]
-    assert verdict(WAIT + USES[use] + BARRIER + END, policy) == []
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_a_use_before_the_wait_is_a_warning(policy: Policy) -> None:
-    """The strangers' program, which was found clean, and what Triton 3.9 emits: the ISA keeps the
-    true dependency, and the wait comes before anything is handed on."""
-    body = "add.u32 %r5, %r4, 1;\n" + store("out", "%r5") + WAIT + END
-    assert verdict(body, policy) == [EARLY]
-
-
-def test_no_wait_at_all() -> None:
-    found = check(TID + ALLOC + USES["a store"] + BARRIER, how=HOW, out=64)
-    (finding,) = (f for f in found if f.code == "tmem-load-not-waited")
-    assert finding.kind == "isa"
-    assert "never waited for before arrival (bar.sync)" in finding.message
-
-
-def test_arithmetic_before_the_wait_is_the_compilers() -> None:
-    """NVVM packs and converts the registers of a load at once, and waits behind that."""
-    pure = "mov.b64 %rd2, {%r4, %r4};\nmov.b64 {%r5, %r6}, %rd2;\nadd.u32 %r6, %r6, 1;\n"
-    assert verdict(pure + WAIT + store("out", "%r6") + END) == []
-
-
+EARLY, MISSING = "warning tmem-load-used-early", "isa tmem-load-not-waited"
+FREED_EARLY, NO_FENCE = "error tmem-dealloc-race", "note missing-tcgen05-fence"
 # Tensor memory of a pair of CTAs: neither frees it while the other one still uses its own.
-
-USE = """
+PAIR = """
+mov.u32 %r5, %ctaid.x; mad.lo.u32 %r0, %r5, 32, %r0;
 mov.u32 %r1, smem; tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r1], 32;
 ld.shared.b32 %r2, [%r1]; mov.u32 %r3, 7; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r3};
 tcgen05.wait::st.sync.aligned; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r4}, [%r2];
 tcgen05.wait::ld.sync.aligned;
 """
-OTHER = """
-tcgen05.fence::before_thread_sync; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
-tcgen05.fence::after_thread_sync;
+MEET = """tcgen05.fence::before_thread_sync; barrier.cluster.arrive.aligned;
+barrier.cluster.wait.aligned; tcgen05.fence::after_thread_sync;
 """
-FREE = "tcgen05.dealloc.cta_group::2.sync.aligned.b32 %r2, 32;\n"
-SOURCE = {"arch": "sm_100a", "shared": 1024}
-
-
-def verdict_of_pair(text: str, policy: Policy | None = None) -> list[tuple[str, str]]:
-    own = "mov.u32 %r5, %ctaid.x;\nmad.lo.u32 %r0, %r5, 32, %r0;\n"
-    body = TID + own + USE + text + store("out", "%r4")
-    return codes(check(body, grid=2, cluster=2, policy=policy, how=SOURCE, out=64))
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_a_pair_frees_behind_the_last_use_of_both(policy: Policy) -> None:
-    assert verdict_of_pair(OTHER + FREE, policy) == []
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_freeing_while_the_other_cta_still_reads_is_an_error(policy: Policy) -> None:
-    assert ("tmem-dealloc-race", "error") in verdict_of_pair(FREE, policy)
-
-
-def test_a_barrier_that_nobody_waits_at_is_not_enough() -> None:
-    arrived = OTHER.replace("barrier.cluster.wait.aligned;", "")
-    end = "barrier.cluster.wait.aligned;\n"
-    assert ("tmem-dealloc-race", "error") in verdict_of_pair(arrived + FREE + end)
-
-
-# The handovers that two open reports on CUTLASS are about, in programs of our own.
-
+FREE = "tcgen05.dealloc.cta_group::{}.sync.aligned.b32 %r2, 32;\n"
+FREED = FREE.format(2) + store("out", "%r4")
+# The handovers that two open reports on CUTLASS are about, in programs of our own, of five warps;
+# the first and the last have the same lanes.
 START = """
 mov.u32 %r1, smem; setp.ne.u32 %p0, %r0, 0; @%p0 bra READY; mbarrier.init.shared.b64 [%r1+8], 32;
 READY: setp.ge.u32 %p1, %r0, 32; @%p1 bra ALLOCATED;
@@ -118,36 +59,70 @@ tcgen05.fence::after_thread_sync;
 STORE = "tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r3};\n"
 LOAD = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r4}, [%r2];\n"
 STORED, LOADED = "tcgen05.wait::st.sync.aligned;\n", "tcgen05.wait::ld.sync.aligned;\n"
-FREE_OWN = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r2, 32;\n"
 HALF = "setp.ge.u32 %p4, %r0, 144;\n@%p4 bra TOLD;\n" + store("out", "%r4") + "TOLD:\n"
+# A use by any lane holds the warp back on hardware, and not in the ISA; no use holds none.
+FREES = f"{STORE}{STORED}bar.sync 1, 64;\n{HEAR}{FREE.format(1)}bra END;\n"
+FREES += f"OTHER:\n@%p2 bra END;\nbar.sync 1, 64;\n{LOAD}"
+# The store is waited for in both programs, as it is in the kernel: behind the next one.
+PUBLISHED = f"bar.sync 1, 64;\n{FREE.format(1)}bra END;\nOTHER:\n@%p2 bra END;\n{HEAR}{LOAD}"
+PUBLISHED += f"{LOADED}{store('out', '%r4')}bar.sync 1, 64;\n"
+PROGRAMS = {
+    **{
+        f"{name} {when} the wait": Program(ALLOC + body, found)
+        for name, use in USES.items()
+        for when, body, found in (
+            ("behind", WAIT + use + BARRIER + END, ""),
+            ("and no arrival before", use + BARRIER + WAIT + END, f"{MISSING}, {EARLY}"),
+        )
+    },
+    # The strangers' program, which was found clean, and what Triton 3.9 emits: the ISA keeps the
+    # true dependency, and the wait comes before anything is handed on.
+    "a use before the wait": Program(
+        f"{ALLOC} add.u32 %r5, %r4, 1; {store('out', '%r5')}{WAIT}{END}", EARLY
+    ),
+    # NVVM packs and converts the registers of a load at once, and waits behind that.
+    "arithmetic before the wait": Program(
+        f"{ALLOC} mov.b64 %rd2, {{%r4, %r4}}; mov.b64 {{%r5, %r6}}, %rd2; add.u32 %r6, %r6, 1;"
+        + WAIT + store("out", "%r6") + END
+    ),
+    **{
+        f"a pair frees behind {name}": Program(PAIR + before + FREED + end, found,
+                                               {"grid": 2, "cluster": 2})
+        for name, before, end, found in (
+            ("the last use of both", MEET, "", ""),
+            ("its own use", "", "", FREED_EARLY),
+            ("an arrival that nobody waits for", MEET.replace("barrier.cluster.wait.aligned;", ""),
+             "barrier.cluster.wait.aligned;\n", FREED_EARLY),
+        )
+    },
+    **{
+        f"five warps: {name}": Program(f"{START}{body}END:\n", found, {"block": 160, "out": 160})
+        for name, body, found in (
+            ("freed behind a wait for the load", FREES + LOADED + HALF + TELL, NO_FENCE),
+            ("freed behind a use of the load", FREES + HALF + TELL,
+             f"{MISSING}, isa tmem-read-by-register, {NO_FENCE}, {EARLY}"),
+            ("freed behind a load", FREES + TELL,
+             f"{FREED_EARLY}, {NO_FENCE}, warning read-after-exit | "
+             f"{FREED_EARLY}, error tmem-deallocated, warning read-after-exit"),
+            ("published behind a wait for the store", STORE + STORED + TELL + PUBLISHED, NO_FENCE),
+            ("published behind a store", STORE + TELL + STORED + PUBLISHED,
+             f"error race | error race, {NO_FENCE}"),
+        )
+    },
+}  # fmt: skip
 
 
-def errors_of_five_warps(body: str, policy: Policy) -> list[tuple[str, str | None]]:
-    """Code and kind of the errors of five warps; the first and the last have the same lanes."""
-    how = {"arch": "sm_100a", "shared": 64}
-    found = check(TID + START + body + "END:\n", block=160, policy=policy, how=how, out=160)
-    return sorted({(f.code, f.kind) for f in found if f.level == "error"})
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str) -> None:
+    body, found, how = PROGRAMS[name]
+    judge(Program(TID + body, found, {"how": HOW, "out": 64, **how}))
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_tmem_is_freed_behind_a_load_that_nobody_waited_for(policy: Policy) -> None:
-    """A use by any lane holds the warp back on hardware, and not in the ISA; no use holds none."""
-    freed = f"{STORE}{STORED}bar.sync 1, 64;\n{HEAR}{FREE_OWN}bra END;\n"
-    other = f"{freed}OTHER:\n@%p2 bra END;\nbar.sync 1, 64;\n{LOAD}"
-    assert errors_of_five_warps(other + LOADED + HALF + TELL, policy) == []
-    found = [("tmem-load-not-waited", "isa"), ("tmem-read-by-register", "isa")]
-    assert errors_of_five_warps(other + HALF + TELL, policy) == found
-    assert ("tmem-dealloc-race", "hardware") in errors_of_five_warps(other + TELL, policy)
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_statistics_are_published_behind_a_store_that_nobody_waited_for(policy: Policy) -> None:
-    """The store is waited for in both programs, as it is in the kernel: behind the next one."""
-    freed = f"bar.sync 1, 64;\n{FREE_OWN}bra END;\n"
-    loaded = f"{HEAR}{LOAD}{LOADED}{store('out', '%r4')}bar.sync 1, 64;\n"
-    other = f"{freed}OTHER:\n@%p2 bra END;\n{loaded}"
-    assert errors_of_five_warps(STORE + STORED + TELL + other, policy) == []
-    assert errors_of_five_warps(STORE + TELL + STORED + other, policy) == [("race", "hardware")]
+def test_no_wait_at_all() -> None:
+    found = check(TID + ALLOC + USES["a store"] + BARRIER, how=HOW, out=64)
+    (finding,) = (f for f in found if f.code == "tmem-load-not-waited")
+    assert finding.kind == "isa"
+    assert "never waited for before arrival (bar.sync)" in finding.message
 
 
 # The shadow of tensor memory knows of each cell what a shadow of single cells knows.
