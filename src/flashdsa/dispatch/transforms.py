@@ -7,13 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import (
-    get_interpreter_stack,
-    get_unwrapped,
-    is_batchedtensor,
-    is_functorch_wrapped_tensor,
-    maybe_get_level,
-)
+from torch._C import _functorch
 from torch.compiler import is_dynamo_compiling
 
 from flashdsa.dispatch.spec import OpSpec
@@ -87,7 +81,7 @@ def one_by_one(op: torch._ops.OpOverload, written: Mapping[int, str]) -> Callabl
 
 def refuse_transforms(function: str) -> None:
     """Raise UnsupportedError where a transform of torch.func is active."""
-    active = [str(x.key()).rpartition(".")[2] for x in get_interpreter_stack() or ()]
+    active = [str(x.key()).rpartition(".")[2] for x in _functorch.get_interpreter_stack() or ()]
     for key, transform in (("Grad", "func.grad"), ("Vmap", "vmap"), ("Jvp", "func.jvp")):
         if key in active:
             raise UnsupportedError(
@@ -118,10 +112,10 @@ def require_byte_views(function: str, *tensors: Tensor) -> None:
 
 def _batches(tensor: Tensor) -> set[int]:
     """Levels of the vmaps whose batch a tensor has a dimension of."""
-    if is_dynamo_compiling() or not is_functorch_wrapped_tensor(tensor):
+    if is_dynamo_compiling() or not _functorch.is_functorch_wrapped_tensor(tensor):
         return set()
-    own = {maybe_get_level(tensor)} if is_batchedtensor(tensor) else set()
-    return own | _batches(get_unwrapped(tensor))
+    own = {_functorch.maybe_get_level(tensor)} if _functorch.is_batchedtensor(tensor) else set()
+    return own | _batches(_functorch.get_unwrapped(tensor))
 
 
 def _one_buffer(function: str, name: str) -> UnsupportedError:

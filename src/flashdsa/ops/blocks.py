@@ -5,15 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashdsa.dispatch.checks import (
-    as_int32,
-    require_device,
-    require_dtype,
-    require_positive,
-    require_rank,
-    require_shape,
-    require_tensor,
-)
+from flashdsa.dispatch import checks
 
 __all__ = ["expand_blocks"]
 
@@ -37,19 +29,19 @@ def expand_blocks(indices: Tensor, block: int, *, positions: Tensor | None = Non
     Raises:
         TypeError, ValueError: a wrong argument.
     """
-    require_tensor("indices", indices)
-    require_dtype("indices", indices, torch.int32, torch.int64)
-    require_rank("indices", indices, (2,), "[S, topk]")
-    require_positive("block", block)
+    checks.require_tensor("indices", indices)
+    checks.require_dtype("indices", indices, torch.int32, torch.int64)
+    checks.require_rank("indices", indices, (2,), "[S, topk]")
+    checks.require_positive("block", block)
     offset = torch.arange(block, device=indices.device)
-    ids = as_int32(indices, -1).long()[..., None]  # INVARIANT: times block it fits int64
+    ids = checks.as_int32(indices, -1).long()[..., None]  # INVARIANT: times block it fits int64
     rows = torch.where(ids >= 0, ids * block + offset, -1).flatten(1)
     if positions is not None:
-        require_tensor("positions", positions)
-        require_dtype("positions", positions, torch.int32, torch.int64)
-        require_shape("positions", positions, indices.shape[:1], "[S]")
-        require_device("positions", positions, indices.device, "indices")
-        own = as_int32(positions, -1).long()[:, None]
+        checks.require_tensor("positions", positions)
+        checks.require_dtype("positions", positions, torch.int32, torch.int64)
+        checks.require_shape("positions", positions, indices.shape[:1], "[S]")
+        checks.require_device("positions", positions, indices.device, "indices")
+        own = checks.as_int32(positions, -1).long()[:, None]
         tail = (own + 1) // block * block + offset[:-1]
         rows = torch.cat((rows, torch.where(tail <= own, tail, -1)), dim=1)
-    return as_int32(rows, -1)
+    return checks.as_int32(rows, -1)
