@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from flashdsa import reference
-from flashdsa.verify.draw_rows import INT32_MAX, INT32_MIN
+from flashdsa.problem import INT32_MAX
+from flashdsa.verify.draw_rows import INT32_MIN
 from flashdsa.verify.indexer_cases import INDEXER_CASES, make_indexer_inputs
 from flashdsa.verify.indexer_training_cases import INDEXER_TRAINING_CASES
 from flashdsa.verify.layouts import strided_copy

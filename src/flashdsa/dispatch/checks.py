@@ -15,11 +15,9 @@ from torch.compiler import is_dynamo_compiling
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from flashdsa.problem import PAGE_SIZE
+from flashdsa.problem import INT32_MAX, PAGE_SIZE
 from flashdsa.row_formats import V32, RowFormat, find_row_format
 from flashdsa.settings import BACKENDS
-
-INT32_MAX = 2**31 - 1
 
 
 def dtype_name(dtype: torch.dtype) -> str:

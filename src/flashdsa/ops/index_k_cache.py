@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from flashdsa import problem
-from flashdsa.backends.e4m3_scales import scale_of
 from flashdsa.backends.mxfp4 import quantize as quantize_mxfp4
-from flashdsa.backends.packed_rows import next_power_of_two
+from flashdsa.backends.packed_rows import next_power_of_two, scale_of
 from flashdsa.dispatch.checks import require_dtype, require_tensor
 from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, E4M3, FP32
 from flashdsa.dispatch.registration import call, register

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from flashdsa.dispatch.checks import INT32_MAX
 from flashdsa.errors import ArgumentValueError
+from flashdsa.problem import INT32_MAX
 
 
 def require_offsets(name: str, offsets: Tensor) -> int:

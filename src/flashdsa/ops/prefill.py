@@ -15,16 +15,16 @@ from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.ops.indexer import BLOCK
 from flashdsa.ops.offsets import require_offsets
-from flashdsa.problem import INDEX_HEAD_DIM
+from flashdsa.problem import INDEX_HEAD_DIM, INT32_MAX
 
 __all__ = ["causal_ranges", "dsa_topk_prefill", "prefill_logits"]
 
 
 def _require_rows_within_int32(name: str, tensor: Tensor, sizes: Sizes) -> None:
     """Rows are named by int32."""
-    if tensor.shape[0] > checks.INT32_MAX:
+    if tensor.shape[0] > INT32_MAX:
         raise ArgumentValueError(
-            f"{name}: expected at most {checks.INT32_MAX} rows (int32 ids); got {tensor.shape[0]}"
+            f"{name}: expected at most {INT32_MAX} rows (int32 ids); got {tensor.shape[0]}"
         )
 
 

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
+from flashdsa.problem import INDEX_HEAD_DIM, INT32_MAX, PAGE_SIZE
 from flashdsa.reference import quantize_index_k, quantize_index_q
 from flashdsa.verify.layouts import poisoned_rows, strided_copy
 
-INT32_MAX = 2**31 - 1
 SPARE_PAGES = 3
 SPARE_COLUMNS = 2
 
