@@ -96,30 +96,3 @@ def make_indexer_training_inputs(
         scores = reference.indexer_scores(*made.operands, topk_length=attention.topk_length)
         made.grad_scores[(scores == -torch.inf).to(device)] = torch.nan
     return made
-
-
-def _attention(name: str) -> sparse_mla_cases.SparseMlaCase:
-    return next(case for case in sparse_mla_cases.SPARSE_MLA_CASES if case.name == name)
-
-
-INDEXER_TRAINING_CASES: list[IndexerTrainingCase] = [
-    IndexerTrainingCase(_attention("plain"), index_heads=64),
-    IndexerTrainingCase(_attention("one slot, one head"), index_heads=1),
-    IndexerTrainingCase(_attention("more slots than keys, duplicates")),
-    IndexerTrainingCase(_attention("duplicates"), index_heads=32, bf16_weights=True),
-    IndexerTrainingCase(_attention("invalid indices")),
-    IndexerTrainingCase(_attention("rows without a valid slot")),
-    IndexerTrainingCase(_attention("topk_length"), weight_scale=1e3),
-    IndexerTrainingCase(_attention("poisoned rows")),
-    IndexerTrainingCase(_attention("poisoned rows past topk_length"), equal_scores=True),
-    IndexerTrainingCase(_attention("infinite sinks")),
-    IndexerTrainingCase(_attention("logits to 1e4"), index_heads=8),
-    IndexerTrainingCase(_attention("no key")),
-    IndexerTrainingCase(_attention("no query")),
-    IndexerTrainingCase(_attention("5000 slots, every feature"), index_heads=4),
-    IndexerTrainingCase(_attention("450 queries"), index_heads=4),
-    IndexerTrainingCase(_attention("every feature"), index_heads=64),
-    IndexerTrainingCase(_attention("fp32, every feature"), index_heads=5),
-    IndexerTrainingCase(_attention("fp64, every feature"), index_heads=5),
-]
-"""Cases that every backend with these operations runs."""

@@ -8,7 +8,8 @@ from flashdsa import reference
 from flashdsa.backends.cpu import indexer
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_indexer import check_prefill_scores, check_prefill_selection
-from flashdsa.verify.prefill_cases import PREFILL_CASES, PrefillCase, causal, make_prefill_inputs
+from flashdsa.verify.prefill_cases import PrefillCase, causal, make_prefill_inputs
+from tests.support.cases import PREFILL_CASES
 
 
 def test_scores_and_selection_are_within_the_contract(subtests, backend, device, seed):
