@@ -29,7 +29,7 @@ from flashdsa.distributed.group import (
 )
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.ops.attention import SPARSE_MLA_FWD, SparseMlaOperands, sparse_mla_fwd
-from flashdsa.ops.ids import valid_first
+from flashdsa.ops.blocks import valid_first
 from flashdsa.ops.indexer import IndexerOperands, indexer_logits, topk_indices
 from flashdsa.ops.merge import merge_attention
 from flashdsa.problem import D_V, INDEX_TOPK, INT32_MAX, PAGE_SIZE

@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from flashdsa.dispatch.checks import require_positive, require_tensor
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.collectives import as_bytes, of_dtype
-from flashdsa.distributed.gather import all_gather_differentiable
 from flashdsa.distributed.group import Mesh, describe, device_of_group, group_of
+from flashdsa.distributed.latents import all_gather_differentiable
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.problem import INT32_MAX, PAGE_SIZE
 

@@ -1,4 +1,4 @@
-"""Blocks of rows: the ids of their rows, and a query's own incomplete block."""
+"""Blocks of rows: ids of their rows, and of a query's own incomplete block; valid ids first."""
 
 from __future__ import annotations
 
@@ -45,3 +45,21 @@ def expand_blocks(indices: Tensor, block: int, *, positions: Tensor | None = Non
         tail = (own + 1) // block * block + offset[:-1]
         rows = torch.cat((rows, torch.where(tail <= own, tail, -1)), dim=1)
     return checks.as_int32(rows, -1)
+
+
+def valid_first(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Each list's ids that are not negative first, in their order, then -1.
+
+    Args:
+        ids: (B, n) int32.
+
+    Returns:
+        ids (B, n) int32; their number (B,) int32.
+    """
+    valid, n = ids >= 0, ids.shape[1]
+    # Each id has a place of its own: those that are not valid come last.
+    upto = valid.cumsum(1)
+    number = torch.arange(1, n + 1, device=ids.device)
+    place = torch.where(valid, upto - 1, n - number + upto)
+    packed = torch.empty_like(ids).scatter_(1, place, ids.clamp_min(-1))
+    return packed, valid.sum(1, dtype=torch.int32)

@@ -20,7 +20,6 @@ from flashdsa.ops.entries_kept import (
     require_state,
     write_entries,
 )
-from flashdsa.ops.offsets import require_offsets
 
 __all__ = ["compress_kv", "compress_kv_bwd", "rotate_tail"]
 
@@ -386,7 +385,7 @@ def _require_values(
         checks.holds_values(offsets) and checks.are_values_read(offsets) and offsets.numel() > 1
     ):
         return
-    last = require_offsets("cu_seqlens", offsets)
+    last = checks.require_offsets("cu_seqlens", offsets)
     if last != tokens:
         raise ArgumentValueError(f"cu_seqlens: expected the last to be T, {tokens}; got {last}")
     ends = offsets.long().diff()

@@ -14,7 +14,6 @@ from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes, fold_batch
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.ops.indexer import BLOCK
-from flashdsa.ops.offsets import require_offsets
 from flashdsa.problem import INDEX_HEAD_DIM, INT32_MAX
 
 __all__ = ["causal_ranges", "dsa_topk_prefill", "prefill_logits"]
@@ -234,8 +233,8 @@ def causal_ranges(
         and checks.holds_values(ends_k)
         and checks.are_values_read(ends_k)
     ):
-        last = require_offsets("cu_seqlens_q", cu_seqlens_q)
-        require_offsets("cu_seqlens_k", ends_k)
+        last = checks.require_offsets("cu_seqlens_q", cu_seqlens_q)
+        checks.require_offsets("cu_seqlens_k", ends_k)
         if num_queries not in (None, last):
             raise ArgumentValueError(
                 f"num_queries: expected the last of cu_seqlens_q, {last}; got {num_queries}"
