@@ -54,17 +54,17 @@ def make_task(draw: Draw, part: str, device: str, backend: str) -> Task:
         task = attention.forward_task(x, backend, max_logits=draw.values.get("max_logits", False))
         return bound(task, x.q, [Source(x.kv, x.indices, x.topk_length)])
     if draw.operation == "indexer":
-        x = indexer_inputs(draw, device, backend)
-        judge = indexers.over_pages(x, draw.values["topk"], backend).judge
-        return replace(indexer.indexer_task(x, backend), judge=judge)
+        pages = indexer_inputs(draw, device, backend)
+        judge = indexers.over_pages(pages, draw.values["topk"], backend).judge
+        return replace(indexer.indexer_task(pages, backend), judge=judge)
     if draw.operation.startswith("two-levels"):
         prefills, g = draw.is_prefill, _generator(draw, device)
         keys = prefill_inputs(draw, device) if prefills else indexer_inputs(draw, device, backend)
         return indexers.make_two_levels(draw, keys, g, backend)
     if draw.operation == "prefill":
-        x, topk = prefill_inputs(draw, device), draw.values["topk"]
-        judge = indexers.over_keys(x, topk, backend).judge
-        return replace(prefill.task_of(x, topk, False, backend), judge=judge)
+        shared, topk = prefill_inputs(draw, device), draw.values["topk"]
+        judge = indexers.over_keys(shared, topk, backend).judge
+        return replace(prefill.task_of(shared, topk, False, backend), judge=judge)
     return training.training_task(training_inputs(draw, device), part, backend)
 
 
