@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.dispatch.checks import require_dtype, require_tensor
+from flashdsa.dispatch.dtypes import sum_dtype
 from flashdsa.distributed.agree import agreed, agreement
 from flashdsa.distributed.collectives import (
     all_gather,
     reduce_scatter_in_order,
     start_all_gather,
-    sum_dtype,
     wait,
 )
 from flashdsa.distributed.group import (

@@ -12,14 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from flashdsa.backends.catalog import registry
 from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.checks import as_int32, require_tensor, scale_or_default
+from flashdsa.dispatch.dtypes import sum_dtype
 from flashdsa.dispatch.transforms import as_autocast_casts
 from flashdsa.distributed.agree import agreed, agreement
-from flashdsa.distributed.collectives import (
-    all_gather,
-    reduce_scatter,
-    reduce_scatter_in_order,
-    sum_dtype,
-)
+from flashdsa.distributed.collectives import all_gather, reduce_scatter, reduce_scatter_in_order
 from flashdsa.distributed.dtensors import as_dtensor, local_parts
 from flashdsa.distributed.group import (
     Group,
