@@ -15,7 +15,7 @@ from flashdsa.errors import ArgumentValueError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from workbench.overlap.measure import Overlap
+    from workbench.overlap import Overlap
 
 
 @click.command()
@@ -58,7 +58,7 @@ def overlap(path: Path, key: str | None, sizes: tuple[int, ...], as_json: bool) 
       python -m workbench overlap out/indices.pt
       python -m workbench overlap layer30.pt --groups 2 --groups 16 --json
     """
-    from workbench.overlap.measure import GROUPS, measure_overlap
+    from workbench.overlap import GROUPS, measure_overlap
 
     indices = _read(path, key)
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from workbench.__main__ import cli
-from workbench.overlap.measure import measure_overlap
+from workbench.overlap import measure_overlap
 
 INDICES = torch.tensor([[5, 3, 1, -1], [1, 3, 7, 7], [9, 8, -1, -1], [8, 9, 4, 2]])
 """Distinct rows 3, 3, 2, 4; unions of two {1, 3, 5, 7} and {2, 4, 8, 9}."""

@@ -1,4 +1,4 @@
-"""Packed kv rows by the addresses of their bytes: codes, scales and bf16 columns."""
+"""Packed kv rows by the addresses of their bytes: codes, scales and bf16 columns; kv caches."""
 
 import math
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flashdsa.reference import quant
 
-__all__ = ["fields", "quantize_kv", "unpack_kv"]
+__all__ = ["fields", "quantize_kv", "read_kv_cache", "unpack_kv", "write_kv_cache"]
 
 
 class _Row(NamedTuple):
@@ -137,3 +137,33 @@ def _power_of_two(value: float) -> float:
     if not math.isfinite(value):
         return value
     return 2.0 ** next(n for n in range(-40, 130) if 2.0**n >= value)
+
+
+def write_kv_cache(
+    kv: Tensor, slots: Tensor, cache: Tensor, scale: str, form: str = "v32"
+) -> Tensor:
+    """A copy of the cache, without gaps, in which slot `page * page_size + offset` has the row; -1
+    skips it.
+
+    kv `[T, d]`; cache `[S_kv, width]` or `[num_pages, page_size, width]`, with or without a 1
+    before the width. `form` names packed rows.
+    """
+    written = cache.detach().cpu().clone(memory_format=torch.contiguous_format)
+    kept = slots.cpu() >= 0
+    rows, places = kv.detach().cpu()[kept], slots.cpu()[kept].long()
+    if not is_packed(cache):
+        written.view(-1, written.shape[-1])[places] = rows.to(cache.dtype)
+        return written
+    packed = quantize_kv(rows, scale, form).view(-1)
+    page_size = 1 if cache.dim() == 2 else cache.shape[1]
+    from_fields = fields(form, 1, torch.arange(len(rows)))
+    for source, place in zip(from_fields, fields(form, page_size, places), strict=True):
+        written.view(-1).view(torch.uint8)[place] = packed[source]
+    return written
+
+
+def read_kv_cache(cache: Tensor, slots: Tensor, form: str = "v32") -> Tensor:
+    """Rows `[T, d]` in float64; `form` names packed rows."""
+    if is_packed(cache):
+        return unpack_kv(cache, form, slots)
+    return quant.f64(cache.reshape(-1, cache.shape[-1])[slots.long()])
