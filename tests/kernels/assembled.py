@@ -11,7 +11,7 @@ import pytest
 
 from flashdsa.backends.emulated.runner import compiled
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler
 
 
 def ptx_of(spec: KernelSpec, plan: KernelPlan) -> str:

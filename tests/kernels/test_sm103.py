@@ -20,7 +20,7 @@ from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import SM100
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import KernelSpec
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler
 from flashdsa.verify.compare import Comparison, failures
 from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs

@@ -16,9 +16,7 @@ import pytest
 
 from flashdsa.backends.emulated import packages
 from flashdsa.backends.emulated.packages import PACKAGES, install_command
-from flashdsa.toolchain.find import Tool
-from flashdsa.toolchain.nvdisasm import Disassembler
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler, Disassembler, Tool
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("src/flashdsa", "ptxemu/src/ptxemu")

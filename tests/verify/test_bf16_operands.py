@@ -14,13 +14,9 @@ from torch import Tensor
 from flashdsa import reference
 from flashdsa.verify.compare import Comparison
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
-from flashdsa.verify.sparse_mla_cases import (
-    SPARSE_MLA_CASES,
-    SparseMlaCase,
-    SparseMlaInputs,
-    make_sparse_mla_inputs,
-)
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from flashdsa.verify.tolerances import BF16_ROUNDING
+from tests.support.cases import SPARSE_MLA_CASES
 
 CANCELS = SparseMlaCase("logits near -1e4", 2, 60, 128, 48, logit_shift=-1e4)
 FEW = next(case for case in SPARSE_MLA_CASES if case.name == "topk_length")

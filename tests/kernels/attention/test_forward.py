@@ -9,12 +9,8 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
-from flashdsa.verify.sparse_mla_cases import (
-    PACKED_CASES,
-    SPARSE_MLA_CASES,
-    SparseMlaCase,
-    make_sparse_mla_inputs,
-)
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
+from tests.support.cases import PACKED_CASES, SPARSE_MLA_CASES
 
 FEATURES = next(case for case in SPARSE_MLA_CASES if case.name == "every feature")
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flashdsa import reference
+from flashdsa.problem import INT32_MAX
 from flashdsa.verify.compare import failures
-from flashdsa.verify.draw_rows import INT32_MAX, INT32_MIN, invalid_values
+from flashdsa.verify.draw_rows import INT32_MIN, invalid_values
 from flashdsa.verify.judge_sparse_mla import check_autograd, check_backward, check_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 

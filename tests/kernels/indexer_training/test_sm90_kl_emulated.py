@@ -12,10 +12,8 @@ from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.compare import failures
-from flashdsa.verify.indexer_training_cases import (
-    INDEXER_TRAINING_CASES,
-    make_indexer_training_inputs,
-)
+from flashdsa.verify.indexer_training_cases import make_indexer_training_inputs
+from tests.support.cases import INDEXER_TRAINING_CASES
 
 NAMES = ("rows without a valid slot", "logits to 1e4", "every feature")
 """The second has targets below the least normal fp32 number."""

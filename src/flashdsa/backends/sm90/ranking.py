@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cluster_limit import allowed_clusters
-from flashdsa.backends.indexer.order import bind_order
-from flashdsa.backends.runner import Runner
+from flashdsa.backends.indexer.launch import bind_order
+from flashdsa.backends.runner import Runner, allowed_clusters
 from flashdsa.errors import UnsupportedError
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.catalog import INDEXER_ORDER, INDEXER_RANK

@@ -12,11 +12,10 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sparse_mla_launches import Write
 from flashdsa.kernels.attention.sm90.used_slots.plan import UsedSlotsPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_USED_SLOTS
+from flashdsa.problem import INT32_MAX
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
-
-INT32_MAX = (1 << 31) - 1
 
 
 def lack_lengths(operands: SparseMlaOperands) -> bool:

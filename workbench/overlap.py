@@ -67,22 +67,19 @@ class Overlap:
     kept: dict[int, float]
 
 
-def measure_overlap(
-    indices: Tensor, groups: Sequence[int] = GROUPS, topk_length: Tensor | None = None
-) -> Overlap:
+def measure_overlap(indices: Tensor, groups: Sequence[int] = GROUPS) -> Overlap:
     """Measure union ratios of neighbouring queries.
 
     Args:
         indices: [S, topk], [batch, S, topk] or, as FlashMLA has it, [S, 1, topk]; any integers.
             Negative ones name no row. Groups do not reach from one sequence into the next.
-        groups: sizes, at least 1 and at most S. topk_length: [S] or [batch, S]: only so many
-            slots of a query count.
+        groups: sizes, at least 1 and at most S.
 
     Raises:
         ArgumentTypeError: indices are not integers. ArgumentValueError: a shape, or a size of
             groups, or no query names a row.
     """
-    rows = _as_sequences(indices, topk_length)  # [batch, S, topk] int64, -1 for none
+    rows = _as_sequences(indices)  # [batch, S, topk] int64, -1 for none
     sequences, queries, topk = rows.shape
     wrong = [size for size in groups if not 1 <= size <= queries]
     if wrong or not groups:
@@ -107,23 +104,6 @@ def measure_overlap(
     )
 
 
-def measure_layers(layers: Sequence[Tensor]) -> list[list[float]]:
-    """Entry [i][j]: of the distinct rows that layer j selects, the share that layer i's list for
-    the same query has, and so what j keeps if it reads that list.
-
-    Args:
-        layers: each as the indices of `measure_overlap`, of the same queries.
-
-    Raises:
-        ArgumentTypeError, ArgumentValueError: as there, or the layers have other queries.
-    """
-    lists = [_as_sequences(layer, None) for layer in layers]
-    if len({rows.shape[:2] for rows in lists}) > 1:
-        shapes = [list(layer.shape) for layer in layers]
-        raise ArgumentValueError(f"layers: expected the same queries in each; got shapes {shapes}")
-    return [[_recall(of, own) for own in lists] for of in lists]
-
-
 def _recall(lists: Tensor, own: Tensor) -> float:
     """Share of the distinct rows in `own` that are in `lists`; both [batch, S, any] int64."""
     together = _distinct_rows(torch.cat((lists, own), dim=2), 1)
@@ -131,7 +111,7 @@ def _recall(lists: Tensor, own: Tensor) -> float:
     return float((_distinct_rows(lists, 1) + wanted - together).sum()) / max(1, int(wanted.sum()))
 
 
-def _as_sequences(indices: Tensor, topk_length: Tensor | None) -> Tensor:
+def _as_sequences(indices: Tensor) -> Tensor:
     if not isinstance(indices, Tensor):
         raise ArgumentTypeError(f"indices: expected a tensor, got {type(indices).__name__}")
     if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
@@ -144,16 +124,7 @@ def _as_sequences(indices: Tensor, topk_length: Tensor | None) -> Tensor:
     rows = indices.cpu().long()
     if rows.dim() == 3 and rows.shape[1] == 1:
         rows = rows[:, 0]
-    rows = rows.reshape(-1, *rows.shape[-2:])
-    if topk_length is not None:
-        if topk_length.numel() != rows.shape[0] * rows.shape[1]:
-            raise ArgumentValueError(
-                f"topk_length: expected one number for each of {rows.shape[0] * rows.shape[1]} "
-                f"queries, got {list(topk_length.shape)}"
-            )
-        lengths = topk_length.cpu().long().reshape(rows.shape[:2])
-        rows = rows.masked_fill(torch.arange(rows.shape[2]) >= lengths[:, :, None], -1)
-    return rows.clamp(min=-1)
+    return rows.reshape(-1, *rows.shape[-2:]).clamp(min=-1)
 
 
 def _distinct_rows(rows: Tensor, size: int) -> Tensor:

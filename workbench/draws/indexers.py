@@ -1,4 +1,4 @@
-"""Draws of two levels: the best blocks, and the best tokens of listed blocks, of pages or keys."""
+"""Calls of indexers over pages or shared keys: best tokens, best blocks, best of listed blocks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Levels:
-    """A call in two levels, with its operands apart from where keys lie.
+    """A call of an indexer, with its operands apart from where keys lie.
 
     Attributes:
         choose: writes topk_indices, with block, candidates and sorted.
@@ -90,6 +90,11 @@ class Levels:
     tolerance: float
     share: float
     candidates: Tensor | None = None
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether tokens are chosen, not blocks."""
+        return self.candidates is not None or self.block == 1
 
     def choice(self, topk: int) -> Callable[..., Tensor]:
         """A call that writes a buffer of its own, of -99."""
@@ -128,6 +133,7 @@ class Levels:
             marks = torch.zeros(len(rows), count + 1, dtype=torch.bool, device=seen.device)
             marks.scatter_(1, some, True)
             seen &= marks[:, :count].repeat_interleave(self.block, 1)[:, : seen.shape[1]]
+        if self.of_tokens:
             return scores.where(seen, -torch.inf), seen
         more = (0, -scores.shape[1] % self.block)
         best = pad(scores.where(seen, -torch.inf), more, value=-torch.inf)
@@ -158,7 +164,7 @@ class Levels:
         ]
         for rows in self.pieces():
             right = self.best(*self.ranked(rows))
-            if self.candidates is not None:
+            if self.of_tokens:
                 right = self.ids_of(rows, right)
             found = ids[rows].long()
             bad = ((found < 0) != (right < 0)).any(1)
@@ -184,15 +190,17 @@ class Levels:
 def make_two_levels(draw: Draw, x: Any, g: torch.Generator, backend: str) -> cases.Task:
     """The call of a draw over pages (`IndexerInputs`) or shared keys (`prefill.Inputs`)."""
     v = draw.values
+    rest = v["topk"], backend, v["block"], v["sorted"]
     if draw.is_prefill:
-        levels = _over_keys(v, x, g, backend)
+        levels = over_keys(_planted_keys(v["keys"], x, g), *rest)
         seen = float(levels.lengths.double().sum())
         work = 2.0 * seen * v["heads"] * INDEX_HEAD_DIM
         ceiling = cases.products_ceiling(g.device.type)
     else:
-        levels = _over_pages(v, x, g, backend)
+        x = _planted_pages(v["keys"], x, g, mxfp4=v["dtype"] == "mxfp4")
+        levels = over_pages(x, *rest)
         work, ceiling = float(x.tokens), cases.reading_ceiling(g.device.type)
-        work *= MXFP4_TOKEN_BYTES if v["dtype"] == "mxfp4" else x.cache.shape[-1]
+        work *= x.cache.shape[-1]
     levels = levels.listed(v["candidates"], g)
     how = {"candidates": levels.candidates, "sorted": v["sorted"]}
     if v.get("ids") == "position" and levels.candidates is not None:
@@ -227,11 +235,11 @@ def by_torch(_: cases.Case, task: cases.Task) -> Prepared:
     return call, judge
 
 
-def _over_keys(v: Any, x: prefill.Inputs, g: torch.Generator, backend: str) -> Levels:
-    """Keys that all queries share, planted."""
-    k, scale = _planted_keys(v["keys"], x["k_index"], x["k_scale"], g)
-    weights = x["weights"].abs() if v["keys"] in ("rising", "falling") else x["weights"]
-    x = x | {"k_index": k, "k_scale": scale, "weights": weights}
+def over_keys(
+    x: prefill.Inputs, topk: int, backend: str, block: int = 1, by_score: bool = False
+) -> Levels:
+    """A call on keys that all queries share."""
+    k, scale, weights = x["k_index"], x["k_scale"], x["weights"]
     starts, ends = x["starts"], x["ends"]
     begins = torch.zeros_like(ends) if starts is None else starts
     lengths = ends - begins
@@ -256,21 +264,14 @@ def _over_keys(v: Any, x: prefill.Inputs, g: torch.Generator, backend: str) -> L
 
     choose = partial(flashdsa.dsa_topk_prefill, **x, backend=backend)
     share = 0.0 if backend == "cpu" else TRAINED_SCORE_CUT if scale is None else PRODUCT_TOLERANCE
-    level = v["topk"], v["block"], v["sorted"], SCORE_TOLERANCES[backend], share
+    level = topk, block, by_score, SCORE_TOLERANCES[backend], share
     return Levels(choose, scores_of, row, ids_of, lengths, width, *level)
 
 
-def _over_pages(v: Any, x: IndexerInputs, g: torch.Generator, backend: str) -> Levels:
-    """Pages of each request, planted."""
-    if v["dtype"] == "mxfp4":
-        shape = (*x.cache.shape[:3], MXFP4_TOKEN_BYTES)
-        cache = torch.randint(256, shape, dtype=torch.uint8, device=g.device, generator=g)
-        scales = cache.flatten(1)[:, -PAGE_SIZE * SCALE_BYTES :]
-        scales.remainder_(SCALES).add_(LOWEST_SCALE)
-        x = Mxfp4Inputs(**vars(x) | {"cache": cache})
-    if v["keys"] in ("rising", "falling"):
-        x.weights.abs_()
-    _plant_pages(v["keys"], x, g)
+def over_pages(
+    x: IndexerInputs, topk: int, backend: str, block: int = 1, by_score: bool = False
+) -> Levels:
+    """A call on pages of each request."""
 
     def scores_of(rows: Rows) -> Tensor:
         return flashdsa.indexer_logits(
@@ -296,9 +297,9 @@ def _over_pages(v: Any, x: IndexerInputs, g: torch.Generator, backend: str) -> L
         inputs = q, cache, weights, lengths, table
         flashdsa.dsa_topk_indexer(*inputs, ids, candidates=some, backend=backend, **how)
 
-    most = PRODUCT_TOLERANCE_ANY_DATA if v["dtype"] == "mxfp4" else PRODUCT_TOLERANCE
-    share = 0.0 if backend == "cpu" else most
-    level = v["topk"], v["block"], v["sorted"], x.tolerance, share
+    is_mxfp4 = x.cache.shape[-1] == MXFP4_TOKEN_BYTES
+    share = PRODUCT_TOLERANCE_ANY_DATA if is_mxfp4 else PRODUCT_TOLERANCE
+    level = topk, block, by_score, x.tolerance, 0.0 if backend == "cpu" else share
     width = max(1, *x.lengths)
     return Levels(choose, scores_of, row, ids_of, x.seq_lens, width, *level)
 
@@ -308,28 +309,39 @@ def _distinct(keys: str | None) -> int | None:
     return {"equal": 1, "five": 5, "rising": 1, "falling": 1}.get(keys or "")
 
 
-def _planted_keys(
-    keys: str | None, k: Tensor, scale: Tensor | None, g: torch.Generator
-) -> tuple[Tensor, Tensor | None]:
-    """Shared keys (S_kv, 128) and their scales (S_kv,) of one of the kinds."""
-    k, count = k.clone(), len(k)
+def _planted_keys(keys: str | None, x: prefill.Inputs, g: torch.Generator) -> prefill.Inputs:
+    """Operands with shared keys of one of the kinds."""
+    k, scale, rises = x["k_index"].clone(), x["k_scale"], keys in ("rising", "falling")
+    count = len(k)
     distinct = _distinct(keys)
     if distinct:
         pick = torch.randint(min(distinct, count), (count,), device=g.device, generator=g)
         k = k.view(torch.uint8)[pick].view(k.dtype)
         scale = None if scale is None else scale[pick]
     factor = torch.ones(count, device=g.device)
-    if keys in ("rising", "falling"):
+    if rises:
         factor += torch.arange(count, device=g.device) / count
         factor = factor.flip(0) if keys == "falling" else factor
     if keys == "NaN":
         factor[::5] = torch.nan
+    weights = x["weights"].abs() if rises else x["weights"]
     if scale is None:
-        return k * factor[:, None].to(k.dtype), None
-    return k, scale * factor
+        return x | {"k_index": k * factor[:, None].to(k.dtype), "weights": weights}
+    return x | {"k_index": k, "k_scale": scale * factor, "weights": weights}
 
 
-def _plant_pages(keys: str | None, x: IndexerInputs, g: torch.Generator) -> None:
+def _planted_pages(
+    keys: str | None, x: IndexerInputs, g: torch.Generator, *, mxfp4: bool
+) -> IndexerInputs:
+    """Operands with pages of one of the kinds, of 68 bytes a token or of 132."""
+    if mxfp4:
+        shape = (*x.cache.shape[:3], MXFP4_TOKEN_BYTES)
+        cache = torch.randint(256, shape, dtype=torch.uint8, device=g.device, generator=g)
+        scales = cache.flatten(1)[:, -PAGE_SIZE * SCALE_BYTES :]
+        scales.remainder_(SCALES).add_(LOWEST_SCALE)
+        x = Mxfp4Inputs(**vars(x) | {"cache": cache})
+    if keys in ("rising", "falling"):
+        x.weights.abs_()
     place = torch.zeros(len(x.cache), PAGE_SIZE, device=g.device)  # of a token along its request
     for row in range(0, len(x.lengths), x.next_n):
         own = x.pages(max(range(row, row + x.next_n), key=x.lengths.__getitem__))
@@ -357,3 +369,4 @@ def _plant_pages(keys: str | None, x: IndexerInputs, g: torch.Generator) -> None
             scales.copy_(byte.repeat_interleave(SCALE_BYTES, 1))
         elif keys == "NaN":
             scales[:, :: 5 * SCALE_BYTES] = 255
+    return x

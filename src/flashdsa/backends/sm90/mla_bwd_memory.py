@@ -1,4 +1,4 @@
-"""Memory of the slots that replace additions to dKV in Hopper's backward of 64 rows."""
+"""Memory of the Hopper backward: its lists of rows; slots that replace additions to dKV."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_choice import WAVE, Part
+from flashdsa.kernels.attention.lists import members_bits
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan
 
 MOST_SLOT_BYTES = 1 << 31
@@ -68,3 +70,35 @@ def slots_allocator(runner: Runner, part: Part) -> Callable[[], tuple[Any, ...]]
     on_device = part.num_ctas, runner.num_sms
     of_parts = sizes.unit_groups, int(part.is_first)
     return lambda: (*on_device, *[allocate() for allocate in every], *of_parts)
+
+
+class Lists(NamedTuple):
+    """Lists of a grouping's groups, see `workspace.py`, and what the queries of each name, one by
+    one."""
+
+    rows: Tensor
+    members: Tensor
+    counts: Tensor
+    present: Tensor
+    named: Tensor
+
+
+def lists_allocator(
+    runner: Runner, groups: int, queries: int, capacity: int
+) -> Callable[[], Lists]:
+    """A function that allocates the lists of `groups` groups, of `queries` queries each."""
+    rows = runner.allocator(groups, capacity, dtype=torch.int32)
+    members = runner.allocator(groups, capacity, dtype=_member(queries))
+    number = runner.allocator(groups, dtype=torch.int32)
+    return lambda: Lists(rows(), members(), number(), number(), number())
+
+
+def lists_bytes(groups: int, queries: int, capacity: int) -> int:
+    """Bytes of these lists."""
+    word = torch.int32.itemsize
+    return groups * (capacity * (word + _member(queries).itemsize) + 3 * word)
+
+
+def _member(queries: int) -> torch.dtype:
+    """The dtype of a row's members."""
+    return torch.uint8 if members_bits(queries) == 8 else torch.uint16

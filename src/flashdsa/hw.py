@@ -1,4 +1,4 @@
-"""Architectures: which GPUs they are, and the resources of a streaming multiprocessor and a CTA."""
+"""Facts about the architectures, numbers with the manual's section: which GPUs, which limits."""
 
 from __future__ import annotations
 
