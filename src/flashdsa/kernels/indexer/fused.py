@@ -9,6 +9,7 @@ from cutlass.experimental import primitives as prims
 from flashdsa.dsl import tmem
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.gmem import prefetch
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
@@ -25,7 +26,6 @@ from flashdsa.kernels.indexer.select.tiles import (
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.smem_views import (
     ClusterBuffers,
-    IndexerMemory,
     SelectBuffers,
     Selecting,
     cluster_buffers_in,
@@ -65,7 +65,7 @@ class Cta(NamedTuple):
     """A thread's view of its CTA after the set-up."""
 
     caller: Caller
-    memory: IndexerMemory
+    memory: Memory
     select: SelectBuffers
     cluster: ClusterBuffers
     coord: Coord
@@ -127,7 +127,7 @@ def set_up(
     if caller.thread == plan.consumer_threads:
         prims.prefetch_tensormap(keys_map.get_ptr())
         prims.prefetch_tensormap(queries_map.get_ptr())
-    memory = IndexerMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
     rows = rows_of(operands.seq_lens, operands.block_table, plan.entry_tokens)
     rows = rows._replace(unscored=unscored_length(operands))

@@ -13,6 +13,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, const_expr, cute
 
 from flashdsa.dsl.gmem import add_relaxed
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
@@ -30,7 +31,7 @@ from flashdsa.kernels.indexer.score_batch import PageSource, Scoring, row_of_lan
 from flashdsa.kernels.indexer.select.keys import INVALID, bin_of, sortable
 from flashdsa.kernels.indexer.select.lists import PageRange, count_at
 from flashdsa.kernels.indexer.sizes import RANK_BINS, RANK_MANTISSA
-from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers, consumer_sync
+from flashdsa.kernels.indexer.smem_views import InputBuffers, consumer_sync
 from flashdsa.problem import PAGE_SIZE
 
 
@@ -183,7 +184,7 @@ def fill_beyond(ctx: WriteContext, warp: Int32, warps: Int32, lane: Int32) -> No
 def consume_pages(
     ctx: WriteContext,
     caller: Caller,
-    memory: IndexerMemory,
+    memory: Memory,
     page_source: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> None:

@@ -23,7 +23,7 @@ from cutlass import GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl import tmem
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.kernels.indexer import launch
 from flashdsa.kernels.indexer.fused import Operands, consume, find_caller, load, set_up
@@ -31,7 +31,7 @@ from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm100.load import LoadContext, loader_of
 from flashdsa.kernels.indexer.sm100.plan import IndexerPlan, LogitsPlan
 from flashdsa.kernels.indexer.sm100.score import allocate_tmem, page_source, run_mma
-from flashdsa.kernels.indexer.smem_views import IndexerMemory, input_buffers_in
+from flashdsa.kernels.indexer.smem_views import input_buffers_in
 from flashdsa.kernels.indexer.write_scores import (
     WriteContext,
     consume_pages,
@@ -103,7 +103,7 @@ def logits_kernel(
 ):
     """One CTA of the grid; arguments as in `launch_logits`."""
     caller = find_caller(plan)
-    memory = IndexerMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     max_len = scores.shape[1]
     rows = rows_to_score(seq_lens, block_table, max_len, plan.entry_tokens)
     allocate_tmem(memory, caller.warp, plan)

@@ -17,6 +17,7 @@ from cutlass import Float32, Int32, const_expr, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import tmem
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.dsl.static import Static
@@ -26,7 +27,7 @@ from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, wait_for_tile
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
 from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm100.plan import GATHERED
-from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers, input_buffers_in
+from flashdsa.kernels.indexer.smem_views import InputBuffers, input_buffers_in
 from flashdsa.problem import PAGE_SIZE
 
 COLUMNS_AT_ONCE = 32
@@ -169,7 +170,7 @@ class MmaContext(NamedTuple):
     tile_empty."""
 
     inputs: InputBuffers  # the consumer's end
-    memory: IndexerMemory
+    memory: Memory
     address: Int32  # of the allocation of tensor memory
     score_ring: RingProducer  # score_full, score_empty: a stage a warpgroup
 
@@ -224,7 +225,7 @@ def issue_tile(
 
 
 @cute.jit
-def allocate_tmem(memory: IndexerMemory, warp: Int32, plan: cutlass.Constexpr) -> None:
+def allocate_tmem(memory: Memory, warp: Int32, plan: cutlass.Constexpr) -> None:
     """Allocate tensor memory. All warps call, and all threads of the CTA sync before any of them
     uses it."""
     if warp == plan.mma_warp:
@@ -233,7 +234,7 @@ def allocate_tmem(memory: IndexerMemory, warp: Int32, plan: cutlass.Constexpr) -
 
 
 @cute.jit
-def run_mma(memory: IndexerMemory, plan: cutlass.Constexpr) -> None:
+def run_mma(memory: Memory, plan: cutlass.Constexpr) -> None:
     """The issuing warp: issue all products, then give tensor memory back."""
     address = memory.tmem_start.pointer(Int32).load()
     inputs = input_buffers_in(memory, plan, RingConsumer)
@@ -242,7 +243,7 @@ def run_mma(memory: IndexerMemory, plan: cutlass.Constexpr) -> None:
     tmem.free(address, plan.tmem.allocated)
 
 
-def page_source(memory: IndexerMemory, thread: Int32, plan: Any) -> PageSource:
+def page_source(memory: Memory, thread: Int32, plan: Any) -> PageSource:
     """Return the consumer's source of page scores."""
     address = memory.tmem_start.pointer(Int32).load()
     scales = memory.scales.array(Float32, plan.ring_stages * plan.stage_tokens)

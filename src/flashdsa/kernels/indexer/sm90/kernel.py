@@ -23,7 +23,7 @@ import cutlass
 from cutlass import Float32, GridConstant, Int32, const_expr, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.dsl.tma import EVICT_FIRST, load_box
 from flashdsa.hw import WARP_SIZE
@@ -42,12 +42,7 @@ from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS, RANK_BINS
 from flashdsa.kernels.indexer.sm90.plan import BLOCK, IndexerPlan, LogitsPlan
 from flashdsa.kernels.indexer.sm90.score import page_source
 from flashdsa.kernels.indexer.sm90.score_pairs import page_source as pair_source
-from flashdsa.kernels.indexer.smem_views import (
-    IndexerMemory,
-    InputBuffers,
-    consumer_sync,
-    input_buffers_in,
-)
+from flashdsa.kernels.indexer.smem_views import InputBuffers, consumer_sync, input_buffers_in
 from flashdsa.kernels.indexer.write_scores import (
     OutputSink,
     WriteContext,
@@ -194,7 +189,7 @@ def logits_kernel(
 ):
     """One CTA of the grid; arguments as in `launch_logits`."""
     caller = find_caller(plan)
-    memory = IndexerMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     max_len = scores.shape[1]
     if const_expr(plan.ranked):
         counts, unscored = rest

@@ -12,6 +12,7 @@ import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import Ring, RingConsumer
 from flashdsa.dsl.smem import load4, load_float
@@ -32,12 +33,7 @@ from flashdsa.kernels.indexer.sm90.score import (
     sum_heads,
     word_of_scale,
 )
-from flashdsa.kernels.indexer.smem_views import (
-    IndexerMemory,
-    InputBuffers,
-    consumer_sync,
-    input_buffers_in,
-)
+from flashdsa.kernels.indexer.smem_views import InputBuffers, consumer_sync, input_buffers_in
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 OPCODE = "wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3"
@@ -166,7 +162,7 @@ SCORING = PageScoring(prepare, score_pages)
 """See score_batch.py."""
 
 
-def page_source(memory: IndexerMemory, thread: Int32, plan: IndexerPlan) -> PageSource:
+def page_source(memory: Memory, thread: Int32, plan: IndexerPlan) -> PageSource:
     """Return the consumer's source of page scores."""
     inputs = input_buffers_in(memory, plan, RingConsumer)
     scorer = PairScorer(

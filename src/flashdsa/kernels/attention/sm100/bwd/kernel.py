@@ -24,6 +24,7 @@ from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.grids import launch_plan
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.static import Static
 from flashdsa.hw import SECTOR_BYTES, SM100, WARP_SIZE, WARPGROUP_SIZE
@@ -101,7 +102,7 @@ def backward_kernel(
     indices, lengths, members, present = items
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    memory = load.BwdMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     hold = enter_pair(memory, thread, warp, 1)
 
     # Each role computes its own coordinates: values shared by all would be live in every role, and

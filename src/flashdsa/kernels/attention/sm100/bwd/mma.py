@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.memory import Region
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.pipeline import Barriers, RingConsumer
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.tma import load_box
 from flashdsa.dsl.tmem import wait_then_tcgen05
 from flashdsa.dsl.umma import UmmaProduct
 from flashdsa.dsl.umma_issue import commit, issue
-from flashdsa.kernels.attention.sm100.bwd.load import BwdMemory, Context, Turn
+from flashdsa.kernels.attention.sm100.bwd.load import Context, Turn
 from flashdsa.kernels.attention.sm100.bwd.plan import QUERY_STEPS
 from flashdsa.kernels.attention.sm100.bwd.products import Products
 from flashdsa.kernels.attention.sm100.core.tile import BF16, BOX_DIMS, PAIR_ROWS
@@ -102,7 +102,7 @@ def load_rows(
         load_box(at, operand.tensor_map, [Int32(plan.tile.d_v), row], barrier)
 
 
-def wait_until_read(memory: BwdMemory, turn: Turn) -> None:
+def wait_until_read(memory: Memory, turn: Turn) -> None:
     """Wait, before the CTA ends, for the last commit of its MMAs; `turn` is the one after it."""
     memory.query_free.wait_round(turn.items_before - 1, QUERY_STEPS - 1)
 

@@ -21,6 +21,7 @@ from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.grids import launch_plan, place_in_grid
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.static import Static
@@ -125,7 +126,7 @@ def forward_kernel(
     """One CTA of a pair; arguments as in `launch_pairs`."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    memory = load.FwdMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     hold = enter_pair(memory, thread, warp, CLUSTER)
 
     # Each role computes its own coordinates: values shared by all would be live in every role.
@@ -161,7 +162,7 @@ def forward_kernel(
 
 
 @cute.jit
-def locate(slots: cute.Tensor, num_slots: cute.Tensor, memory: load.FwdMemory) -> load.Context:
+def locate(slots: cute.Tensor, num_slots: cute.Tensor, memory: Memory) -> load.Context:
     """This thread's context."""
     thread, block, _ = place_in_grid()
     item, keys = block // CLUSTER, memory.plan.tile.keys

@@ -120,7 +120,7 @@ def values_of(ctx: StepContext, tile: int, consumer: int) -> Any:
 def p_address(ctx: StepContext, tile: int) -> Any:
     """Address of a tile's P."""
     region, offset = ctx.plan.tile.p0 if tile == 0 else ("p", 0)
-    return ctx.memory.region(region).address() + offset
+    return getattr(ctx.memory, region).address() + offset
 
 
 def p_of(ctx: StepContext, tile: int) -> Any:

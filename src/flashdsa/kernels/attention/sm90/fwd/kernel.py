@@ -21,6 +21,7 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.grids import follow_grid, launch_plan
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import SM90
@@ -34,7 +35,7 @@ from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of
 from flashdsa.kernels.attention.sm90.core.tile import Tile
 from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
-from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
+from flashdsa.kernels.attention.sm90.fwd.context import locate
 from flashdsa.kernels.attention.sm90.fwd.draws import COUNTS, Draws
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
 from flashdsa.kernels.attention.sm90.fwd.plan import ITEM_US, STEP_US, UNION_BIT_US, FwdPlan
@@ -73,7 +74,7 @@ def forward_kernel(
 ):  # fmt: skip
     """One CTA; arguments as in `launch_forward`. `draws`: of items that are drawn `Draws`; else
     None. `more`: of a joined plan `MoreOperands`; else None."""
-    memory = FwdMemory.begin(plan)
+    memory = Memory.begin(plan)
     if cutlass.const_expr(plan.drawn or plan.group > 1):
         follow_grid()
     if cutlass.const_expr(plan.joined):
@@ -110,12 +111,7 @@ def least_saved(group: int, num_keys: Int32) -> Any:
 
 @cute.jit
 def run_roles(
-    memory: FwdMemory,
-    q_map: Any,
-    inputs: Inputs,
-    results: Results,
-    rest: tuple[Any, Any],
-    draws: Any,
+    memory: Memory, q_map: Any, inputs: Inputs, results: Results, rest: tuple[Any, Any], draws: Any
 ) -> None:
     """Each warpgroup takes its role. `rest`: attn_sink, sm_scale."""
     plan, (attn_sink, sm_scale) = memory.plan, rest

@@ -19,19 +19,13 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.pipeline import RingProducer, acquire_reused
 from flashdsa.dsl.tma import EVICT_FIRST, EVICT_LAST, load_box
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.emit import emit_unscored
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    PrefillMemory,
-    TeamScratch,
-    clear,
-    score_sync,
-    team_of,
-)
+from flashdsa.kernels.indexer.sm90.prefill.entries import TeamScratch, clear, score_sync, team_of
 from flashdsa.kernels.indexer.sm90.prefill.plan import (
     QUERY_GROUP,
     SPAN_BYTES,
@@ -72,7 +66,7 @@ LINE_WORDS = 32
 class LoadContext(NamedTuple):
     """Arrives at key_full and query_full, waits for key_empty and query_empty."""
 
-    memory: PrefillMemory
+    memory: Memory
     ranges: Ranges
     queries_map: Any  # pointers to tensor maps: see `query_map`
     keys_map: Any
@@ -240,7 +234,7 @@ def prefill_kernel(
 ):
     """One CTA; arguments as in `launch_prefill`. scores: the workspace, or the scores alone."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = PrefillMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     if cutlass.const_expr(plan.shared):
         enter_cluster(memory, thread)
     else:
@@ -313,7 +307,7 @@ def score_all(ctx: ScoreContext, select: SelectContext, thread: Int32) -> None:
 
 
 @cute.jit
-def clear_histograms(memory: PrefillMemory, thread: Int32, plan: cutlass.Constexpr) -> None:
+def clear_histograms(memory: Memory, thread: Int32, plan: cutlass.Constexpr) -> None:
     """Clear the histograms of all queries of a tile, and the phases of messages, by all warps that
     score. These count after the barrier of a tile's sample at the earliest."""
     team = team_of(memory, thread, plan)

@@ -19,13 +19,13 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.pipeline import PipelineState, RingConsumer
 from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
     FIRST_BIN_OFFSET,
-    PrefillMemory,
     count_words,
     sample_nothing,
     take_sample,
@@ -110,7 +110,7 @@ def pass_turn(barrier: Int32) -> None:
 class ScoreContext(NamedTuple):
     """Waits for key_full and query_full, arrives at key_empty and query_empty."""
 
-    memory: PrefillMemory
+    memory: Memory
     ranges: Ranges
     weights: cute.Tensor  # (S, H) fp32, device memory
     scores: Any  # pointer to fp32 bits: this CTA's workspace, or (S, row_scores)

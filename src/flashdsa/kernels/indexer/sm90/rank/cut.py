@@ -7,7 +7,7 @@ from cutlass import Float32, Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl import gmem
 from flashdsa.dsl.cluster import add_to_peer, peer_address, store_to_peer
-from flashdsa.dsl.memory import Memory, Region
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.smem import store4
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
@@ -31,20 +31,6 @@ from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, WORD, Of
 BIN_BITS = RANK_BINS.bit_length() - 1
 
 
-class RankMemory(Memory):
-    """Regions of `RankPlan`."""
-
-    keys: Region
-    positions: Region
-    bins: Region
-    totals: Region
-    groups: Region
-    sums: Region
-    parts: Region
-    marks: Region
-    blocks: Region
-
-
 class Part(NamedTuple):
     """A thread and its CTA's part of a row."""
 
@@ -57,7 +43,7 @@ class Part(NamedTuple):
     peers: Int32  # CTAs of the row
     rank: Int32  # in the cluster, of the first of them
     thread: Int32
-    memory: RankMemory
+    memory: Memory
     static: Static  # the plan
 
     @property

@@ -25,6 +25,7 @@ from flashdsa.dsl import gmem
 from flashdsa.dsl.cluster import peer_address, store_to_peer
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.grids import launch_ctas
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import SM90, WARP_SIZE
@@ -48,7 +49,6 @@ from flashdsa.kernels.indexer.sm90.rank.cut import (
     Block,
     Cut,
     Part,
-    RankMemory,
     before_warp,
     choose_bin,
     clear_bins,
@@ -335,7 +335,7 @@ def rank_kernel(
     """One CTA of the grid; arguments as in `launch_rank`."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
-    memory = RankMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     topk, zero = Int32(output.ids.shape[1]), Int32(0)
     number = cta // cluster_size
     rank = cta - number * cluster_size

@@ -25,6 +25,7 @@ from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.gmem import store2
 from flashdsa.dsl.grids import follow_grid, launch_ctas, launch_plan, place_in_grid
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.warp import neighbours_sum, warpgroup_idx
 from flashdsa.hw import BULK_ALIGNMENT, SM90, WARP_SIZE, WARPGROUP_SIZE
@@ -131,7 +132,7 @@ def indexer_bwd_kernel(
     parts: Parts, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA; arguments as in `launch_backward`."""
-    memory = load.BwdMemory.begin(plan)
+    memory = Memory.begin(plan)
     follow_grid()
     group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
@@ -146,7 +147,7 @@ def indexer_bwd_kernel(
 
 @cute.jit
 def locate(
-    memory: load.BwdMemory,
+    memory: Memory,
     lists: load.Lists,
     choice: cute.Tensor,
     number: Int32,

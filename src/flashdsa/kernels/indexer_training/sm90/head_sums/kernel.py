@@ -22,6 +22,7 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.grids import launch_plan, place_in_grid
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.pipeline import PipelineState, Ring, RingConsumer
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.smem import load4
@@ -235,7 +236,7 @@ def head_sums_kernel(
     sm_scale: Float32, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA; arguments as in `launch_head_sums`."""
-    memory = gather.TargetMemory.begin(plan)
+    memory = Memory.begin(plan)
     group = warpgroup_idx()
     if group == 0:
         take_registers(plan, "gather")
@@ -249,7 +250,7 @@ def head_sums_kernel(
 
 @cute.jit
 def locate(
-    memory: gather.TargetMemory, indices: cute.Tensor, topk_length: cute.Tensor, keys: cute.Tensor
+    memory: Memory, indices: cute.Tensor, topk_length: cute.Tensor, keys: cute.Tensor
 ) -> gather.Context:
     """This thread's context."""
     thread, cta, num_ctas = place_in_grid()

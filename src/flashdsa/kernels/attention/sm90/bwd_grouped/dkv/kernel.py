@@ -28,8 +28,8 @@ from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
 from flashdsa.dsl.gmem import add4_if
 from flashdsa.dsl.grids import follow_grid, launch_plan
-from flashdsa.dsl.memory import Memory, Region
-from flashdsa.dsl.pipeline import Barriers, RingProducer, arrive_warp
+from flashdsa.dsl.memory import Memory
+from flashdsa.dsl.pipeline import RingProducer, arrive_warp
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.dsl.warp import lowest_bit
@@ -47,17 +47,6 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
 from flashdsa.kernels.attention.sm90.core import backward
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
-
-
-class DkvMemory(Memory):
-    """Regions and barriers of `DkvPlan`."""
-
-    rows: Region
-    ring: Region
-    matrix_full: Barriers
-    matrix_free: Barriers
-    rows_full: Barriers
-    rows_free: Barriers
 
 
 @cute.jit
@@ -365,7 +354,7 @@ class Operands(NamedTuple):
 def dkv_kernel(x: Operands, groups: work_items.Groups, plan: cutlass.Constexpr):
     """One CTA; `x`: with the heads' rows of q and do one after another."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = DkvMemory.begin(plan)
+    memory = Memory.begin(plan)
     follow_grid()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)

@@ -7,12 +7,11 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.fragments import BF16_KIND, F16_KIND
 from flashdsa.dsl.integers import divide
-from flashdsa.dsl.memory import Region
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.smem import VECTOR, store_words
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
-from flashdsa.kernels.attention.sm90.core.context import StepMemory
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
 from flashdsa.kernels.attention.sm90.core.sources import JoinedSlots, join_slots, split_after
 from flashdsa.kernels.attention.sm90.core.tile import TILES
@@ -20,41 +19,10 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import MOST_WITH_A_TILE
 from flashdsa.kernels.attention.sm90.decode.shared.words import load_words_again
 
 
-class DecodeMemory(StepMemory):
-    """Regions and barriers of every decode's plan."""
-
-    row_unit: Region
-    tokens: Region
-    extent: Region
-    item: Region
-    tops: Region
-    sums: Region
-    maxima: Region
-    extent_full: Barriers
-    full: Barriers
-    free: Barriers
-    all_read: Barriers
-    halves: Barriers
-    q_converted: Barriers
-    staged: Barriers
-    o_full: Barriers
-    ready: Barriers
-    done: Barriers
-    dealt: Region
-    ticket: Region
-    stretches: Region
-    stretch_full: Barriers
-    q_free: Barriers
-    extent_free: Barriers
-    stretch_read: Barriers
-    part_stored: Barriers
-    ticket_full: Barriers
-
-
 class Context(NamedTuple):
     """One CTA's position in the launch: an item is the plan's heads of a query, and a cluster's."""
 
-    memory: DecodeMemory
+    memory: Memory
     query: Int32
     head: Int32  # the item's first
     rank: Int32  # of the CTA in its cluster
@@ -114,7 +82,7 @@ def output_of(ctx: Context, x: OtherOperands, scale: Scale) -> Output:
 
 
 @cute.jit
-def find_item(memory: DecodeMemory, x: OtherOperands, sources: Any) -> Context:
+def find_item(memory: Memory, x: OtherOperands, sources: Any) -> Context:
     """This thread's context; sources: of a joined plan `Sources`, else None."""
     item, _, _ = cute.arch.cluster_idx()
     rows = memory.plan.group_heads
@@ -186,7 +154,7 @@ def store_item(ctx: Context) -> None:
             store_words(to, words[VECTOR * four : VECTOR * (four + 1)])
 
 
-def load_item(memory: DecodeMemory) -> Context:
+def load_item(memory: Memory) -> Context:
     """This thread's context, as `store_item` stored it; loaded again where registers are few."""
     at = memory.item.address()
     query, head, first_slot, end_slot = load_words_again(at)
