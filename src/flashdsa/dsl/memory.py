@@ -44,7 +44,7 @@ class Memory(NamedTuple):
     """One block of shared memory. Each region and each barrier of its plan is an attribute, by the
     name that the plan gives it: a `Region`, or `Barriers`.
 
-    The plan has `smem`, a SmemPlan, and `barriers`, if it has any.
+    The plan has `smem`, a SmemPlan, and `barriers`.
     """
 
     base: Any  # pointer to bytes, at a multiple of ALIGNMENT
@@ -57,7 +57,7 @@ class Memory(NamedTuple):
             AttributeError: the plan has neither.
         """
         plan = self.plan
-        for barrier in getattr(plan, "barriers", ()):
+        for barrier in plan.barriers:
             if barrier.name == name:
                 first = cute.recast_ptr(self.base + barrier_offset(plan, barrier), dtype=Int64)
                 return Barriers(first, Static(barrier))

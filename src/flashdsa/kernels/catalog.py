@@ -22,10 +22,6 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full import plan as decode
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
-from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
-from flashdsa.kernels.attention.sm90.padded_heads.plan import PaddedHeadsPlan
-from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
-from flashdsa.kernels.attention.sm90.used_slots.plan import UsedSlotsPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
@@ -36,12 +32,12 @@ from flashdsa.kernels.indexer.sm90.plan import LOGITS_PLANS, IndexerPlan
 from flashdsa.kernels.indexer.sm90.prefill import plan as prefill
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.rank.plan import RANK_PLANS
-from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
 from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
 from flashdsa.kernels.indexer_training.sm90.scores import plan as scores
+from flashdsa.plan import FixedPlan
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 
 _OTHER_STAGES = (1, 4)
@@ -77,8 +73,8 @@ INDEXER = _hopper(
     load="load PAGES", select="consume page_source")
 INDEXER_UNSCORED = _hopper(
     "indexer_unscored", "dsa_topk_indexer",
-    "indexer.sm90.unscored.kernel:compile_unscored", "unscored_kernel",
-    (UnscoredPlan(),))
+    "indexer.sm90.unscored:compile_unscored", "unscored_kernel",
+    (FixedPlan("indexer_unscored"),))
 INDEXER_LOGITS = _hopper(
     "indexer_logits", "indexer_logits dsa_topk_indexer",
     "indexer.sm90.kernel:compile_logits", "logits_kernel",
@@ -161,15 +157,15 @@ MLA_BWD_DKV = _hopper(
     map(DkvPlan, _TILES),
     matrices="load_matrices", rows="copy_all", multiply="multiply_all")
 MLA_BWD_JOIN = _hopper(
-    "mla_bwd_join", "mla_bwd", "attention.sm90.join.kernel:compile_join", "join_kernel",
-    (JoinPlan(),))
+    "mla_bwd_join", "mla_bwd", "attention.sm90.join:compile_join", "join_kernel",
+    (FixedPlan("mla_bwd_join"),))
 MLA_BWD_PADDED_HEADS = _hopper(
     "mla_bwd_padded_heads", "mla_bwd",
-    "attention.sm90.padded_heads.kernel:compile_padded_heads", "padded_heads_kernel",
-    (PaddedHeadsPlan(),))
+    "attention.sm90.padded_heads:compile_padded_heads", "padded_heads_kernel",
+    (FixedPlan("mla_bwd_padded_heads"),))
 MLA_BWD_SINK = _hopper(
-    "mla_bwd_sink", "mla_bwd", "attention.sm90.sink.kernel:compile_sink", "sink_kernel",
-    (SinkPlan(),))
+    "mla_bwd_sink", "mla_bwd", "attention.sm90.sink:compile_sink", "sink_kernel",
+    (FixedPlan("mla_bwd_sink", smem_bytes=1024),))
 MLA_BWD_FUSED = _hopper(
     "mla_bwd_fused", "mla_bwd",
     "attention.sm90.bwd_per_item.kernel:compile_per_item", "per_item_kernel",
@@ -213,8 +209,8 @@ SPARSE_MLA_DECODE_DEALT_FEW_HEADS = _hopper(
     gather="gather_stretches", math="take_stretches")
 SPARSE_MLA_USED_SLOTS = _hopper(
     "mla_used_slots", "sparse_mla_fwd",
-    "attention.sm90.used_slots.kernel:compile_used_slots", "used_slots_kernel",
-    (UsedSlotsPlan(),))
+    "attention.sm90.used_slots:compile_used_slots", "used_slots_kernel",
+    (FixedPlan("mla_used_slots"),))
 INDEXER_BWD = _hopper(
     "indexer_bwd", "indexer_bwd",
     "indexer_training.sm90.bwd.kernel:compile_backward", "indexer_bwd_kernel",
@@ -227,7 +223,7 @@ INDEXER_BWD = _hopper(
 INDEXER_BWD_SUM = _hopper(
     "indexer_bwd_sum", "indexer_bwd",
     "indexer_training.sm90.bwd.kernel:compile_sum", "ordered_sum_kernel",
-    (index_bwd.SumPlan(),))
+    (FixedPlan("indexer_bwd_sum"),))
 ATTENTION_TARGET = _hopper(
     "attention_target", "attention_target",
     "indexer_training.sm90.head_sums.kernel:compile_head_sums", "head_sums_kernel",

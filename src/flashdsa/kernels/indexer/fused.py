@@ -154,7 +154,7 @@ def load(ctx: Any, loader: cutlass.Constexpr, x: Cta, plan: cutlass.Constexpr) -
 def prefetch_meanwhile(caller: Caller, operands: Operands, plan: cutlass.Constexpr) -> None:
     """Prefetch tables and weights, if the lengths decide, by the threads that do not order the
     rows."""
-    if const_expr(plan.scheduled):
+    if const_expr(plan.splits):
         threads = plan.threads - plan.consumer_threads
         if not caller.consumes:
             prefetch_inputs(
@@ -179,7 +179,7 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
         operands.slots,
         x.rows,
     )
-    if const_expr(not plan.scheduled):
+    if const_expr(not plan.splits):
         prefetch_inputs(
             operands.block_table,
             operands.weights,

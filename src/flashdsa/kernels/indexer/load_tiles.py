@@ -67,7 +67,7 @@ def row_of_turn(
     plan: cutlass.Constexpr,
 ) -> tuple[Int32, Int32]:
     """(the row that the caller's group gets in that turn, its length, 0 if it gets none)."""
-    if const_expr(plan.scheduled):
+    if const_expr(plan.splits):
         row, length = index_of_turn(coord.group, coord.num_groups, turn), Int32(0)
         if coord.ordered:
             row = select.own_rows[turn]
@@ -105,7 +105,7 @@ def share_of_row(coord: Coord, plan: cutlass.Constexpr) -> Share:
 @cute.jit
 def pages_of_share(share: Share, pages: Int32, plan: cutlass.Constexpr) -> tuple[Int32, Int32]:
     """(the part's first page, one past its last). A part ends where the next one begins."""
-    if const_expr(plan.scheduled):
+    if const_expr(plan.splits):
         inverse = cute.arch.rcp_approx(Float32(share.num_parts))
         first = divide(share.part * pages, share.num_parts, inverse)
         return first, divide(share.part * pages + pages, share.num_parts, inverse)
@@ -134,7 +134,7 @@ def load_scheduled(
     pages_done = Int32(0)
     number = Int32(0)
     turns = coord.turns
-    if const_expr(not plan.scheduled):
+    if const_expr(not plan.splits):
         turns = (ctx.rows.count + coord.num_groups - 1) // coord.num_groups
     first_length = clamped(ctx.rows, cute.arch.shuffle_sync(first_lengths, 0))
     for turn in cutlass.range(turns, unroll=1):

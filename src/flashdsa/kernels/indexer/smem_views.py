@@ -86,8 +86,8 @@ def select_buffers_in(memory: Memory, plan: Any) -> SelectBuffers:
         histogram=memory.histogram.array(Int32, sizes.NUM_BINS),
         candidates=memory.candidates.array(Int32, plan.max_candidates * sizes.ENTRY_WORDS),
         bitmap=memory.histogram.array(Int32, sizes.BITMAP_WORDS),
-        own_rows=memory.own_rows.array(Int32, sizes.MAX_OWN_ROWS) if plan.scheduled else None,
-        lengths=memory.lengths.array(Int32, sizes.ORDERED_ROWS) if plan.scheduled else None,
+        own_rows=memory.own_rows.array(Int32, sizes.MAX_OWN_ROWS) if plan.splits else None,
+        lengths=memory.lengths.array(Int32, sizes.ORDERED_ROWS) if plan.splits else None,
         scratch=memory.scratch.array(Int32, sizes.SCRATCH_WORDS),
     )
 

@@ -28,8 +28,8 @@ from flashdsa.kernels.indexer.schedule.work_tile import (
     whole_stages,
 )
 from flashdsa.kernels.indexer.score_batch import PageSource, Scoring, row_of_lane
-from flashdsa.kernels.indexer.select.keys import INVALID, bin_of, sortable
 from flashdsa.kernels.indexer.select.lists import PageRange, count_at
+from flashdsa.kernels.indexer.select.sort_keys import INVALID, bin_of, sortable
 from flashdsa.kernels.indexer.sizes import RANK_BINS, RANK_MANTISSA
 from flashdsa.kernels.indexer.smem_views import InputBuffers, consumer_sync
 from flashdsa.problem import PAGE_SIZE

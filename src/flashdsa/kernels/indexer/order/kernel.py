@@ -15,7 +15,7 @@ from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.memory import Memory
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.order.plan import OrderPlan
-from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST, MAGNITUDE, key_of
+from flashdsa.kernels.indexer.select.sort_keys import INVALID, LOWEST, MAGNITUDE, key_of
 
 WORST = 0xFFFFFFFF
 """Bits of an entry without a score: NaN, or none at all."""
@@ -47,7 +47,7 @@ def load_words(
     memory: Memory, scores: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> cute.Tensor:
     """Load this lane's words, one of each 32; write the keys of all entries to shared memory.
-    scores: pointer to the list's scores, as words of `select/keys.py`."""
+    scores: pointer to the list's scores, as words of `select/sort_keys.py`."""
     keys = cute.make_rmem_tensor(plan.each, Int32)
     for i in cutlass.range_constexpr(plan.each):
         index = lane + WARP_SIZE * i
@@ -203,7 +203,7 @@ def launch_order(plan: cutlass.Constexpr, stream: Any, rows: cute.Tensor, scores
     Args:
         rows: (S, topk) int32, at most plan.width each: put in descending order of score, of equal
             scores in the order that they have.
-        scores: (S, topk) int32, words of `select/keys.py`: bits of fp32, or NAN, or INVALID.
+        scores: (S, topk) int32, words of `select/sort_keys.py`: bits of fp32, or NAN, or INVALID.
     """
     order_kernel(rows, scores, plan).launch(
         grid=[rows.shape[0], 1, 1], block=[WARP_SIZE, 1, 1], stream=stream

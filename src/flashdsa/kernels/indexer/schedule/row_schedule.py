@@ -64,7 +64,7 @@ def first_lengths(
     rows: if all lanes shared a number, ptxas would wait for it here, to keep it only once. A
     consumer, if rows are weighed, gets the length of the first row that it weighs."""
     row = thread % WARP_SIZE + coord.group
-    if const_expr(plan.scheduled):
+    if const_expr(plan.splits):
         if consumes:
             row = thread * coord.together
         if thread < len(Tally._fields):
@@ -85,7 +85,7 @@ def schedule_rows(
     """All threads of a CTA: return its coordinates as the rows' lengths decide. The rows of its
     group are in own_rows if they are given out by lengths. Groups are as small as they can be if
     the rows are too many to be weighed."""
-    if const_expr(plan.scheduled):
+    if const_expr(plan.splits):
         if coord.together > 0:
             key = Int32(-1)
             if consumes:

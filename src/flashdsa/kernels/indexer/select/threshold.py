@@ -26,7 +26,8 @@ from flashdsa.kernels.indexer.select.exchange import (
     send_above,
     within_before,
 )
-from flashdsa.kernels.indexer.select.keys import (
+from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_at
+from flashdsa.kernels.indexer.select.sort_keys import (
     Part,
     Range,
     Steps,
@@ -40,7 +41,6 @@ from flashdsa.kernels.indexer.select.keys import (
     steps_of,
     unsigned,
 )
-from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_at
 from flashdsa.kernels.indexer.sizes import ENTRY_WORDS, LAST_POSITION
 from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, Selecting, consumer_sync
 

@@ -40,14 +40,6 @@ from flashdsa.kernels.indexer.schedule.work_tile import (
     wait_for_tile,
 )
 from flashdsa.kernels.indexer.select.exchange import EVENTS
-from flashdsa.kernels.indexer.select.keys import (
-    BIN_BITS,
-    LOWEST_KEY,
-    SIGN,
-    Part,
-    step_bits,
-    unsigned,
-)
 from flashdsa.kernels.indexer.select.lists import (
     Listed,
     clear_histogram,
@@ -62,6 +54,14 @@ from flashdsa.kernels.indexer.select.published import (
     load_entry,
     load_header,
     publish,
+)
+from flashdsa.kernels.indexer.select.sort_keys import (
+    BIN_BITS,
+    LOWEST_KEY,
+    SIGN,
+    Part,
+    step_bits,
+    unsigned,
 )
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 from flashdsa.dsl.umma import E4M3, SharedOperand, SharedTile, TilePart, UmmaProduct
 from flashdsa.hw import REGISTER_STEP, SM100, TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
 from flashdsa.kernels.indexer.order.plan import OrderPlan
 from flashdsa.kernels.indexer.plan import SelectPlan
-from flashdsa.kernels.indexer.regions import (
-    scratch_region,
-    select_barrier_regions,
-    select_barriers,
-    select_regions,
-)
-from flashdsa.kernels.indexer.sizes import TILE_WORDS
-from flashdsa.plan import Arrives, Barrier, Role, SmemRegion, TmemPlan, TmemRegion, plan_tmem
+from flashdsa.plan import Arrives, Barrier, Role, Sm100Plan, SmemRegion, TmemRegion
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
 PAGES_PER_STAGE = (1, 2, 4)
@@ -31,7 +23,7 @@ GATHERED = 4
 
 
 @dataclass(frozen=True)
-class IndexerPlan(SelectPlan):
+class IndexerPlan(SelectPlan, Sm100Plan):
     """One compiled indexer: choices, then derived values.
 
     Use n of the ring of pages belongs to warpgroup n % consumer_warpgroups, which has one
@@ -45,8 +37,6 @@ class IndexerPlan(SelectPlan):
 
     pages_per_stage: int = 2
     gathers: bool = False
-
-    arch: ClassVar[ArchSpec] = SM100
 
     def __post_init__(self) -> None:
         if self.pages_per_stage not in PAGES_PER_STAGE:
@@ -89,18 +79,9 @@ class IndexerPlan(SelectPlan):
         return 32
 
     @property
-    def warp_stages(self) -> int:
-        return self.ring_stages // self.load_warps
-
-    @property
     def mma_warp(self) -> int:
         """Number of the issuing warp: the last one, in the load warps' warpgroup."""
         return self.threads // WARP_SIZE - 1
-
-    @property
-    def threads(self) -> int:
-        """Consumers, and the warpgroup that loads and issues."""
-        return self.consumer_threads + WARPGROUP_SIZE
 
     def cache_operand(self, cache: Any) -> Any:
         """The cache: scales are copied by their addresses."""
@@ -136,41 +117,23 @@ class IndexerPlan(SelectPlan):
         return self.products_per_stage * self.num_heads
 
     @property
-    def regions(self) -> list[SmemRegion]:
-        stages, tiles, pages = self.ring_stages, self.lists.tile_stages, self.pages_per_stage
-        groups = self.consumer_warpgroups
+    def inputs(self) -> list[SmemRegion]:
+        stages, tiles = self.ring_stages, self.lists.tile_stages
         return [
             SmemRegion("pages", stages * self.stage_key_bytes, 1024, "keys, e4m3, SW128"),
             SmemRegion("queries", tiles * self.query_bytes, 1024, "e4m3, SW128"),
-            SmemRegion("scales", stages * pages * PAGE_SCALE_BYTES, 128, "of keys, fp32"),
+            SmemRegion("scales", self.stages * PAGE_SCALE_BYTES, 128, "of keys, fp32"),
             SmemRegion("weights", tiles * self.weight_bytes, 128, "fp32"),
-            *select_regions(self),
-            SmemRegion("work_tiles", tiles * TILE_WORDS * 4, 16, "descriptions"),
-            SmemRegion(
-                "page_valid", stages * self.valid_words * 4, 16, "1 where it is in the cache"
-            ),
-            scratch_region(),
-            SmemRegion("page_full", stages * 8, 8, "mbarriers: TMA -> mma and a warpgroup"),
-            SmemRegion("page_empty", stages * 8, 8, "mbarriers: 4 warps -> load"),
-            SmemRegion("score_full", groups * 8, 8, "mbarriers: mma -> a warpgroup"),
-            SmemRegion("score_empty", groups * 8, 8, "mbarriers: 4 warps -> mma"),
-            SmemRegion("tile_full", tiles * 8, 8, "mbarriers: load -> mma and consumers"),
-            SmemRegion("tile_empty", tiles * 8, 8, "mbarriers: mma and consumers -> load"),
-            *select_barrier_regions(),
-            SmemRegion("tmem_start", 4, 4, "address of tensor memory"),
         ]
 
-    @cached_property
-    def tmem(self) -> TmemPlan:
+    @property
+    def columns(self) -> list[TmemRegion]:
         """An accumulator for each warpgroup."""
         columns = self.accumulator_columns
-        return plan_tmem(
-            [
-                TmemRegion(f"scores{group}", group * columns, columns, "a stage's products, fp32")
-                for group in range(self.consumer_warpgroups)
-            ],
-            self.arch.tmem_columns,
-        )
+        return [
+            TmemRegion(f"scores{group}", group * columns, columns, "a stage's products, fp32")
+            for group in range(self.consumer_warpgroups)
+        ]
 
     @property
     def products(self) -> tuple[UmmaProduct, ...]:
@@ -209,13 +172,12 @@ class IndexerPlan(SelectPlan):
         )
 
     @property
-    def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers that the plan has regions for."""
+    def input_barriers(self) -> tuple[Barrier, ...]:
         load, mma, select = self.roles
         head = self.query_bytes + self.weight_bytes
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
         stages, tiles, groups = self.ring_stages, self.lists.tile_stages, self.consumer_warpgroups
-        every = (
+        return (
             self._page_full(load, mma, select),
             Barrier("page_empty", stages, select, group, load, 0, "the pages have been read"),
             Barrier("score_full", groups, mma, Arrives.COMMIT, select, 0, "products are there"),
@@ -228,10 +190,7 @@ class IndexerPlan(SelectPlan):
                 "tile_empty", tiles, select, warps, load, 0, "its pages are scored",
                 also_produced_by=mma, also_arrives=one,
             ),
-            *select_barriers(self, select),
         )  # fmt: skip
-        present = {region.name for region in self.regions}
-        return tuple(barrier for barrier in every if barrier.name in present)
 
     def _page_full(self, load: Role, mma: Role, select: Role) -> Barrier:
         """The barrier of loaded stages. Bulk copies bring scales of pages; those of gathered tokens
@@ -265,9 +224,10 @@ class BlackwellOrderPlan(OrderPlan):
 
 @dataclass(frozen=True)
 class LogitsPlan(IndexerPlan):
-    """The fused indexer's plan without the memory of the selection: only its stream of pages."""
+    """The plan of scores alone: the fused indexer's stream of pages."""
 
     stages: int = 24
+    selects = False
 
     @property
     def name(self) -> str:
@@ -278,9 +238,3 @@ class LogitsPlan(IndexerPlan):
         """Registers of a load thread, which also cuts the line of pages (see
         write_scores.py)."""
         return 40
-
-    @property
-    def regions(self) -> list[SmemRegion]:
-        selecting = (*select_regions(self), *select_barrier_regions(), scratch_region())
-        absent = {region.name for region in selecting}
-        return [region for region in super().regions if region.name not in absent]

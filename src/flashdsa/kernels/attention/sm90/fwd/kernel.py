@@ -39,7 +39,7 @@ from flashdsa.kernels.attention.sm90.fwd.context import locate
 from flashdsa.kernels.attention.sm90.fwd.draws import COUNTS, Draws
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
 from flashdsa.kernels.attention.sm90.fwd.plan import ITEM_US, STEP_US, UNION_BIT_US, FwdPlan
-from flashdsa.kernels.attention.sm90.join.kernel import JoinedIds, launch_join
+from flashdsa.kernels.attention.sm90.join import JoinedIds, launch_join
 from flashdsa.kernels.attention.union import launch_union
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)

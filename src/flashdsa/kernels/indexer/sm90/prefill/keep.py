@@ -13,7 +13,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from flashdsa.dsl.gmem import store_if
 from flashdsa.dsl.memory import Memory
 from flashdsa.kernels.indexer.score_batch import LANES_APART, doubled_relu
-from flashdsa.kernels.indexer.select.keys import INVALID
+from flashdsa.kernels.indexer.select.sort_keys import INVALID
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, entries_of
 

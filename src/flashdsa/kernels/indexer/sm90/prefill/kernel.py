@@ -25,7 +25,6 @@ from flashdsa.dsl.tma import EVICT_FIRST, EVICT_LAST, load_box
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.emit import emit_unscored
-from flashdsa.kernels.indexer.sm90.prefill.entries import TeamScratch, clear, score_sync, team_of
 from flashdsa.kernels.indexer.sm90.prefill.plan import (
     QUERY_GROUP,
     SPAN_BYTES,
@@ -41,11 +40,12 @@ from flashdsa.kernels.indexer.sm90.prefill.score import (
     score_segment,
     wait_for_turn,
 )
-from flashdsa.kernels.indexer.sm90.prefill.select import (
+from flashdsa.kernels.indexer.sm90.prefill.segments import (
     SelectContext,
     prepare_select,
     select_segment,
 )
+from flashdsa.kernels.indexer.sm90.prefill.teams import TeamScratch, clear, score_sync, team_of
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,

@@ -1,6 +1,6 @@
 """Masks of bits of a query's entries: which ones are sure to win, which may, and which of these do.
 
-Bins of the scores give the cut-off (entries.py); the few entries about it are compared one by one.
+Bins of the scores give the cut-off (teams.py); the few entries about it are compared one by one.
 If these are too many, rounds over all entries find the threshold by the scores alone: the key of
 the topk-th best, however many tie. Each narrows a range of keys to one of its bins. That search is
 slow, and always right.
@@ -14,8 +14,9 @@ from cutlass import Boolean, Float32, Int32, Uint32, cute
 from flashdsa.dsl.smem import load4, store_words
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.select.keys import LOWEST, MAGNITUDE, key_of, step_at, step_bits
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
+from flashdsa.kernels.indexer.select.sort_keys import LOWEST, MAGNITUDE, key_of, step_at, step_bits
+from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, ROUND_BINS
+from flashdsa.kernels.indexer.sm90.prefill.teams import (
     WORDS_EACH,
     Bounds,
     Entries,
@@ -31,7 +32,6 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     load_chunk,
     team_sync,
 )
-from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, ROUND_BINS
 
 ROUND_BITS = ROUND_BINS.bit_length() - 1
 """Bits of a bin's number."""

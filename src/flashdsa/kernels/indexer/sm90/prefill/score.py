@@ -24,14 +24,14 @@ from flashdsa.dsl.pipeline import PipelineState, RingConsumer
 from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
+from flashdsa.kernels.indexer.sm90.prefill.keep import ROWS_APART, keeper_of
+from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, TILE_KEYS
+from flashdsa.kernels.indexer.sm90.prefill.teams import (
     FIRST_BIN_OFFSET,
     count_words,
     sample_nothing,
     take_sample,
 )
-from flashdsa.kernels.indexer.sm90.prefill.keep import ROWS_APART, keeper_of
-from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,
@@ -128,7 +128,7 @@ class Prepared(NamedTuple):
     starts: list[Int32]  # of its queries' ranges
     lengths: list[Int32]
     queries: Int32  # low word of the columns' descriptor
-    window: cute.Tensor  # (2 groups,) fp32: factor and offset of each; see entries.py
+    window: cute.Tensor  # (2 groups,) fp32: factor and offset of each; see teams.py
 
 
 @cute.jit

@@ -117,7 +117,7 @@ def scores_at(tile: Tile, plan: cutlass.Constexpr) -> Int32:
 @cute.jit
 def key_tile_at(tile: Tile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
     """The key tile that is scored in a turn. Odd turns of the first segment begin with a late tile,
-    so that the sample of the first two (entries.py) spans scores that rise or fall."""
+    so that the sample of the first two (teams.py) spans scores that rise or fall."""
     key_tile = turn
     if cutlass.const_expr(not plan.scores_only and not plan.shared):
         tiles = first_segment(tile, plan)

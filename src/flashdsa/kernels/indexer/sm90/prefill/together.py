@@ -30,7 +30,7 @@ from flashdsa.kernels.indexer.select.exchange import (
     send_above,
     within_before,
 )
-from flashdsa.kernels.indexer.select.keys import (
+from flashdsa.kernels.indexer.select.sort_keys import (
     LOWEST,
     MAGNITUDE,
     key_of,
@@ -40,7 +40,28 @@ from flashdsa.kernels.indexer.select.keys import (
 )
 from flashdsa.kernels.indexer.sizes import BIN_GROUP
 from flashdsa.kernels.indexer.sm90.prefill.emit import Source, row_of, share_of, write_rows
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
+from flashdsa.kernels.indexer.sm90.prefill.marks import (
+    COMPARED,
+    Threshold,
+    collect,
+    load_ahead,
+    mark,
+    mark_chunks,
+    number_of_better,
+    set_bit,
+)
+from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS
+from flashdsa.kernels.indexer.sm90.prefill.segments import (
+    Seen,
+    SelectContext,
+    chunks_of,
+    clear_counts,
+    first_chunk,
+    log_best,
+    own_bounds,
+    source_of,
+)
+from flashdsa.kernels.indexer.sm90.prefill.teams import (
     FIRST_BIN_OFFSET,
     NO_SCORE,
     WORDS_EACH,
@@ -60,27 +81,6 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     load_chunk,
     number_of_ones,
     team_sync,
-)
-from flashdsa.kernels.indexer.sm90.prefill.marks import (
-    COMPARED,
-    Threshold,
-    collect,
-    load_ahead,
-    mark,
-    mark_chunks,
-    number_of_better,
-    set_bit,
-)
-from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS
-from flashdsa.kernels.indexer.sm90.prefill.select import (
-    Seen,
-    SelectContext,
-    chunks_of,
-    clear_counts,
-    first_chunk,
-    log_best,
-    own_bounds,
-    source_of,
 )
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Tile
 

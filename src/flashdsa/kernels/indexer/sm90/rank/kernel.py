@@ -32,7 +32,8 @@ from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.indexer.emit import PAGE_BITS
 from flashdsa.kernels.indexer.launch import rows_apart
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of
-from flashdsa.kernels.indexer.select.keys import (
+from flashdsa.kernels.indexer.select.lists import count_at
+from flashdsa.kernels.indexer.select.sort_keys import (
     INVALID,
     LOWEST_KEY,
     between,
@@ -42,9 +43,8 @@ from flashdsa.kernels.indexer.select.keys import (
     step_bits,
     word_of,
 )
-from flashdsa.kernels.indexer.select.lists import count_at
 from flashdsa.kernels.indexer.sizes import RANK_BINS
-from flashdsa.kernels.indexer.sm90.rank.cut import (
+from flashdsa.kernels.indexer.sm90.rank.cuts import (
     BIN_BITS,
     Block,
     Cut,

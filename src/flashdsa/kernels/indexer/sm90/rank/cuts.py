@@ -12,7 +12,8 @@ from flashdsa.dsl.smem import store4
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.select.keys import (
+from flashdsa.kernels.indexer.select.lists import count_at
+from flashdsa.kernels.indexer.select.sort_keys import (
     INVALID,
     LOWEST_KEY,
     between,
@@ -23,7 +24,6 @@ from flashdsa.kernels.indexer.select.keys import (
     step_at,
     step_bits,
 )
-from flashdsa.kernels.indexer.select.lists import count_at
 from flashdsa.kernels.indexer.sizes import RANK_BINS, RANK_MANTISSA
 from flashdsa.kernels.indexer.sm90.rank.levels import block_score, token_of, token_score
 from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, WORD, Of

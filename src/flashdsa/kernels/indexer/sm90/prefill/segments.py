@@ -10,7 +10,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST, MAGNITUDE, key_of
+from flashdsa.kernels.indexer.select.sort_keys import INVALID, LOWEST, MAGNITUDE, key_of
 from flashdsa.kernels.indexer.sm90.prefill.emit import (
     Source,
     append,
@@ -18,19 +18,6 @@ from flashdsa.kernels.indexer.sm90.prefill.emit import (
     row_of,
     share_of,
     write_rows,
-)
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    Bounds,
-    Entries,
-    KeyRange,
-    Team,
-    TeamScratch,
-    address_of,
-    bounds_of,
-    clear,
-    find_bin,
-    number_of_ones,
-    team_sync,
 )
 from flashdsa.kernels.indexer.sm90.prefill.marks import (
     collect,
@@ -49,6 +36,19 @@ from flashdsa.kernels.indexer.sm90.prefill.plan import (
     TILE_KEYS,
 )
 from flashdsa.kernels.indexer.sm90.prefill.score import Prepared
+from flashdsa.kernels.indexer.sm90.prefill.teams import (
+    Bounds,
+    Entries,
+    KeyRange,
+    Team,
+    TeamScratch,
+    address_of,
+    bounds_of,
+    clear,
+    find_bin,
+    number_of_ones,
+    team_sync,
+)
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, scores_at
 
 

@@ -2,7 +2,7 @@
 
 A word is the bits of an fp32 score, of which -0 does not occur; `NAN`, if that is NaN, which ranks
 last; or `INVALID`, of a key that the query does not see, and of no key. Keys are signed: see
-`key_of`, select/keys.py. The latter two words are below nothing if compared as fp32.
+`key_of`, select/sort_keys.py. The latter two words are below nothing if compared as fp32.
 
 Scores are counted in bins while they are computed. A window, from a sample, maps them to bins: it
 is linear and monotone, and scores outside fall into the end bins. It is set once for each tile from
@@ -20,7 +20,7 @@ from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.smem import load4, store4
 from flashdsa.dsl.warp import lowest_bit, ones_of, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.select.keys import MAGNITUDE, between, key_of, reach, word_of
+from flashdsa.kernels.indexer.select.sort_keys import MAGNITUDE, between, key_of, reach, word_of
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, QUERY_GROUP, ROUND_BINS
 
 WORDS_EACH = CHUNK // WARP_SIZE
