@@ -40,8 +40,6 @@ from flashdsa.kernels.indexer_training.sm90.scores import plan as scores
 from flashdsa.plan import FixedPlan
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 
-_OTHER_STAGES = (1, 4)
-"""Pages of a stage in further variants, one of each kernel, to compare with two pages."""
 _TILES = (Tile(), WITHOUT_ROPE)
 
 
@@ -84,14 +82,12 @@ INDEXER_SM100 = _blackwell(
     "indexer", "dsa_topk_indexer", "indexer.sm100.kernel:compile_indexer", "indexer_kernel",
     (*(sm100.IndexerPlan(num_heads, rows)
        for num_heads, rows in product(reversed(NUM_HEADS), FUSED_ROWS)),
-     *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
      *(sm100.IndexerPlan(rows=rows, gathers=True) for rows in FUSED_ROWS)),
     load="load loader_of", mma="run_mma", select="consume page_source")
 INDEXER_LOGITS_SM100 = _blackwell(
     "indexer_logits", "indexer_logits",
     "indexer.sm100.kernel:compile_logits", "logits_kernel",
     (*(sm100.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
-     *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
      sm100.LogitsPlan(gathers=True)),
     load="load_partition loader_of", mma="run_mma", select="consume_pages page_source")
 INDEXER_RANK = _hopper(

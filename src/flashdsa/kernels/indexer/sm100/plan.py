@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from flashdsa.dsl.umma import E4M3, SharedOperand, SharedTile, TilePart, UmmaProduct
-from flashdsa.hw import REGISTER_STEP, SM100, TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
+from flashdsa.hw import REGISTER_STEP, SM100, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
 from flashdsa.kernels.indexer.order.plan import OrderPlan
 from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.plan import Arrives, Barrier, Role, Sm100Plan, SmemRegion, TmemRegion
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
-PAGES_PER_STAGE = (1, 2, 4)
-"""Page counts that kernels can be compiled with: 64, 128 or 256 tokens of one tcgen05.commit."""
 MOST_LOAD_WARPS = 3
 """Load warps, at most: the issuing warp is in their warpgroup."""
 PAGE_SCALE_BYTES = PAGE_SIZE * 4
@@ -30,31 +28,22 @@ class IndexerPlan(SelectPlan, Sm100Plan):
     accumulator in tensor memory.
 
     Attributes:
-        pages_per_stage: pages of a stage, which are multiplied by one commit; other choices in
-            `SelectPlan`.
         gathers: the block table has a slot for each token, in any order; no other kernel does.
+            Other choices are in `SelectPlan`.
     """
 
-    pages_per_stage: int = 2
     gathers: bool = False
 
+    pages_per_stage = 2  # a stage is a product: as many tokens as tensor memory has lanes
+
     def __post_init__(self) -> None:
-        if self.pages_per_stage not in PAGES_PER_STAGE:
-            raise ValueError(f"pages_per_stage: expected 1, 2 or 4; got {self.pages_per_stage}")
         if self.stages % self.pages_per_stage:
             raise ValueError("stages: expected a multiple of pages_per_stage")
-        if self.gathers and self.stage_tokens != WARP_SIZE * GATHERED:
-            raise ValueError("gathers: each lane has four tokens of a stage")
         super().__post_init__()
 
     @property
     def name(self) -> str:
-        return f"sm100_indexer_{self.sizes_and_kinds}_{self.stage_kind}"
-
-    @property
-    def stage_kind(self) -> str:
-        """Part of the exported name that tells the stages apart."""
-        return f"p{self.pages_per_stage}" + "_gather" * self.gathers
+        return f"sm100_indexer_{self.sizes_and_kinds}" + "_gather" * self.gathers
 
     @property
     def valid_words(self) -> int:
@@ -102,21 +91,6 @@ class IndexerPlan(SelectPlan, Sm100Plan):
         return self.pages_per_stage * PAGE_SIZE
 
     @property
-    def product_tokens(self) -> int:
-        """M of a product: 64 tokens use every second 16 lanes of tensor memory."""
-        return min(self.stage_tokens, TMEM_LANES)
-
-    @property
-    def products_per_stage(self) -> int:
-        """Products that one commit follows."""
-        return self.stage_tokens // self.product_tokens
-
-    @property
-    def accumulator_columns(self) -> int:
-        """Columns of a warpgroup: the products of a stage beside each other."""
-        return self.products_per_stage * self.num_heads
-
-    @property
     def inputs(self) -> list[SmemRegion]:
         stages, tiles = self.ring_stages, self.lists.tile_stages
         return [
@@ -129,34 +103,28 @@ class IndexerPlan(SelectPlan, Sm100Plan):
     @property
     def columns(self) -> list[TmemRegion]:
         """An accumulator for each warpgroup."""
-        columns = self.accumulator_columns
+        columns = self.num_heads
         return [
             TmemRegion(f"scores{group}", group * columns, columns, "a stage's products, fp32")
             for group in range(self.consumer_warpgroups)
         ]
 
     @property
-    def products(self) -> tuple[UmmaProduct, ...]:
+    def product(self) -> UmmaProduct:
         """A stage's tokens times all heads: of stage 0, tile stage 0 and warpgroup 0."""
-        rows, heads = self.product_tokens, self.num_heads
-        queries = SharedTile(
-            "queries", self.smem.offset("queries"), heads, INDEX_HEAD_DIM, INDEX_HEAD_DIM, E4M3
-        )
-        return tuple(
-            UmmaProduct(
-                rows,
-                heads,
-                SharedOperand("K", rows, (TilePart(self._keys(product), INDEX_HEAD_DIM),)),
-                SharedOperand("K", heads, (TilePart(queries, INDEX_HEAD_DIM),)),
-                column=product * heads,
+        keys, queries = (
+            SharedTile(name, self.smem.offset(region), rows, INDEX_HEAD_DIM, INDEX_HEAD_DIM, E4M3)
+            for name, region, rows in (
+                ("keys", "pages", self.stage_tokens),
+                ("queries", "queries", self.num_heads),
             )
-            for product in range(self.products_per_stage)
         )
-
-    def _keys(self, product: int) -> SharedTile:
-        rows = self.product_tokens
-        at = self.smem.offset("pages") + product * rows * INDEX_HEAD_DIM
-        return SharedTile("keys", at, rows, INDEX_HEAD_DIM, INDEX_HEAD_DIM, E4M3)
+        return UmmaProduct(
+            self.stage_tokens,
+            self.num_heads,
+            SharedOperand("K", self.stage_tokens, (TilePart(keys, INDEX_HEAD_DIM),)),
+            SharedOperand("K", self.num_heads, (TilePart(queries, INDEX_HEAD_DIM),)),
+        )
 
     @property
     def roles(self) -> tuple[Role, Role, Role]:
@@ -231,7 +199,7 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def name(self) -> str:
-        return f"sm100_indexer_logits_h{self.num_heads}_{self.stage_kind}"
+        return f"sm100_indexer_logits_h{self.num_heads}" + "_gather" * self.gathers
 
     @property
     def load_registers(self) -> int:
