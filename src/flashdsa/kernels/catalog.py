@@ -68,7 +68,7 @@ INDEXER = _hopper(
     "indexer", "dsa_topk_indexer", "indexer.sm90.kernel:compile_indexer", "indexer_kernel",
     (IndexerPlan(num_heads, rows)
      for num_heads, rows in product(reversed(NUM_HEADS), FUSED_ROWS)),
-    load="load PAGES", select="consume page_source")
+    load="load_scheduled PAGES", select="consume page_source")
 INDEXER_UNSCORED = _hopper(
     "indexer_unscored", "dsa_topk_indexer",
     "indexer.sm90.unscored:compile_unscored", "unscored_kernel",
@@ -83,7 +83,7 @@ INDEXER_SM100 = _blackwell(
     (*(sm100.IndexerPlan(num_heads, rows)
        for num_heads, rows in product(reversed(NUM_HEADS), FUSED_ROWS)),
      *(sm100.IndexerPlan(rows=rows, gathers=True) for rows in FUSED_ROWS)),
-    load="load loader_of", mma="run_mma", select="consume page_source")
+    load="load_scheduled loader_of", mma="run_mma", select="consume page_source")
 INDEXER_LOGITS_SM100 = _blackwell(
     "indexer_logits", "indexer_logits",
     "indexer.sm100.kernel:compile_logits", "logits_kernel",

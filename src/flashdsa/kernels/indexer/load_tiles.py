@@ -6,10 +6,6 @@ has the smaller positions. A row that is split has several groups, clusters next
 parts are numbered on from one to the next (see select/tiles.py). Rows are given out by their
 lengths (see schedule/row_schedule.py), or one a group and then in the order of the batch, forwards
 and backwards in turns.
-
-`ctx` is the context of an architecture's role load. Its fields: `inputs`, the producer's end of
-InputBuffers; `queries_map`, a pointer to a tensor map; `weights` and `block_table`, in device
-memory; `rows`; `warp`, the calling one among the role's.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, Uint64, const_expr, cute
 
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.pipeline import PipelineState, RingProducer, acquire_reused
 from flashdsa.dsl.tma import EVICT_LAST, load_box, load_bytes
 from flashdsa.kernels.indexer.schedule.work_tile import (
@@ -38,7 +35,41 @@ from flashdsa.kernels.indexer.schedule.work_tile import (
     write_tile,
 )
 from flashdsa.kernels.indexer.sizes import DEPTH_STEPS
-from flashdsa.kernels.indexer.smem_views import SelectBuffers
+from flashdsa.kernels.indexer.smem_views import InputBuffers, SelectBuffers, input_buffers_in
+
+
+class Pages(NamedTuple):
+    """Operands of every launch that its kernel gets as they are; see `launch_indexer`."""
+
+    cache: Any  # (num_pages, 64, 1, 132) bytes; num_pages, where TMA alone reads them
+    weights: cute.Tensor  # (B, H) fp32
+    seq_lens: cute.Tensor  # (B,) int32
+    block_table: cute.Tensor  # (B / next_n, max_pages) int32, any distance between rows
+
+    @property
+    def num_pages(self) -> Any:
+        return self.cache.shape[0] if hasattr(self.cache, "shape") else self.cache
+
+
+class LoadContext(NamedTuple):
+    """Role load: arrives at page_full and tile_full, waits for page_empty and tile_empty."""
+
+    inputs: InputBuffers  # the producer's end
+    memory: Memory
+    keys_map: Any  # pointer to the pages' tensor map
+    queries_map: Any  # pointer to the tensor map of the rows' queries
+    pages: Pages
+    rows: Rows
+    warp: Int32  # among the role's; the first one announces tiles
+
+
+def loading(
+    memory: Memory, maps: tuple[Any, Any], pages: Pages, rows: Rows, warp: Int32, plan: Any
+) -> LoadContext:
+    """The context of a load warp. `maps`: of keys and of queries. `warp`: of the CTA."""
+    inputs = input_buffers_in(memory, plan, RingProducer)
+    pointers = [one.get_ptr() for one in maps]
+    return LoadContext(inputs, memory, *pointers, pages, rows, warp - plan.consumer_warps)
 
 
 @dataclass(frozen=True)
@@ -119,7 +150,7 @@ def pages_of_share(share: Share, pages: Int32, plan: cutlass.Constexpr) -> tuple
 
 @cute.jit
 def load_scheduled(
-    ctx: Any,
+    ctx: LoadContext,
     loader: cutlass.Constexpr,
     select: SelectBuffers,
     coord: Coord,
@@ -128,7 +159,7 @@ def load_scheduled(
     plan: cutlass.Constexpr,
 ) -> None:
     """A load warp: load this CTA's part of every row of its group, then announce that no more come.
-    ctx: has `rows`, and is what the loader takes. loader: a TileLoader. first_lengths: lane 0's is
+    loader: a TileLoader. first_lengths: lane 0's is
     the length of the row with the cluster's number, as it is in memory; that row is the cluster's
     first one if lengths do not decide."""
     pages_done = Int32(0)
@@ -157,7 +188,7 @@ SPREAD = 5
 
 @cute.jit
 def announce(
-    ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass.Constexpr
+    ctx: LoadContext, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass.Constexpr
 ) -> Int32:
     """Announce a tile: description, queries and weights; return the id of the page that is scored
     in the turn `lane`."""
@@ -167,7 +198,9 @@ def announce(
 
 
 @cute.jit
-def describe(ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass.Constexpr) -> None:
+def describe(
+    ctx: LoadContext, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass.Constexpr
+) -> None:
     """The first warp: load a tile's description, and its row's queries and weights."""
     if ctx.warp == 0:
         ring = ctx.inputs.tile_ring
@@ -184,7 +217,7 @@ def describe(ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass
 
 
 @cute.jit
-def finish(ctx: Any, number: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
+def finish(ctx: LoadContext, number: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
     """Say that no tile comes any more."""
     if ctx.warp == 0:
         ring = ctx.inputs.tile_ring
@@ -199,7 +232,7 @@ def finish(ctx: Any, number: Int32, lane: Int32, plan: cutlass.Constexpr) -> Non
 
 
 @cute.jit
-def load_query(ctx: Any, stage: Int32, row: Int32, plan: cutlass.Constexpr) -> None:
+def load_query(ctx: LoadContext, stage: Int32, row: Int32, plan: cutlass.Constexpr) -> None:
     """Arrive at tile_full and start the copies of the row's queries and weights."""
     full = ctx.inputs.tile_ring.expect(stage)
     load_box(
@@ -211,21 +244,22 @@ def load_query(ctx: Any, stage: Int32, row: Int32, plan: cutlass.Constexpr) -> N
     )
     load_bytes(
         ctx.inputs.weights.iterator + stage * plan.tile_heads,
-        ctx.weights.iterator + Int64(row) * plan.tile_heads,
+        ctx.pages.weights.iterator + Int64(row) * plan.tile_heads,
         plan.weight_bytes,
         full,
     )
 
 
-def page_table(ctx: Any, tile: WorkTile) -> Any:
+def page_table(ctx: LoadContext, tile: WorkTile) -> Any:
     """Pointer to the ids of the tile's pages."""
-    return ctx.block_table.iterator + (
-        Int64(request_of(ctx.rows, tile.row)) * ctx.block_table.stride[0] + tile.first_page
+    table = ctx.pages.block_table
+    return table.iterator + (
+        Int64(request_of(ctx.rows, tile.row)) * table.stride[0] + tile.first_page
     )
 
 
 @cute.jit
-def ask_for_id(ctx: Any, tile: WorkTile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
+def ask_for_id(ctx: LoadContext, tile: WorkTile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
     """The id of the tile's page that is scored in that turn; 0 if it has fewer pages."""
     page = Int32(0)
     if turn < tile.num_pages:

@@ -18,6 +18,7 @@ from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.fused import Caller
+from flashdsa.kernels.indexer.load_tiles import LoadContext
 from flashdsa.kernels.indexer.schedule.work_tile import (
     Rows,
     WorkTile,
@@ -91,15 +92,15 @@ def padded_pages(pages: Int32, chunk: Int32, inverse: Float32, aligned: Int32) -
 
 @cute.jit
 def load_partition(
-    ctx: Any,
+    ctx: LoadContext,
     loader: cutlass.Constexpr,
     lane: Int32,
     cta: Int32,
     num_ctas: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """A load warp: load every work tile of this CTA, then announce that no more come. ctx: has
-    `rows`, and is what the loader takes. loader: a TileLoader."""
+    """A load warp: load every work tile of this CTA, then announce that no more come. loader: a
+    TileLoader."""
     partition = make_partition(ctx.rows, num_ctas, lane)
     cursor = cta * partition.chunk
     end = cutlass.min(cursor + partition.chunk, partition.total)

@@ -30,7 +30,6 @@ from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.indexer.emit import PAGE_BITS
-from flashdsa.kernels.indexer.launch import rows_apart
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of
 from flashdsa.kernels.indexer.select.lists import count_at
 from flashdsa.kernels.indexer.select.sort_keys import (
@@ -477,15 +476,15 @@ def compile_rank(plan: RankPlan) -> Any:
     if plan.of is Of.CACHE:
         kind = (fake.fake_tensor(Int32, (counted,)),)
     if plan.in_levels:
-        kind = rows_apart(Int32, rows, listed), Int32(1), Int32(1)
+        kind = fake.rows_apart(Int32, rows, listed), Int32(1), Int32(1)
     return compile_launch(
         SM90,
         launch_rank,
         plan,
-        rows_apart(Float32, rows, width),
+        fake.rows_apart(Float32, rows, width),
         fake.words(starts),
         fake.words(rows),
-        rows_apart(Int32, requests, pages),
+        fake.rows_apart(Int32, requests, pages),
         *(Int32(1) for _ in range(3)),
         *kind,
         fake.words(rows, topk),
