@@ -21,6 +21,7 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, is_taken
 from flashdsa.kernels.attention.delta import UNIT, load_unit
 from flashdsa.kernels.attention.operands import Operands
+from flashdsa.kernels.attention.union_slots import slots_of
 
 THREADS = 128
 WARPS = THREADS // WARP_SIZE
@@ -152,15 +153,6 @@ def was_reached(
     return reached
 
 
-@cute.jit
-def slots_of(x: Queries, query: Int32) -> Int32:
-    """Slots of the query that may be valid."""
-    count = Int32(x.indices.shape[1])
-    if x.topk_length.shape[0] > 0:
-        count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
-    return count
-
-
 def num_keys(x: Queries) -> Any:
     """Rows of all sources."""
     return x.kv.shape[0] if x.extra_kv is None else x.kv.shape[0] + x.extra_kv.shape[0]
@@ -189,7 +181,7 @@ def write_out(
     acc = cute.make_rmem_tensor(count, Float32)
     acc.fill(0.0)
     top, total = Float32(LEAST), Float32(0.0)
-    for slot in cutlass.range(slots_of(x, query), unroll=1):
+    for slot in cutlass.range(slots_of(x.indices, x.topk_length, query), unroll=1):
         key = x.indices[query, slot]
         if key >= 0 and key < num_keys(x):
             k = load_row(*source_of(x, key), lane)
@@ -224,7 +216,7 @@ def write_dq(x: Queries, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int
     delta = of_dq.delta[row]
     acc = cute.make_rmem_tensor(len(q), Float32)
     acc.fill(0.0)
-    for slot in cutlass.range(slots_of(x, query), unroll=1):
+    for slot in cutlass.range(slots_of(x.indices, x.topk_length, query), unroll=1):
         key = x.indices[query, slot]
         if key >= 0 and key < x.kv.shape[0]:
             k = load_row(x.kv, key, lane)
@@ -244,10 +236,7 @@ def mend_kernel(x: Queries, of_dq: Any, attn_sink: Any, result: cute.Tensor, cho
     rows = x.group * x.heads
     first = (block * WARPS + thread // WARP_SIZE) * rows
     end = cutlass.min(first + rows, x.indices.shape[0] * x.heads)
-    taken = Boolean(True)
-    if cutlass.const_expr(choice is not None):
-        taken = is_taken(choice, Int32(FIRST))
-    if taken and first < end:
+    if is_taken(choice, Int32(FIRST)) and first < end:
         if was_reached(x, of_dq, result, first, end, lane):
             for row in cutlass.range(first, end, unroll=1):
                 if is_own(x, of_dq, row):

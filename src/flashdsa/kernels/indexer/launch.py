@@ -55,7 +55,7 @@ def launch_indexer(
     """
     *given, slots, num_clusters, cluster_size = arguments
     topk_indices, words, *workspace = given[len(Scored._fields) :]
-    published = published_in(*workspace, plan) if const_expr(plan.splits) else None
+    published = published_in(workspace[0], workspace[1], plan) if const_expr(plan.splits) else None
     results = Results(topk_indices, words, slots, published)
     made = kernel(*scored_in(plan, given), results, plan)
     ctas = num_clusters * cluster_size

@@ -68,8 +68,9 @@ def loading(
 ) -> LoadContext:
     """The context of a load warp. `maps`: of keys and of queries. `warp`: of the CTA."""
     inputs = input_buffers_in(memory, plan, RingProducer)
-    pointers = [one.get_ptr() for one in maps]
-    return LoadContext(inputs, memory, *pointers, pages, rows, warp - plan.consumer_warps)
+    keys, queries = maps
+    own = warp - plan.consumer_warps
+    return LoadContext(inputs, memory, keys.get_ptr(), queries.get_ptr(), pages, rows, own)
 
 
 @dataclass(frozen=True)

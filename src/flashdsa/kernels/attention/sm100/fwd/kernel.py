@@ -37,6 +37,7 @@ from flashdsa.kernels.attention.sm100.fwd import load, softmax
 from flashdsa.kernels.attention.sm100.fwd.plan import BOX_BYTES, P_STAGES, ROWS, FwdPlan
 from flashdsa.kernels.attention.sm100.fwd.products import Products, products_of
 from flashdsa.kernels.attention.union import launch_union
+from flashdsa.kernels.attention.union_slots import slots_of
 
 
 class Issuer(NamedTuple):
@@ -166,9 +167,7 @@ def locate(slots: cute.Tensor, num_slots: cute.Tensor, memory: Memory) -> load.C
     """This thread's context."""
     thread, block, _ = place_in_grid()
     item, keys = block // CLUSTER, memory.plan.tile.keys
-    count = Int32(slots.shape[1])
-    if num_slots.shape[0] > 0:
-        count = cutlass.min(cutlass.max(num_slots[item], Int32(0)), count)
+    count = slots_of(slots, num_slots, item)
     return load.Context(
         memory=memory,
         tmem=memory.tmem_start.pointer(Int32).load(),

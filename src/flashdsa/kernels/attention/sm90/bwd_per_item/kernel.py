@@ -97,9 +97,8 @@ def locate(memory: Memory, work: Work, launch: Launch) -> Context:
     """This thread's context."""
     thread, cta, num_ctas = place_in_grid()
     num_items, tickets = (Int32(work.dq.shape[0]) + (ROWS - 1)) // ROWS, launch.tickets
-    if cutlass.const_expr(launch.choice is not None):
-        if not is_taken(launch.choice, Int32(SECOND)):
-            num_items = Int32(0)
+    if not is_taken(launch.choice, Int32(SECOND)):
+        num_items = Int32(0)
     if cutlass.const_expr(memory.plan.tickets):
         if tickets[WAY] != FIRST:
             num_items = Int32(0)

@@ -50,9 +50,7 @@ def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
     cute.arch.griddepcontrol_launch_dependents()
     thread, block, _ = place_in_grid()
     piece = Int64(block) * COPY_THREADS + thread
-    taken = Boolean(True)
-    if cutlass.const_expr(choice is not None):
-        taken = is_taken(choice, Int32(SECOND))
+    taken = is_taken(choice, Int32(SECOND))
     if taken and piece < Int64(kv.shape[0]) * (kv.shape[1] // PIECE_DIMS):
         source = cute.recast_ptr(kv.iterator + piece * PIECE_DIMS, dtype=Int32)
         to = cute.recast_ptr(copy.iterator + piece * PIECE_DIMS, dtype=Int32)
@@ -115,9 +113,8 @@ def query_kernel(
     query, _, _ = cute.arch.block_idx()
     shared = allocate_shared(plan.tile.keys)
     x = Slots(*slots, num_keys, query, 1, plan.tile.keys, packs=packs)
-    taken = Boolean(True)
+    taken = is_taken(choice, Int32(SECOND))
     if cutlass.const_expr(choice is not None):
-        taken = is_taken(choice, Int32(SECOND))
         if not taken:
             write_deltas(*of_delta, query * heads, heads, WARPS)
     if taken:

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, Uint32, const_expr, cute
 from flashdsa.dsl import gmem
 from flashdsa.dsl.cluster import add_to_peer, peer_address, store_to_peer
 from flashdsa.dsl.memory import Memory
-from flashdsa.dsl.smem import store4
+from flashdsa.dsl.smem import clear, store4
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
@@ -128,11 +128,8 @@ def key_in(block: Block, i: cutlass.Constexpr, plan: cutlass.Constexpr) -> Uint3
 @cute.jit
 def clear_bins(x: Part) -> None:
     """Set the CTA's bins to 0, and the totals if it shares the row; synced."""
-    nothing = cute.make_rmem_tensor(4, Int32)
-    nothing.fill(0)
     both, bins = x.memory.bins.array(Int32, 2 * RANK_BINS), Int32(RANK_BINS)
-    for at in cutlass.range(x.thread, (bins + first_count(x)) // 4, x.plan.threads, unroll=1):
-        store4(both, at, nothing.load())
+    clear(both, x.thread, (bins + first_count(x)) // 4, x.plan.threads, 1)
     cute.arch.sync_threads()
 
 

@@ -23,6 +23,7 @@ from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.smem import load_words, shared_pointer, store_float
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.union_slots import slots_of
 from flashdsa.kernels.indexer_training.sm90.list_end import WARPS, SlotList, find_end, look
 from flashdsa.kernels.indexer_training.sm90.scores.plan import BF16, FP32, TILE_KEYS, ScoresPlan
 from flashdsa.plan.row_tiles import ROW_BYTES
@@ -188,16 +189,6 @@ def write_scores(
         score = sums[1] if lane == 1 else sums[0]
         score = score if row >= 0 else -Float32(float("inf"))
         (out.iterator + (Int64(ctx.query) * ctx.indices.shape[1] + slot)).store(score)
-
-
-@cute.jit
-def slots_of(indices: cute.Tensor, topk_length: cute.Tensor, query: Int32) -> Int32:
-    """Slots of the query that may be valid."""
-    count = Int32(indices.shape[1])
-    if topk_length.shape[0] > 0:
-        given = (topk_length.iterator + query).load()
-        count = cutlass.min(cutlass.max(given, Int32(0)), count)
-    return count
 
 
 @cute.jit
