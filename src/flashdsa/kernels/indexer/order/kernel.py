@@ -12,6 +12,7 @@ from cutlass import Int32, Int64, Uint32, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
+from flashdsa.dsl.grids import launch_ctas
 from flashdsa.dsl.memory import Memory
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.order.plan import OrderPlan
@@ -205,9 +206,7 @@ def launch_order(plan: cutlass.Constexpr, stream: Any, rows: cute.Tensor, scores
             scores in the order that they have.
         scores: (S, topk) int32, words of `select/sort_keys.py`: bits of fp32, or NAN, or INVALID.
     """
-    order_kernel(rows, scores, plan).launch(
-        grid=[rows.shape[0], 1, 1], block=[WARP_SIZE, 1, 1], stream=stream
-    )
+    launch_ctas(order_kernel(rows, scores, plan), rows.shape[0], WARP_SIZE, stream)
 
 
 def compile_order(plan: OrderPlan) -> Any:

@@ -9,8 +9,9 @@ from typing import Any
 import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8, Uint32, const_expr, cute
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_pages, fake_tensor
+from flashdsa.dsl.grids import launch_ctas
 from flashdsa.hw import SM90
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.problem import (
@@ -141,10 +142,7 @@ def launch_write(
     (num_pages, 8448) bytes, any distance between pages, on `stream`. Slots outside the cache are
     skipped. `slots`: a slot for each key in one word or two, low word first: (T,) or (2 T,) int32.
     """
-    ctas = (keys.shape[0] * LANES_EACH + THREADS - 1) // THREADS
-    quantize_kernel(keys, slots, cache, None, plan).launch(
-        grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
-    )
+    launch_ctas(quantize_kernel(keys, slots, cache, None, plan), ctas_of(keys), THREADS, stream)
 
 
 @cute.jit
@@ -156,25 +154,22 @@ def launch_quantize(
     scales: cute.Tensor,
 ):
     """Quantise `vectors` (T, 128) into `fp8` (T, 128) bytes and `scales` (T,), on `stream`."""
-    ctas = (vectors.shape[0] * LANES_EACH + THREADS - 1) // THREADS
-    quantize_kernel(vectors, None, fp8, scales, plan).launch(
-        grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
-    )
+    made = quantize_kernel(vectors, None, fp8, scales, plan)
+    launch_ctas(made, ctas_of(vectors), THREADS, stream)
+
+
+def ctas_of(vectors: cute.Tensor) -> Any:
+    """CTAs of a launch."""
+    return (vectors.shape[0] * LANES_EACH + THREADS - 1) // THREADS
 
 
 def compile_quantize(plan: QuantizePlan) -> Any:
     """Compile `launch_write`, or `launch_quantize` for a plan without slots."""
     count = cute.sym_int32()
     element = BFloat16 if plan.dtype == "bfloat16" else Float32
-    vectors = fake_tensor(element, (count, INDEX_HEAD_DIM))
+    vectors = fake.fake_tensor(element, (count, INDEX_HEAD_DIM))
     if plan.to_cache:
-        launch = launch_write
-        words = fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT)
-        others = words, fake_pages(Uint8, (PAGE_BYTES,))
-    else:
-        launch = launch_quantize
-        others = (
-            fake_tensor(Uint8, (count, INDEX_HEAD_DIM)),
-            fake_tensor(Float32, (count,), WORD_ALIGNMENT),
-        )
-    return compile_launch(SM90, launch, plan, vectors, *others)
+        others = fake.words(*fake.symbols(1)), fake.fake_pages(Uint8, (PAGE_BYTES,))
+        return compile_launch(SM90, launch_write, plan, vectors, *others)
+    others = fake.fake_tensor(Uint8, (count, INDEX_HEAD_DIM)), fake.numbers(count)
+    return compile_launch(SM90, launch_quantize, plan, vectors, *others)

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import BFloat16, Float8E4M3FN, Float32, GridConstant, Int32, Int64, Uint8, cute
-from cutlass.cute.runtime import make_fake_stream
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.cluster import enter_cluster
-from flashdsa.dsl.compile_options import options_for
-from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.grids import launch_plan
 from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.pipeline import RingProducer, acquire_reused
 from flashdsa.dsl.tma import EVICT_FIRST, EVICT_LAST, load_box
@@ -387,60 +387,39 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             unscored: likewise: tiles are not scored whose queries see at most so many keys each.
     """
     q_index, k_index, k_scale, weights, starts, ends, *outputs = arguments
-    cluster: dict[str, Any] = {}
-    topk_indices, parts, unscored = None, None, None
+    topk_indices, parts, unscored, cluster = None, None, None, None
     if cutlass.const_expr(plan.shared):
-        *outputs, cluster_size = outputs
-        cluster = {"cluster": [cluster_size, 1, 1]}
+        *outputs, cluster = outputs
     if cutlass.const_expr(plan.scores_only):
         scores, num_ctas, parts, unscored = outputs
     else:
         topk_indices, scores, num_ctas = outputs
     keys_map = key_map(k_index, plan)
-    prefill_kernel(
-        query_map(q_index, plan),
-        keys_map,
-        scale_map(k_scale) if cutlass.const_expr(plan.is_fp8) else keys_map,
-        weights,
-        starts,
-        ends,
-        k_index.shape[0],
-        topk_indices,
-        scores,
-        parts,
-        unscored,
-        plan,
-    ).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        **cluster,
-    )
+    of_scales = scale_map(k_scale) if cutlass.const_expr(plan.is_fp8) else keys_map
+    ranges = weights, starts, ends, k_index.shape[0]
+    made = prefill_kernel(
+        query_map(q_index, plan), keys_map, of_scales, *ranges, topk_indices, scores, parts,
+        unscored, plan,
+    )  # fmt: skip
+    launch_plan(made, plan, num_ctas, stream, cluster=cluster, use_pdl=False)
 
 
 def compile_prefill(plan: PrefillPlan) -> Any:
     """Compile `launch_prefill`; a plan says which arguments it has. Needs no GPU."""
-    queries, keys, starts, scales = (cute.sym_int32() for _ in range(4))
-    topk, ctas = cute.sym_int32(), cute.sym_int32()
+    queries, keys, starts, scales, topk, ctas = fake.symbols(6)
     element = Float8E4M3FN if plan.is_fp8 else BFloat16
     if plan.scores_only:
         width = cute.sym_int32() if plan.of_blocks else keys
-        outputs: tuple[Any, ...] = (fake_tensor(Float32, (queries, width), WORD_ALIGNMENT),)
+        outputs: tuple[Any, ...] = (fake.numbers(queries, width),)
     else:
-        best = fake_tensor(Int32, (queries, topk), WORD_ALIGNMENT)
-        outputs = best, fake_tensor(Int32, (ctas, plan.workspace_words))
-    return cute.compile(
-        launch_prefill,
-        plan,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-        fake_tensor(element, (queries, plan.num_heads, INDEX_HEAD_DIM)),
-        fake_tensor(element, (keys, INDEX_HEAD_DIM)),
-        fake_tensor(Float32, (scales,)),
-        fake_tensor(Float32, (queries, plan.num_heads)),
-        fake_tensor(Int32, (starts,), WORD_ALIGNMENT),
-        fake_tensor(Int32, (queries,), WORD_ALIGNMENT),
-        *outputs,
-        *([Int32(1)] * (1 + plan.shared + 2 * plan.scores_only)),
-        options=options_for(SM90),
+        workspace = fake.fake_tensor(Int32, (ctas, plan.workspace_words))
+        outputs = fake.words(queries, topk), workspace
+    operands = (
+        fake.fake_tensor(element, (queries, plan.num_heads, INDEX_HEAD_DIM)),
+        fake.fake_tensor(element, (keys, INDEX_HEAD_DIM)),
+        fake.fake_tensor(Float32, (scales,)),
+        fake.fake_tensor(Float32, (queries, plan.num_heads)),
+        *(fake.words(starts), fake.words(queries)),
     )
+    last = [Int32(1)] * (1 + plan.shared + 2 * plan.scores_only)
+    return compile_launch(SM90, launch_prefill, plan, *operands, *outputs, *last)
