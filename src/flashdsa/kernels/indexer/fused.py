@@ -6,32 +6,17 @@ import cutlass
 from cutlass import Int32, Int64, const_expr, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl import tmem
+from flashdsa.dsl import gmem, pipeline, tmem
 from flashdsa.dsl.cluster import enter_cluster
-from flashdsa.dsl.gmem import prefetch
 from flashdsa.dsl.memory import Memory
-from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.emit import Output, emit_unscored_rows
+from flashdsa.kernels.indexer import emit, sizes, smem_views
 from flashdsa.kernels.indexer.load_tiles import Pages
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.work_tile import Coord, Rows, find_coord, packed, rows_of
 from flashdsa.kernels.indexer.score_batch import score_batch
-from flashdsa.kernels.indexer.select.tiles import (
-    select_by_cluster,
-    select_by_clusters,
-    select_tiles,
-)
-from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
-from flashdsa.kernels.indexer.smem_views import (
-    ClusterBuffers,
-    SelectBuffers,
-    Selecting,
-    cluster_buffers_in,
-    input_buffers_in,
-    select_buffers_in,
-)
+from flashdsa.kernels.indexer.select import tiles
 
 LINE_WORDS = 32
 """32-bit words of a cache line."""
@@ -62,8 +47,8 @@ class Cta(NamedTuple):
 
     caller: Caller
     memory: Memory
-    select: SelectBuffers
-    cluster: ClusterBuffers
+    select: smem_views.SelectBuffers
+    cluster: smem_views.ClusterBuffers
     coord: Coord
     lengths: Int32  # see `first_lengths`
     pages: Pages
@@ -89,10 +74,10 @@ def prefetch_inputs(pages: Pages, thread: Int32, threads: Int32, plan: cutlass.C
     for line in cutlass.range(thread, block_table.shape[0] * lines, threads, unroll=1):
         row = line // lines
         at = Int64(row) * block_table.stride[0] + (line - row * lines) * LINE_WORDS
-        prefetch(block_table.iterator + at)
+        gmem.prefetch(block_table.iterator + at)
     count = weights.shape[0] * plan.num_heads
     for at in cutlass.range(thread * LINE_WORDS, count, threads * LINE_WORDS, unroll=1):
-        prefetch(weights.iterator + at)
+        gmem.prefetch(weights.iterator + at)
 
 
 @cute.jit
@@ -111,7 +96,10 @@ def set_up(
         prims.prefetch_tensormap(keys_map.get_ptr())
         prims.prefetch_tensormap(queries_map.get_ptr())
     memory = Memory.allocate(plan)
-    select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
+    select, cluster = (
+        smem_views.select_buffers_in(memory, plan),
+        smem_views.cluster_buffers_in(memory, plan),
+    )
     rows = rows_of(pages.seq_lens, pages.block_table, plan.entry_tokens)
     # Tokens up to which a row needs no scores: all of them are among the best.
     unscored = Int32(results.topk_indices.shape[1])
@@ -123,7 +111,7 @@ def set_up(
     lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)
     if const_expr(allocate_tmem is not None):
         allocate_tmem(memory, caller.warp, plan)
-    enter_cluster(memory, caller.thread, INITIALISING_WARPS)
+    enter_cluster(memory, caller.thread, sizes.INITIALISING_WARPS)
     if const_expr(allocate_tmem is not None):
         tmem.after_sync()
     if const_expr(plan.splits):
@@ -142,26 +130,26 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
     plan) gives the PageSource of the calling thread."""
     caller, memory, coord, pages, results = x.caller, x.memory, x.coord, x.pages, x.results
     of_ids = results.topk_indices, results.words
-    output = Output(*of_ids, pages.block_table, pages.num_pages, results.slots, x.rows)
+    output = emit.Output(*of_ids, pages.block_table, pages.num_pages, results.slots, x.rows)
     if const_expr(not plan.splits):
         threads = plan.consumer_threads
         thread = caller.cta * threads + caller.thread
         prefetch_inputs(pages, thread, caller.num_ctas * threads, plan)
     # The last CTA takes the first rows: CTAs without pages, if any, have the highest numbers.
-    emit_unscored_rows(
+    emit.emit_unscored_rows(
         output,
         (caller.num_ctas - 1 - caller.cta) * plan.consumer_warps + caller.warp,
         caller.num_ctas * plan.consumer_warps,
         caller.lane,
         plan,
     )
-    inputs = input_buffers_in(memory, plan, RingConsumer)
+    inputs = smem_views.input_buffers_in(memory, plan, pipeline.RingConsumer)
     coords = packed(coord) if const_expr(plan.splits) else coord
     source = page_source(memory, caller.thread, plan)
-    s = Selecting(
+    s = smem_views.Selecting(
         inputs, x.select, x.cluster, coords, output, results.published, caller.thread, Static(plan)
     )
     if const_expr(plan.splits):
-        select_tiles(s, source, score_batch, select_by_clusters)
+        tiles.select_tiles(s, source, score_batch, tiles.select_by_clusters)
     else:
-        select_tiles(s, source, score_batch, select_by_cluster)
+        tiles.select_tiles(s, source, score_batch, tiles.select_by_cluster)

@@ -23,18 +23,14 @@ import cutlass
 from cutlass import Float32, GridConstant, Int32, const_expr, cute
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import pipeline, tma
 from flashdsa.dsl.memory import Memory, initialise_barriers
-from flashdsa.dsl.pipeline import RingConsumer
-from flashdsa.dsl.tma import EVICT_FIRST, load_box
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer import fused, launch, load_tiles
+from flashdsa.kernels.indexer import fused, launch, load_tiles, score_batch, sizes, smem_views
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, pairs_of, rows_of
-from flashdsa.kernels.indexer.score_batch import LANES_APART, best_of_block
-from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS, RANK_BINS
 from flashdsa.kernels.indexer.sm90.plan import BLOCK, IndexerPlan, LogitsPlan
 from flashdsa.kernels.indexer.sm90.score import page_source
 from flashdsa.kernels.indexer.sm90.score_pairs import page_source as pair_source
-from flashdsa.kernels.indexer.smem_views import consumer_sync, input_buffers_in
 from flashdsa.kernels.indexer.write_scores import (
     OutputSink,
     WriteContext,
@@ -96,12 +92,12 @@ def load_page(
             # Orders the copy after the consumers' reads, which page_empty ordered before.
             cute.arch.fence_proxy("async.shared", space="cta")
             full = ring.expect(stage)
-            load_box(
+            tma.load_box(
                 ctx.inputs.pages + stage * plan.stage_bytes,
                 ctx.keys_map,
                 [Int32(0), Int32(0), page],
                 full,
-                EVICT_FIRST,
+                tma.EVICT_FIRST,
             )
         else:
             ring.commit(stage)
@@ -162,7 +158,7 @@ def logits_kernel(
     else:
         longest = max_len * plan.tokens_of_score
         rows = rows_to_score(pages.seq_lens, pages.block_table, longest)
-    initialise_barriers(memory, caller.thread, INITIALISING_WARPS)
+    initialise_barriers(memory, caller.thread, sizes.INITIALISING_WARPS)
     cute.arch.sync_threads()
     loads, selects = plan.roles
     if not caller.consumes:
@@ -176,18 +172,18 @@ def logits_kernel(
         load_partition(load_ctx, PAGES, caller.lane, caller.cta, caller.num_ctas, plan)
     else:
         cute.arch.setmaxregister_increase(selects.registers)
-        inputs = input_buffers_in(memory, plan, RingConsumer)
+        inputs = smem_views.input_buffers_in(memory, plan, pipeline.RingConsumer)
         ctx = WriteContext(inputs, scores, max_len, rows)
         if const_expr(plan.of_blocks):
             source = page_source(memory, caller.thread, plan)
             write_scores(ctx, source, caller.thread, write_block, plan)
         elif const_expr(plan.ranked):
-            bins = memory.counts.array(Int32, plan.teams * RANK_BINS)
+            bins = memory.counts.array(Int32, plan.teams * sizes.RANK_BINS)
             for at in cutlass.range(
-                caller.thread, plan.teams * RANK_BINS, plan.consumer_threads, unroll=1
+                caller.thread, plan.teams * sizes.RANK_BINS, plan.consumer_threads, unroll=1
             ):
                 bins[at] = Int32(0)
-            consumer_sync(plan)  # all counts are 0
+            smem_views.consumer_sync(plan)  # all counts are 0
             ctx = ctx._replace(bins=bins, counts=counts)
             source_of = pair_source if const_expr(plan.in_pairs) else page_source
             source = source_of(memory, caller.thread, plan)
@@ -209,8 +205,8 @@ def write_block(
     seen = present and position < sink.length
     if not (valid and seen):
         score = Float32.nan
-    best = best_of_block(score)
-    if seen and cute.arch.lane_idx() < LANES_APART[0]:
+    best = score_batch.best_of_block(score)
+    if seen and cute.arch.lane_idx() < score_batch.LANES_APART[0]:
         store_score(sink.ctx, sink.row, position // BLOCK, best)
 
 
