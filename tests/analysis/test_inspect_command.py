@@ -27,7 +27,7 @@ OTHERS = (
     ("topk_indices", "sm_90a"),
     ("mla_fwd", "sm_90a"),
     ("mla_fwd_group4", "sm_90a"),
-    ("sm100_indexer_h64_clusters_p2", "sm_100a"),
+    ("sm100_indexer_h64_clusters", "sm_100a"),
     ("indexer_logits", "sm_100a"),
 )
 """Variants that take a process of minutes together."""

@@ -29,10 +29,7 @@ from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
 SPECS = [pytest.param(spec, id=spec.name) for spec in KERNELS if spec.arch == SM100.name]
 GPUS = ("sm_100a", "sm_103a")
-EMULATED = {
-    "indexer": "sm100_indexer_h16_clusters_p2",
-    "indexer_logits": "sm100_indexer_logits_h16_p2",
-}
+EMULATED = {"indexer": "sm100_indexer_h16_clusters", "indexer_logits": "sm100_indexer_logits_h16"}
 """Plans that the calls below reach; of other kernels it is the first one."""
 ONE_PAIR = Device(2, MappingProxyType({1: 2, 2: 1}))
 LENGTHS = [130, 1, 0]

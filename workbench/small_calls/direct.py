@@ -28,7 +28,7 @@ INDEXERS = {spec.arch: spec for spec in (INDEXER, INDEXER_SM100)}
 ORDERS = {spec.arch: spec for spec in (INDEXER_ORDER, INDEXER_ORDER_SM100)}
 NO_SUCH_PAGE = 1 << 30
 INVALID, NAN = 0x7FFFFFFE, 0x7FFFFFFF
-"""Words of lists, as kernels/indexer/select/keys.py, which needs CuTe DSL, has them."""
+"""Words of lists, as kernels/indexer/select/sort_keys.py, which needs CuTe DSL, has them."""
 
 
 def launch_indexer(

@@ -110,7 +110,7 @@ _tight = partial(
 _blackwell = partial(
     Ranked,
     plan={
-        "num_heads": 16, "rows": By.CLUSTERS, "stages": 8, "pages_per_stage": 2,
+        "num_heads": 16, "rows": By.CLUSTERS, "stages": 8,
         "lists": Lists(capacity=3072, first_fill_pages=8, fill_step_pages=1, most_topk=512),
     },
     topk=512,

@@ -9,7 +9,6 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.emulated.runner import Emulator
-from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
 from flashdsa.kernels.catalog import MLA_BWD_SINK
 from tests.kernels.assembled import assert_it_assembles_without_spills
 
@@ -21,7 +20,7 @@ def gradient(lse: torch.Tensor, sink: torch.Tensor, delta: torch.Tensor) -> torc
     emulator = Emulator()
     found = torch.full_like(sink, float("nan"))
     with emulator.launching():
-        emulator.function(MLA_BWD_SINK, SinkPlan())(lse, sink, delta, found)
+        emulator.function(MLA_BWD_SINK, MLA_BWD_SINK.plan)(lse, sink, delta, found)
     return found
 
 
@@ -49,4 +48,4 @@ def test_what_is_not_finite_stays_in_its_head_and_infinite_sinks_have_no_gradien
 
 
 def test_it_needs_no_stack() -> None:
-    assert_it_assembles_without_spills(MLA_BWD_SINK, SinkPlan())
+    assert_it_assembles_without_spills(MLA_BWD_SINK, MLA_BWD_SINK.plan)

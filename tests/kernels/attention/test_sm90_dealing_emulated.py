@@ -15,8 +15,8 @@ from cutlass import Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
 from flashdsa.backends.sm90.decode_cuts import cut_line
+from flashdsa.dsl.memory import Memory
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import Batch, deal
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CUT_WORDS, DEALT_WORDS
 from ptxemu.cutedsl import emulate
@@ -30,7 +30,7 @@ def cuts_kernel(
 ):
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
-    memory = DecodeMemory.allocate(PLAN)
+    memory = Memory.allocate(PLAN)
     deal(memory, Batch(queries, blocks, most_slots, lengths), thread)
     if thread == 0:
         dealt = memory.dealt.array(Int32, DEALT_WORDS)

@@ -13,8 +13,9 @@ from cutlass import Int32, Uint16, cute
 from cutlass.cute.runtime import from_dlpack
 from cutlass.memory import SmemAllocator
 
+from flashdsa.dsl.memory import Memory
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
+from flashdsa.kernels.attention.sm90.fwd.context import locate
 from flashdsa.kernels.attention.sm90.fwd.draws import class_of, order_of, sort_lists
 from flashdsa.kernels.attention.sm90.fwd.gather import (
     Gatherer,
@@ -86,7 +87,7 @@ def places_kernel(
 ):
     place, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
-    ctx = locate(lse, FwdMemory.allocate(PLAN))
+    ctx = locate(lse, Memory.allocate(PLAN))
     role = Gatherer(ctx, None, indices, indices, topk_length, None, None, None, None)
     order = order_of(ctx)
     put_in_order(ctx, order, count_of_lists(role, order))

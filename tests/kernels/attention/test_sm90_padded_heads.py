@@ -8,7 +8,6 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
 from flashdsa.backends.emulated.runner import Emulator
-from flashdsa.kernels.attention.sm90.padded_heads.plan import PaddedHeadsPlan
 from flashdsa.kernels.catalog import MLA_BWD_PADDED_HEADS
 from tests.kernels.assembled import assert_it_assembles_without_spills
 
@@ -33,7 +32,7 @@ def test_heads_are_copied_and_padding_adds_nothing(
     found = [torch.full_like(x[:, :1], -7.0).repeat_interleave(padded, 1) for x in given]
     emulator = Emulator()
     with emulator.launching():
-        pad = emulator.function(MLA_BWD_PADDED_HEADS, PaddedHeadsPlan())
+        pad = emulator.function(MLA_BWD_PADDED_HEADS, MLA_BWD_PADDED_HEADS.plan)
         pad(*given, *found, first, count)
     for x, empty, to in zip(given, (0.0, 0.0, 0.0, float("inf")), found, strict=True):
         own = x[:, first : first + count]
@@ -42,4 +41,4 @@ def test_heads_are_copied_and_padding_adds_nothing(
 
 
 def test_it_needs_no_stack() -> None:
-    assert_it_assembles_without_spills(MLA_BWD_PADDED_HEADS, PaddedHeadsPlan())
+    assert_it_assembles_without_spills(MLA_BWD_PADDED_HEADS, MLA_BWD_PADDED_HEADS.plan)

@@ -13,7 +13,6 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import Emulator, running_on
-from flashdsa.kernels.attention.sm90.used_slots.plan import UsedSlotsPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_USED_SLOTS
 from flashdsa.verify.launch_list import Recorder
 from tests.kernels.assembled import assert_it_assembles_without_spills
@@ -30,7 +29,7 @@ def found(
     of_extra = EVERY if extra is None else used.clone()
     more = extra or (ids[:, :0].contiguous(), EVERY, 0)
     with emulator.launching():
-        function = emulator.function(SPARSE_MLA_USED_SLOTS, UsedSlotsPlan())
+        function = emulator.function(SPARSE_MLA_USED_SLOTS, SPARSE_MLA_USED_SLOTS.plan)
         function(ids, lengths, rows, used, *more, of_extra)
     return used.tolist(), of_extra.tolist()
 
@@ -68,7 +67,7 @@ def test_any_end(width: int) -> None:
 
 
 def test_it_needs_no_stack() -> None:
-    assert_it_assembles_without_spills(SPARSE_MLA_USED_SLOTS, UsedSlotsPlan())
+    assert_it_assembles_without_spills(SPARSE_MLA_USED_SLOTS, SPARSE_MLA_USED_SLOTS.plan)
 
 
 @pytest.mark.parametrize(

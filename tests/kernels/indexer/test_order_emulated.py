@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 from flashdsa.kernels.indexer.order.plan import OrderPlan
-from flashdsa.kernels.indexer.select import keys
+from flashdsa.kernels.indexer.select import sort_keys as keys
 from flashdsa.verify.compare import failures
 from workbench.small_calls import direct
 from workbench.small_calls.call import emulator_of

@@ -85,15 +85,6 @@ def test_sorted_rows() -> None:
     assert_as_the_cpu(SMALL, inputs, 1, 3, topk=1024, by_score=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pages", [1, 4])
-def test_other_pages_per_stage(pages: int) -> None:
-    plan = IndexerPlan(num_heads=16, pages_per_stage=pages)
-    inputs = make_inputs([1401, 600], num_heads=16)
-    inputs.block_table[0, 5] = -1
-    assert_as_the_cpu(plan, inputs, 1, 2)
-
-
 @pytest.mark.usefixtures("small_device")
 def test_ids_are_the_best_of_the_kernels_own_scores() -> None:
     lengths = [1100, 700, 512]

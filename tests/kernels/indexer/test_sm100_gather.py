@@ -122,5 +122,3 @@ def test_public_calls_with_short_pages(size: int) -> None:
 
 def test_plans_that_no_kernel_has() -> None:
     assert all(plan.num_heads == 64 for plan in INDEXER_SM100.plans if plan.gathers)
-    with pytest.raises(ValueError, match="gathers: "):
-        IndexerPlan(gathers=True, pages_per_stage=4)

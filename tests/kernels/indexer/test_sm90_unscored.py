@@ -11,7 +11,7 @@ import flashdsa
 from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.kernels.catalog import INDEXER_UNSCORED
-from flashdsa.kernels.indexer.sm90.unscored.plan import MOST_PAGES, UnscoredPlan, most_pages
+from flashdsa.kernels.indexer.plan import MOST_PAGES, most_pages
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
 LENGTHS = [0, 1, 63, 64, 65, 127, 128, 447, 448, 512]
@@ -21,7 +21,7 @@ TOO_FEW, TOO_MANY = -5, 2**31 - 1
 def write_all(inputs: Inputs, topk: int, *, positions: bool = False) -> torch.Tensor:
     """One checked launch of the kernel."""
     runner, ids = Emulator(), inputs.output(topk)
-    function = runner.function(INDEXER_UNSCORED, UnscoredPlan())
+    function = runner.function(INDEXER_UNSCORED, INDEXER_UNSCORED.plan)
     with runner.launching():
         pages = len(inputs.k_index_cache_fp8)
         function(inputs.seq_lens, inputs.block_table, ids, pages, int(not positions))

@@ -13,8 +13,7 @@ from torch import Tensor
 from flashdsa.backends.indexer.choice import Call, Gpu, Kind, Way, choose, gpu_of
 from flashdsa.backends.indexer.tensors import require_dense_ids
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.indexer.plan import By, SelectPlan
-from flashdsa.kernels.indexer.sm90.unscored.plan import most_pages
+from flashdsa.kernels.indexer.plan import By, SelectPlan, most_pages
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.problem import PAGE_SIZE
 

@@ -24,7 +24,6 @@ from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sizes import RANK_BINS
 from flashdsa.kernels.indexer.sm90.plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.rank.plan import Of
-from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan
 from flashdsa.problem import PAGE_SIZE
 
 COUNTED_ROWS = 128
@@ -90,7 +89,7 @@ def counts_of(runner: Runner, rows: int) -> Tensor:
 def bind_unscored(runner: Runner, positions: bool) -> Callable[..., None]:
     """Bind the launch for a table in which no row has more than `topk` tokens: nothing is scored.
     The result is a `Launch`, see indexer/launch.py."""
-    unscored, slots = runner.function(INDEXER_UNSCORED, UnscoredPlan()), int(not positions)
+    unscored, slots = runner.function(INDEXER_UNSCORED, INDEXER_UNSCORED.plan), int(not positions)
 
     def launch(*operands: Tensor) -> None:
         _, pages, _, seq_lens, block_table, topk_indices = operands

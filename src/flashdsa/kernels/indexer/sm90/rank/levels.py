@@ -16,7 +16,7 @@ from flashdsa.dsl.warp import lowest_bit, ones_of, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.emit import PAGE_BITS, set_bit
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of
-from flashdsa.kernels.indexer.select.keys import INVALID
+from flashdsa.kernels.indexer.select.sort_keys import INVALID
 
 
 class Levels(NamedTuple):

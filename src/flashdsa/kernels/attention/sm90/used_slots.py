@@ -14,8 +14,12 @@ from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.grids import follow_grid, launch_ctas
 from flashdsa.hw import SM90, WARP_SIZE
-from flashdsa.kernels.attention.sm90.used_slots.plan import FIRST_TURNS, TURNS, WARPS, UsedSlotsPlan
 from flashdsa.kernels.attention.union_slots import length_of
+
+WARPS = 4
+"""Warps of a CTA, each with a list."""
+FIRST_TURNS, TURNS = 8, 32
+"""Slots that a lane reads together, in a list's first step and in each further one."""
 
 
 class Lists(NamedTuple):
@@ -79,7 +83,7 @@ def launch_used_slots(stream: Any, *arguments: Any):
     launch_ctas(used_slots_kernel(main, extra), ctas, WARPS * WARP_SIZE, stream, use_pdl=True)
 
 
-def compile_used_slots(plan: UsedSlotsPlan) -> Any:
+def compile_used_slots(plan: Any) -> Any:
     """Compile `launch_used_slots`."""
     del plan
     queries, extra_used = fake.symbols(2)

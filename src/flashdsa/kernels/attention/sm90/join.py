@@ -15,7 +15,6 @@ from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.operands import MoreOperands
 from flashdsa.kernels.attention.sm90.core.sources import Sources, count_slots, read_row, sources_of
-from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 
 THREADS = 256
 
@@ -73,7 +72,7 @@ def launch_compact(stream: Any, *arguments: Any):
     launch_join(sources, JoinedIds(ids, lengths, None), stream)
 
 
-def compile_join(plan: JoinPlan) -> Any:
+def compile_join(plan: Any) -> Any:
     """Compile `launch_compact`."""
     del plan
     queries, d_qk, capacity = fake.symbols(3)

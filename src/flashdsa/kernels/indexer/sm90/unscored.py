@@ -8,13 +8,15 @@ from typing import Any
 
 from cutlass import Int32, cute
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
+from flashdsa.dsl.grids import launch_ctas
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.indexer.emit import Output, cached_pages, emit_pages, first_pages
-from flashdsa.kernels.indexer.launch import rows_apart
 from flashdsa.kernels.indexer.schedule.work_tile import row_length, rows_of
-from flashdsa.kernels.indexer.sm90.unscored.plan import THREADS, UnscoredPlan
+
+THREADS = 512
+"""Threads of a CTA, which writes a row: each has four of 2,048 ids."""
 
 
 @cute.kernel
@@ -37,37 +39,23 @@ def unscored_kernel(
 
 
 @cute.jit
-def launch_unscored(
-    stream: Any,
-    seq_lens: cute.Tensor,
-    block_table: cute.Tensor,
-    topk_indices: cute.Tensor,
-    num_pages: Int32,
-    slots: Int32,
-):
+def launch_unscored(stream: Any, *arguments: Any):
     """Launch on `stream`; the table has at most `most_pages(topk)` pages a row.
 
     Args:
-        seq_lens: (B,) int32. block_table: (B / next_n, max_pages) int32, any distance between rows.
-        topk_indices: (B, topk) int32, any distance between rows, written.
-        num_pages: of the cache. slots: 1: ids are slots of the cache; 0: positions.
+        arguments:
+            seq_lens: (B,) int32.
+            block_table: (B / next_n, max_pages) int32, any distance between rows.
+            topk_indices: (B, topk) int32, any distance between rows, written.
+            num_pages: of the cache. slots: 1: ids are slots of the cache; 0: positions.
     """
-    unscored_kernel(seq_lens, block_table, topk_indices, num_pages, slots).launch(
-        grid=[seq_lens.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
-    )
+    launch_ctas(unscored_kernel(*arguments), arguments[0].shape[0], THREADS, stream)
 
 
-def compile_unscored(plan: UnscoredPlan) -> Any:
+def compile_unscored(plan: Any) -> Any:
     """Compile `launch_unscored`."""
     del plan
-    rows, requests, table, topk = (cute.sym_int32() for _ in range(4))
-    return compile_launch(
-        SM90,
-        launch_unscored,
-        None,
-        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
-        rows_apart(Int32, requests, table),
-        rows_apart(Int32, rows, topk),
-        Int32(1),
-        Int32(1),
-    )
+    rows, requests, table, topk = fake.symbols(4)
+    ids = fake.rows_apart(Int32, requests, table), fake.rows_apart(Int32, rows, topk)
+    x = fake.words(rows), *ids, Int32(1), Int32(1)
+    return compile_launch(SM90, launch_unscored, None, *x)

@@ -15,9 +15,10 @@ from flashdsa.dsl.gmem import load4, store4
 from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.smem import VECTOR
 from flashdsa.hw import SM90, WARP_SIZE
-from flashdsa.kernels.attention.sm90.padded_heads.plan import WARPS, PaddedHeadsPlan
 from flashdsa.problem import D_QK, D_V
 
+WARPS = 8
+"""Warps of a CTA, each with the rows of a head."""
 UNIT_DIMS = 8
 """Elements of a lane's move."""
 
@@ -110,7 +111,7 @@ def launch_padded_heads(stream: Any, *arguments: Any):
     launch_ctas(made, ctas, WARPS * WARP_SIZE, stream, use_pdl=True)
 
 
-def compile_padded_heads(plan: PaddedHeadsPlan) -> Any:
+def compile_padded_heads(plan: Any) -> Any:
     """Compile `launch_padded_heads`."""
     del plan
     queries, heads, padded = (cute.sym_int32() for _ in range(3))

@@ -5,44 +5,18 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Uint32, const_expr, cute
 
-from flashdsa.dsl import gmem
+from flashdsa.dsl import gmem, smem
 from flashdsa.dsl.cluster import add_to_peer, peer_address, store_to_peer
-from flashdsa.dsl.memory import Memory, Region
-from flashdsa.dsl.smem import store4
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.select.keys import (
-    INVALID,
-    LOWEST_KEY,
-    between,
-    bin_of,
-    highest_key,
-    lowest_key,
-    sortable,
-    step_at,
-    step_bits,
-)
-from flashdsa.kernels.indexer.select.lists import count_at
+from flashdsa.kernels.indexer.select import lists, sort_keys
 from flashdsa.kernels.indexer.sizes import RANK_BINS, RANK_MANTISSA
 from flashdsa.kernels.indexer.sm90.rank.levels import load_block_scores, token_of, token_score
 from flashdsa.kernels.indexer.sm90.rank.plan import LARGEST_CLUSTER, WORD, Of
 
 BIN_BITS = RANK_BINS.bit_length() - 1
-
-
-class RankMemory(Memory):
-    """Regions of `RankPlan`."""
-
-    keys: Region
-    positions: Region
-    bins: Region
-    totals: Region
-    groups: Region
-    sums: Region
-    parts: Region
-    marks: Region
-    blocks: Region
 
 
 class Part(NamedTuple):
@@ -57,7 +31,7 @@ class Part(NamedTuple):
     peers: Int32  # CTAs of the row
     rank: Int32  # in the cluster, of the first of them
     thread: Int32
-    memory: RankMemory
+    memory: Memory
     static: Static  # the plan
 
     @property
@@ -133,9 +107,9 @@ def position_of(x: Part, entry: Int32) -> Int32:
 @cute.jit
 def key_in(block: Block, i: cutlass.Constexpr, plan: cutlass.Constexpr) -> Uint32:
     """The key of the thread's i-th entry; 0: it has none, or it is no token."""
-    key = sortable(block.scores[i])
+    key = sort_keys.sortable(block.scores[i])
     if const_expr(plan.of is not Of.SCORES):
-        if block.scores[i].bitcast(Int32) == INVALID:
+        if block.scores[i].bitcast(Int32) == sort_keys.INVALID:
             key = Uint32(0)
     return key if block.first + i * WARP_SIZE < block.end else Uint32(0)
 
@@ -143,11 +117,8 @@ def key_in(block: Block, i: cutlass.Constexpr, plan: cutlass.Constexpr) -> Uint3
 @cute.jit
 def clear_bins(x: Part) -> None:
     """Set the CTA's bins to 0, and the totals if it shares the row; synced."""
-    nothing = cute.make_rmem_tensor(4, Int32)
-    nothing.fill(0)
     both, bins = x.memory.bins.array(Int32, 2 * RANK_BINS), Int32(RANK_BINS)
-    for at in cutlass.range(x.thread, (bins + first_count(x)) // 4, x.plan.threads, unroll=1):
-        store4(both, at, nothing.load())
+    smem.clear(both, x.thread, (bins + first_count(x)) // 4, x.plan.threads, 1)
     cute.arch.sync_threads()
 
 
@@ -168,11 +139,11 @@ def count_part(x: Part, cut: Cut, shift: Int32) -> None:
         block = load_block(scores, x, begin)
         for i in cutlass.range_constexpr(plan.together):
             key = key_in(block, i, plan)
-            at = bin_of(key, RANK_MANTISSA)
+            at = sort_keys.bin_of(key, RANK_MANTISSA)
             if shift >= 0:
                 at = Int32((key - cut.low) >> Uint32(shift))
-            if between(key, cut.low, cut.high - cut.low):
-                count_at(bins, at)
+            if sort_keys.between(key, cut.low, cut.high - cut.low):
+                lists.count_at(bins, at)
     meet(x.peers)  # the part is counted, and all totals are 0
     if x.peers > 1:
         totals = x.memory.totals.address()
@@ -193,7 +164,7 @@ def load_counts(x: Part) -> None:
         words = gmem.load4(x.counts + 4 * at)
         for i in cutlass.range_constexpr(4):
             four[i] = words[i]
-        store4(bins, at, four.load())
+        smem.store4(bins, at, four.load())
     cute.arch.sync_threads()
 
 
@@ -234,7 +205,7 @@ def choose_bin(x: Part, first: Int32, topk: Int32, above: Int32) -> tuple[Int32,
 def find_cut(x: Part, topk: Int32, counted: Any) -> Cut:
     """Find keys that so few entries have that the list has room for them, or a single key."""
     zero, first = Int32(0), first_count(x)
-    low, high, above, within = Uint32(LOWEST_KEY), Uint32(0xFFFFFFFF), zero, zero
+    low, high, above, within = Uint32(sort_keys.LOWEST_KEY), Uint32(0xFFFFFFFF), zero, zero
     chosen, counts = Int32(-1), first
     if x.peers > 1 or x.end - x.begin > topk:  # else all entries win
         cut, shift = Cut(low, high, zero, zero), Int32(-1)
@@ -246,16 +217,16 @@ def find_cut(x: Part, topk: Int32, counted: Any) -> Cut:
         else:
             count_part(x, cut, shift)
         chosen, above, within = choose_bin(x, counts, topk, zero)
-        low = cutlass.max(lowest_key(chosen, RANK_MANTISSA), low)
-        high = highest_key(chosen, RANK_MANTISSA)
+        low = cutlass.max(sort_keys.lowest_key(chosen, RANK_MANTISSA), low)
+        high = sort_keys.highest_key(chosen, RANK_MANTISSA)
     if chosen < 0:
-        low, high = Uint32(LOWEST_KEY), Uint32(0)
+        low, high = Uint32(sort_keys.LOWEST_KEY), Uint32(0)
     while within > x.plan.max_candidates and low < high:
-        shift = step_bits(high - low, BIN_BITS)
+        shift = sort_keys.step_bits(high - low, BIN_BITS)
         meet(x.peers)  # all have read the counts
         count_part(x, Cut(low, high, above, within), shift)
         chosen, above, within = choose_bin(x, first, topk, above)
-        low, high = step_at(low, high, shift, chosen)
+        low, high = sort_keys.step_at(low, high, shift, chosen)
     return Cut(low, high, above, within)
 
 

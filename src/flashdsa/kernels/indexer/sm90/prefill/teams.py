@@ -2,7 +2,7 @@
 
 A word is the bits of an fp32 score, of which -0 does not occur; `NAN`, if that is NaN, which ranks
 last; or `INVALID`, of a key that the query does not see, and of no key. Keys are signed: see
-`key_of`, select/keys.py. The latter two words are below nothing if compared as fp32.
+`key_of`, select/sort_keys.py. The latter two words are below nothing if compared as fp32.
 
 Scores are counted in bins while they are computed. A window, from a sample, maps them to bins: it
 is linear and monotone, and scores outside fall into the end bins. It is set once for each tile from
@@ -16,42 +16,12 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
-from flashdsa.dsl.memory import Memory, Region
-from flashdsa.dsl.pipeline import Barriers
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.smem import load4, store4
 from flashdsa.dsl.warp import lowest_bit, ones_of, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.select.keys import MAGNITUDE, between, key_of, reach, word_of
+from flashdsa.kernels.indexer.select.sort_keys import MAGNITUDE, between, key_of, reach, word_of
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, QUERY_GROUP, ROUND_BINS
-
-
-class PrefillMemory(Memory):
-    """Regions and barriers of `PrefillPlan`."""
-
-    queries: Region
-    keys: Region
-    scales: Region
-    histogram: Region
-    masks: Region
-    maybes: Region
-    candidates: Region
-    scratch: Region
-    samples: Region
-    windows: Region
-    logged: Region
-    fine: Region
-    coarse: Region
-    received: Region
-    above: Region
-    own_coarse: Region
-    key_full: Barriers
-    key_empty: Barriers
-    query_full: Barriers
-    query_empty: Barriers
-    coarse_full: Barriers
-    fine_full: Barriers
-    received_full: Barriers
-
 
 WORDS_EACH = CHUNK // WARP_SIZE
 
@@ -156,7 +126,7 @@ class TeamScratch:
 class Team(NamedTuple):
     """A team, as one of its warps sees it."""
 
-    memory: PrefillMemory
+    memory: Memory
     number: Int32
     member: Int32  # the calling warp
     lane: Int32
@@ -173,7 +143,7 @@ class Team(NamedTuple):
 
 
 @cute.jit
-def team_of(memory: PrefillMemory, thread: Int32, plan: cutlass.Constexpr) -> Team:
+def team_of(memory: Memory, thread: Int32, plan: cutlass.Constexpr) -> Team:
     """The calling warp's team."""
     warp = cute.arch.make_warp_uniform(thread // WARP_SIZE)
     number = warp // plan.team_warps
@@ -286,7 +256,7 @@ def score_sync(plan: Any) -> None:
 
 @cute.jit
 def take_sample(
-    memory: PrefillMemory,
+    memory: Memory,
     words: list[Int32],
     window: cute.Tensor,
     warp: Int32,
@@ -334,9 +304,7 @@ def take_sample(
 
 
 @cute.jit
-def sample_nothing(
-    memory: PrefillMemory, warp: Int32, lane: Int32, plan: cutlass.Constexpr
-) -> None:
+def sample_nothing(memory: Memory, warp: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
     """Same as `take_sample`, for a warp that has no keys of the sample."""
     slots = memory.samples.array(Float32, 2 * plan.select_warps * plan.tile_queries)
     if lane < plan.tile_queries:
@@ -389,7 +357,7 @@ def bin_bits(word: Int32, factor: Float32, offset: Float32, plan: Any) -> Int32:
 
 
 @cute.jit
-def bounds_of(memory: PrefillMemory, query: Int32, cut: Int32, plan: cutlass.Constexpr) -> Bounds:
+def bounds_of(memory: Memory, query: Int32, cut: Int32, plan: cutlass.Constexpr) -> Bounds:
     """Bounds of the bin `cut`, which has the score that cuts: half a bin wider on either side, so
     that no rounding matters."""
     windows = memory.windows.array(Float32, 2 * plan.tile_queries)
@@ -411,7 +379,7 @@ NO_SCORE, INFINITE = 0xFF800000 - 2**32, 0x7F800000
 
 @cute.jit
 def keys_of_bin(
-    memory: PrefillMemory, query: Int32, cut: Int32, lane: Int32, plan: cutlass.Constexpr
+    memory: Memory, query: Int32, cut: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> tuple[KeyRange, cutlass.Boolean]:
     """The keys that are counted in the bin `cut` of a query's window, exactly, and whether the bin
     has scores only: the first one has NaN and entries without a score, too. All lanes call. Bins
