@@ -153,8 +153,8 @@ def test_brackets_are_text(run: Run) -> None:
         (("--arch", "sm_80"), "'sm_80' is not one of 'sm_90a', 'sm_100a'"),
         (("--rows", "pages"), "--rows: expected cluster or clusters; got pages"),
         (
-            ("--arch", "sm_100a", "--num-heads", "16", "--pages-per-stage", "4"),
-            "no variant is compiled with --num-heads 16 and --pages-per-stage 4",
+            ("--arch", "sm_100a", "--num-heads", "16", "--gathers"),
+            "no variant is compiled with --num-heads 16 and --gathers",
         ),
         (("--json", "--markdown"), "--markdown: not together with --json"),
     ],

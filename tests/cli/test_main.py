@@ -28,6 +28,7 @@ from tests.support.subtests import CaseLoop
 
 COMMANDS = (
     "demo", "info", "check", "bench", "choose sparse_mla",
+    "choose mla_bwd", "choose dsa_topk_indexer",
     *(f"plan {spec.name}" for spec in KERNELS if spec.plans[0].roles), "inspect",
 )  # fmt: skip
 Run = Callable[..., Result]

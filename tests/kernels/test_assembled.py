@@ -12,7 +12,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.kernels.catalog import BACKENDS, variants_of
 from flashdsa.plan.kernel_spec import Variant
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler
 from tests.support.compilations import ptx_of
 
 ALWAYS = {

@@ -419,7 +419,7 @@ def test_offsets_that_are_none(subtests: CaseLoop) -> None:
 def test_where_values_are_not_checked_offsets_are_taken_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flashdsa.ops.prefill.are_values_read", lambda tensor: False)
+    monkeypatch.setattr("flashdsa.dispatch.checks.are_values_read", lambda tensor: False)
     starts, ends = flashdsa.causal_ranges(torch.tensor([0, 2, 3]), num_queries=5)
     assert starts.tolist() == [0, 0, 2, 2, 2] and ends.tolist() == [1, 2, 3, 4, 5]
     starts, ends = flashdsa.causal_ranges(torch.tensor([0, 2, 3]), num_queries=2)

@@ -114,8 +114,7 @@ COMPOSED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_nothing_is_read_by_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for family in ("kv_cache", "prefill", "entries"):
-        monkeypatch.setattr(f"flashdsa.ops.{family}.are_values_read", lambda tensor: False)
+    monkeypatch.setattr("flashdsa.dispatch.checks.are_values_read", lambda tensor: False)
     monkeypatch.setattr("flashdsa.distributed.decode._are_checked", lambda tensor: False)
     group = SimpleNamespace(name="", size=2, rank=1)
     monkeypatch.setattr("flashdsa.distributed.decode.group_of", lambda mesh: group)

@@ -22,9 +22,7 @@ from flashdsa.backends.emulated.packages import PACKAGES, install_command
 from flashdsa.hw import ARCHITECTURES, SM90, SM100
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.settings import BACKENDS, Settings, raw_settings
-from flashdsa.toolchain.find import Tool
-from flashdsa.toolchain.nvdisasm import Disassembler
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler, Disassembler, Tool
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("src/flashdsa", "ptxemu/src/ptxemu")
@@ -182,7 +180,7 @@ def test_raw_settings_change_with_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 PACKAGE = Path(flashdsa.__file__).parent
-OWN_HOME = {path for path in PACKAGE.rglob("*.py") if path.parent.name == "hw"}
+NUMBERS = {name for name in vars(hw) if name.isupper() and not name.startswith("_")}
 
 
 def test_the_size_of_shared_memory_stands_once() -> None:
@@ -194,11 +192,11 @@ def test_the_size_of_shared_memory_stands_once() -> None:
 def test_nobody_else_gives_a_name_of_hw_a_number() -> None:
     found = [
         f"{path.relative_to(PACKAGE)}: {name.id}"
-        for path in sorted(set(PACKAGE.rglob("*.py")) - OWN_HOME)
+        for path in sorted(set(PACKAGE.rglob("*.py")) - {Path(hw.__file__)})
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
         for name in node.targets
-        if isinstance(name, ast.Name) and name.id in hw.__all__
+        if isinstance(name, ast.Name) and name.id in NUMBERS
     ]
     assert found == []
 

@@ -12,14 +12,20 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
+from flashdsa.problem import INT32_MAX
 from flashdsa.verify.check_list import OPERATIONS, checks_of
 from flashdsa.verify.compare import Comparison, failures
-from flashdsa.verify.draw_rows import INT32_MAX, INT32_MIN
-from flashdsa.verify.indexer_cases import INDEXER_CASES, make_indexer_inputs
-from flashdsa.verify.indexer_training_cases import INDEXER_TRAINING_CASES
+from flashdsa.verify.draw_rows import INT32_MIN
+from flashdsa.verify.indexer_cases import make_indexer_inputs
 from flashdsa.verify.layouts import strided_copy
-from flashdsa.verify.prefill_cases import PREFILL_CASES
-from flashdsa.verify.sparse_mla_cases import PACKED_CASES, SPARSE_MLA_CASES, make_sparse_mla_inputs
+from flashdsa.verify.sparse_mla_cases import make_sparse_mla_inputs
+from tests.support.cases import (
+    INDEXER_CASES,
+    INDEXER_TRAINING_CASES,
+    PACKED_CASES,
+    PREFILL_CASES,
+    SPARSE_MLA_CASES,
+)
 from tests.support.elsewhere import DEVICE, Elsewhere, is_there
 
 

@@ -20,13 +20,9 @@ from flashdsa.verify.judge_sparse_mla import (
     judge_backward,
     judge_forward,
 )
-from flashdsa.verify.sparse_mla_cases import (
-    SPARSE_MLA_CASES,
-    SparseMlaCase,
-    SparseMlaInputs,
-    make_sparse_mla_inputs,
-)
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from flashdsa.verify.tolerances import BF16_ROUNDING
+from tests.support.cases import SPARSE_MLA_CASES
 from tests.support.subtests import CaseLoop
 
 CASE = SparseMlaCase("few rows", 3, 60, 8, 32)

@@ -25,7 +25,7 @@ from tools.check_wheel import problems
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-KERNELS = {"sm90": "write_index_k_bfloat16", "sm100": "sm100_indexer_logits_h16_p2"}
+KERNELS = {"sm90": "write_index_k_bfloat16", "sm100": "sm100_indexer_logits_h16"}
 LIST_AND_CALL = """
 import json, sys
 from importlib.util import find_spec

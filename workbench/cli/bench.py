@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from flashdsa.bench.result import BenchResult
 
 OPERATIONS = (
-    "sparse_mla_fwd", "sparse_mla_decode", "mla_bwd", "indexer", "prefill", "two_levels",
-    "v41_decode", "indexer_training",
+    "sparse_mla_fwd", "sparse_mla_decode", "mla_bwd", "indexer", "prefill", "v41_decode",
+    "indexer_training",
 )  # fmt: skip
 _COUNT = click.IntRange(min=1)
 

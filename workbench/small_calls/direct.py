@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.indexer.order import bind_order
+from flashdsa.backends.indexer.launch import bind_order
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.ranked import bind_ranked
+from flashdsa.backends.sm90.indexer import bind_scored_and_ranked
 from flashdsa.dispatch.registration import custom_op
 from flashdsa.kernels.catalog import INDEXER, INDEXER_ORDER, INDEXER_ORDER_SM100, INDEXER_SM100
 from flashdsa.kernels.indexer.plan import SelectPlan
@@ -28,7 +28,7 @@ INDEXERS = {spec.arch: spec for spec in (INDEXER, INDEXER_SM100)}
 ORDERS = {spec.arch: spec for spec in (INDEXER_ORDER, INDEXER_ORDER_SM100)}
 NO_SUCH_PAGE = 1 << 30
 INVALID, NAN = 0x7FFFFFFE, 0x7FFFFFFF
-"""Words of lists, as kernels/indexer/select/keys.py, which needs CuTe DSL, has them."""
+"""Words of lists, as kernels/indexer/select/sort_keys.py, which needs CuTe DSL, has them."""
 
 
 def launch_indexer(
@@ -150,7 +150,7 @@ class InTwoLaunches(Ranked):
     def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
         plan, rows = self.kernel_plan, len(self.lengths)
         how = plan.num_heads, self.topk, False, self.sorted, rows, self.next_n
-        serve = bind_ranked(runner, *how)
+        serve = bind_scored_and_ranked(runner, *how)
         q, cache, *others = operands[:6]
         with runner.launching():
             serve(q, cache.view(torch.uint8), *others)

@@ -17,8 +17,7 @@ from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from workbench.__main__ import cli
 from workbench.draws.distribution import draw
 from workbench.draws.inputs import make_task
-from workbench.overlap.measure import measure_layers, measure_overlap
-from workbench.overlap.record import recorded_lists
+from workbench.overlap import measure_overlap
 from workbench.pretended_gpu import pretended_gpu
 from workbench.ways.judge import judge, regret
 from workbench.ways.measure import CHOICES, SCHEMA, by_way, ways_of
@@ -46,13 +45,6 @@ def test_what_reused_lists_keep_counted_by_hand() -> None:
     found = measure_overlap(INDICES, (1, 2))
     # Two queries before: {1, 3, 5} has none of {8, 9}, {1, 3, 7} none of {8, 9, 4, 2}.
     assert found.kept == {1: pytest.approx(4 / 9), 2: 0.0}
-    other = torch.tensor([[5, 3, 3], [1, -1, -1], [9, 8, 7], [8, 9, 4]])
-    kept = measure_layers([INDICES, other])
-    assert kept[0][0] == kept[1][1] == 1.0
-    # Of the 12 rows of the first the other has 2 + 1 + 2 + 3, of whose 9 the first has as many.
-    assert kept[1][0] == pytest.approx(8 / 12) and kept[0][1] == pytest.approx(8 / 9)
-    with pytest.raises(ArgumentValueError, match="the same queries"):
-        measure_layers([INDICES, other[:3]])
 
 
 def test_groups_do_not_reach_into_the_next_sequence() -> None:
@@ -61,10 +53,9 @@ def test_groups_do_not_reach_into_the_next_sequence() -> None:
     assert (two.groups, two.ratio) == (2, 1.0)
 
 
-def test_shape_of_flash_mla_and_lengths() -> None:
-    lengths = torch.tensor([1, 1, 1, 1])
-    (two,) = measure_overlap(INDICES[:, None], (2,), lengths).groups
-    assert two.union_rows == 2.0
+def test_shape_of_flash_mla() -> None:
+    (two,) = measure_overlap(INDICES[:, None], (2,)).groups
+    assert two.union_rows == 4.0
 
 
 @pytest.mark.parametrize(
@@ -94,10 +85,6 @@ def test_the_command_prints_what_the_function_finds(tmp_path: Path) -> None:
     document = json.loads(result.stdout)
     assert [group["queries"] for group in document["groups"]] == [1, 2, 4]
     assert document["groups"][1]["union_rows"] == 4.0
-    torch.save({"layer3": INDICES, "layer4": INDICES.flip(0)}, tmp_path / "two.pt")
-    layers = _run(str(tmp_path / "two.pt"), "--layers", "--json")
-    assert json.loads(layers.stdout)["kept"][0] == [1.0, 0.0]
-    assert "100.0%" in _run(str(tmp_path / "two.pt"), "--layers").stdout
     np.save(tmp_path / "x.npy", INDICES.numpy())
     text = _run(str(tmp_path / "x.npy"), "--groups", "2").stdout
     assert "1.333" in text
@@ -117,21 +104,6 @@ def test_what_is_no_index_tensor_is_one_line(tmp_path: Path) -> None:
         assert (result.exit_code, result.stdout) == (2, "")
         (line,) = result.stderr.splitlines()
         assert says in line
-
-
-def test_lists_of_a_model_of_transformers_are_recorded() -> None:
-    pytest.importorskip("transformers", reason="needs transformers >= 5.17")
-    from tests.integrations.test_transformers import LENGTH, TOPK, build
-
-    model = build("deepseek_v32")
-    tokens = torch.arange(LENGTH)[None] * 7 % 96
-    with torch.no_grad(), recorded_lists(model) as lists:
-        model(tokens)
-    model(tokens[:, :5])  # no longer recorded
-    assert [name.endswith("indexer") for name in lists] == [True] * 2
-    assert all(ids.shape == (1, LENGTH, TOPK) for ids in lists.values())
-    kept = measure_layers(list(lists.values()))
-    assert all(kept[i][i] == 1.0 for i in range(2)) and 0 < kept[0][1] < 1
 
 
 # name: kind, estimate, hot, cold; the taken one first

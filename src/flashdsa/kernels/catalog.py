@@ -22,10 +22,6 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full import plan as decode
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
-from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
-from flashdsa.kernels.attention.sm90.padded_heads.plan import PaddedHeadsPlan
-from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
-from flashdsa.kernels.attention.sm90.used_slots.plan import UsedSlotsPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
@@ -36,16 +32,14 @@ from flashdsa.kernels.indexer.sm90.plan import LOGITS_PLANS, IndexerPlan
 from flashdsa.kernels.indexer.sm90.prefill import plan as prefill
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.rank.plan import RANK_PLANS
-from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
 from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
 from flashdsa.kernels.indexer_training.sm90.scores import plan as scores
+from flashdsa.plan import FixedPlan
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 
-_OTHER_STAGES = (1, 4)
-"""Pages of a stage in further variants, one of each kernel, to compare with two pages."""
 _TILES = (Tile(), WITHOUT_ROPE)
 
 
@@ -74,11 +68,11 @@ INDEXER = _hopper(
     "indexer", "dsa_topk_indexer", "indexer.sm90.kernel:compile_indexer", "indexer_kernel",
     (IndexerPlan(num_heads, rows)
      for num_heads, rows in product(reversed(NUM_HEADS), FUSED_ROWS)),
-    load="load PAGES", select="consume page_source")
+    load="load_scheduled PAGES", select="consume page_source")
 INDEXER_UNSCORED = _hopper(
     "indexer_unscored", "dsa_topk_indexer",
-    "indexer.sm90.unscored.kernel:compile_unscored", "unscored_kernel",
-    (UnscoredPlan(),))
+    "indexer.sm90.unscored:compile_unscored", "unscored_kernel",
+    (FixedPlan("indexer_unscored"),))
 INDEXER_LOGITS = _hopper(
     "indexer_logits", "indexer_logits dsa_topk_indexer",
     "indexer.sm90.kernel:compile_logits", "logits_kernel",
@@ -88,14 +82,12 @@ INDEXER_SM100 = _blackwell(
     "indexer", "dsa_topk_indexer", "indexer.sm100.kernel:compile_indexer", "indexer_kernel",
     (*(sm100.IndexerPlan(num_heads, rows)
        for num_heads, rows in product(reversed(NUM_HEADS), FUSED_ROWS)),
-     *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
      *(sm100.IndexerPlan(rows=rows, gathers=True) for rows in FUSED_ROWS)),
-    load="load loader_of", mma="run_mma", select="consume page_source")
+    load="load_scheduled loader_of", mma="run_mma", select="consume page_source")
 INDEXER_LOGITS_SM100 = _blackwell(
     "indexer_logits", "indexer_logits",
     "indexer.sm100.kernel:compile_logits", "logits_kernel",
     (*(sm100.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
-     *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
      sm100.LogitsPlan(gathers=True)),
     load="load_partition loader_of", mma="run_mma", select="consume_pages page_source")
 INDEXER_RANK = _hopper(
@@ -161,15 +153,15 @@ MLA_BWD_DKV = _hopper(
     map(DkvPlan, _TILES),
     matrices="load_matrices", rows="copy_all", multiply="multiply_all")
 MLA_BWD_JOIN = _hopper(
-    "mla_bwd_join", "mla_bwd", "attention.sm90.join.kernel:compile_join", "join_kernel",
-    (JoinPlan(),))
+    "mla_bwd_join", "mla_bwd", "attention.sm90.join:compile_join", "join_kernel",
+    (FixedPlan("mla_bwd_join"),))
 MLA_BWD_PADDED_HEADS = _hopper(
     "mla_bwd_padded_heads", "mla_bwd",
-    "attention.sm90.padded_heads.kernel:compile_padded_heads", "padded_heads_kernel",
-    (PaddedHeadsPlan(),))
+    "attention.sm90.padded_heads:compile_padded_heads", "padded_heads_kernel",
+    (FixedPlan("mla_bwd_padded_heads"),))
 MLA_BWD_SINK = _hopper(
-    "mla_bwd_sink", "mla_bwd", "attention.sm90.sink.kernel:compile_sink", "sink_kernel",
-    (SinkPlan(),))
+    "mla_bwd_sink", "mla_bwd", "attention.sm90.sink:compile_sink", "sink_kernel",
+    (FixedPlan("mla_bwd_sink", smem_bytes=1024),))
 MLA_BWD_FUSED = _hopper(
     "mla_bwd_fused", "mla_bwd",
     "attention.sm90.bwd_per_item.kernel:compile_per_item", "per_item_kernel",
@@ -213,8 +205,8 @@ SPARSE_MLA_DECODE_DEALT_FEW_HEADS = _hopper(
     gather="gather_stretches", math="take_stretches")
 SPARSE_MLA_USED_SLOTS = _hopper(
     "mla_used_slots", "sparse_mla_fwd",
-    "attention.sm90.used_slots.kernel:compile_used_slots", "used_slots_kernel",
-    (UsedSlotsPlan(),))
+    "attention.sm90.used_slots:compile_used_slots", "used_slots_kernel",
+    (FixedPlan("mla_used_slots"),))
 INDEXER_BWD = _hopper(
     "indexer_bwd", "indexer_bwd",
     "indexer_training.sm90.bwd.kernel:compile_backward", "indexer_bwd_kernel",
@@ -227,7 +219,7 @@ INDEXER_BWD = _hopper(
 INDEXER_BWD_SUM = _hopper(
     "indexer_bwd_sum", "indexer_bwd",
     "indexer_training.sm90.bwd.kernel:compile_sum", "ordered_sum_kernel",
-    (index_bwd.SumPlan(),))
+    (FixedPlan("indexer_bwd_sum"),))
 ATTENTION_TARGET = _hopper(
     "attention_target", "attention_target",
     "indexer_training.sm90.head_sums.kernel:compile_head_sums", "head_sums_kernel",

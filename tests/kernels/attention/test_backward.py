@@ -15,7 +15,8 @@ from flashdsa.verify.judge_sparse_mla import (
     forward_results,
     judge_backward,
 )
-from flashdsa.verify.sparse_mla_cases import SPARSE_MLA_CASES, SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
+from tests.support.cases import SPARSE_MLA_CASES
 
 FEATURES = next(case for case in SPARSE_MLA_CASES if case.name == "every feature")
 BF16_CASES = [case for case in SPARSE_MLA_CASES if case.dtype == torch.bfloat16]

@@ -24,10 +24,11 @@ from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
     SPARSE_MLA_DECODE_FEW_HEADS,
 )
+from flashdsa.problem import INT32_MAX
 from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify import calls
 from flashdsa.verify.compare import failures
-from flashdsa.verify.draw_rows import INT32_MAX, INT32_MIN, invalid_values
+from flashdsa.verify.draw_rows import INT32_MIN, invalid_values
 from flashdsa.verify.judge_sparse_mla import (
     check_autograd,
     check_backward,
@@ -35,13 +36,8 @@ from flashdsa.verify.judge_sparse_mla import (
     judge_forward,
 )
 from flashdsa.verify.launch_list import Recorder
-from flashdsa.verify.sparse_mla_cases import (
-    PACKED_CASES,
-    SPARSE_MLA_CASES,
-    SparseMlaCase,
-    SparseMlaInputs,
-    make_sparse_mla_inputs,
-)
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
+from tests.support.cases import PACKED_CASES, SPARSE_MLA_CASES
 
 FEATURES = next(case for case in SPARSE_MLA_CASES if case.name == "every feature")
 

@@ -16,14 +16,14 @@ from flashdsa.analysis.compile_kernel import compile_and_keep
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm100 import mla_bwd as backend
-from flashdsa.backends.sm100.mla_bwd import launch_checked, launch_raw
+from flashdsa.backends.sm100.mla_bwd import launch_checked
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.core.tile import CLUSTER
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
 from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan.kernel_spec import find_kernel
-from flashdsa.toolchain.nvdisasm import Disassembler
+from flashdsa.toolchain import Disassembler
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import (
     check_backward,
@@ -175,13 +175,6 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
     inputs = make_sparse_mla_inputs(SparseMlaCase("64 heads", 1, 40, 64, 32), 0, "cpu")
     with pytest.raises(UnsupportedError, match="num_heads 64 and deterministic: not together"):
         check_backward(inputs, "emulate-sm100", deterministic=True)
-
-
-def test_the_raw_kernel_insists_on_whole_blocks() -> None:
-    nothing = torch.empty(0)
-    indices = torch.zeros(1, 33, dtype=torch.int32)
-    with pytest.raises(ArgumentValueError, match=r"multiples of 32; got 33"):
-        launch_raw(lambda *_: None, *[nothing] * 5, indices, nothing, *[nothing] * 3, 1.0)
 
 
 def test_dq_is_written_by_whole_sectors() -> None:

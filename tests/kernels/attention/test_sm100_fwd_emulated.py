@@ -21,8 +21,7 @@ from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import KERNELS, SPARSE_MLA_FWD_SM100
 from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.plan.kernel_spec import find_kernel
-from flashdsa.toolchain.nvdisasm import Disassembler
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler, Disassembler
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs

@@ -14,7 +14,7 @@ from cutlass.cute.runtime import from_dlpack
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import compiled, emulation
-from flashdsa.backends.sm90 import mla_bwd_slots
+from flashdsa.backends.sm90 import mla_bwd_memory
 from flashdsa.kernels.attention import union
 from flashdsa.kernels.attention.lists import UNORDERED_SHIFT, Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
@@ -92,12 +92,12 @@ def test_bits_of_slots_do_not_depend_on_what_runs_first(
     heads: int, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups of 64 rows, and queries of two row blocks, in parts of four row blocks or fewer."""
-    monkeypatch.setattr(mla_bwd_slots, "MOST_SLOT_BYTES", 4 * 128 * 864)
-    monkeypatch.setattr(mla_bwd_slots, "WAVE", 4)
-    mla_bwd_slots.sizes_of.cache_clear()
+    monkeypatch.setattr(mla_bwd_memory, "MOST_SLOT_BYTES", 4 * 128 * 864)
+    monkeypatch.setattr(mla_bwd_memory, "WAVE", 4)
+    mla_bwd_memory.sizes_of.cache_clear()
     case = SparseMlaCase("slots", queries, 90, heads, 24, topk_length=True, invalid=True)
     assert are_equal(gradients_of(case))
-    mla_bwd_slots.sizes_of.cache_clear()
+    mla_bwd_memory.sizes_of.cache_clear()
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_lists_with_rows_out_of_order(heads: int, queries: int) -> None:
 )
 def test_parts_of_the_groups_have_room(groups: int, capacity: int, blocks: int) -> None:
     """In as many parts as are launched, whatever the lengths of the lists; as the device splits."""
-    room, unit_groups, parts = mla_bwd_slots.sizes_of(
+    room, unit_groups, parts = mla_bwd_memory.sizes_of(
         groups, capacity, blocks, PerItemPlan(slots=True).slot_words
     )
     assert room * blocks * 864 <= max(1 << 31, capacity * blocks * 864)

@@ -23,10 +23,10 @@ from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.decode_cuts import cut_line, deal
 from flashdsa.backends.sm90.sparse_mla import bind_decode
 from flashdsa.backends.sm90.sparse_mla_ways import Dealt
+from flashdsa.dsl.memory import Memory
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import Batch
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import deal as deal_on_device
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CUT_WORDS, DEALT_WORDS
@@ -194,7 +194,7 @@ def cuts_kernel(
 ):
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
-    memory = DecodeMemory.allocate(PLAN)
+    memory = Memory.allocate(PLAN)
     deal_on_device(memory, Batch(queries, blocks, most_slots, lengths), thread)
     if thread == 0:
         dealt = memory.dealt.array(Int32, DEALT_WORDS)

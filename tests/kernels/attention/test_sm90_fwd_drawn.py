@@ -25,9 +25,10 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.sparse_mla import bind_way, form_of
 from flashdsa.backends.sm90.sparse_mla_ways import Way
 from flashdsa.backends.sparse_mla_launches import UNION_BYTES, Launches, Write
+from flashdsa.dsl.memory import Memory
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND
-from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
+from flashdsa.kernels.attention.sm90.fwd.context import locate
 from flashdsa.kernels.attention.sm90.fwd.draws import class_of, order_of, sort_lists
 from flashdsa.kernels.attention.sm90.fwd.gather import (
     Gatherer,
@@ -288,7 +289,7 @@ def places_kernel(
 ):
     place, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
-    ctx = locate(lse, FwdMemory.allocate(PLAN))
+    ctx = locate(lse, Memory.allocate(PLAN))
     role = Gatherer(ctx, None, indices, indices, topk_length, None, None, None, None)
     order = order_of(ctx)
     put_in_order(ctx, order, count_of_lists(role, order))

@@ -25,9 +25,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.slot_sums import (
     add_packed,
     pack_eight,
 )
-from flashdsa.kernels.attention.sm90.padded_heads.plan import PaddedHeadsPlan
-from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
-from flashdsa.kernels.attention.sm90.used_slots.plan import UsedSlotsPlan
 from flashdsa.kernels.catalog import MLA_BWD_PADDED_HEADS, MLA_BWD_SINK, SPARSE_MLA_USED_SLOTS
 from flashdsa.verify.launch_list import Recorder
 from ptxemu.cutedsl import emulate
@@ -40,7 +37,7 @@ def gradient(lse: torch.Tensor, sink: torch.Tensor, delta: torch.Tensor) -> torc
     emulator = Emulator()
     found = torch.full_like(sink, float("nan"))
     with emulator.launching():
-        emulator.function(MLA_BWD_SINK, SinkPlan())(lse, sink, delta, found)
+        emulator.function(MLA_BWD_SINK, MLA_BWD_SINK.plan)(lse, sink, delta, found)
     return found
 
 
@@ -87,7 +84,7 @@ def test_heads_are_copied_and_padding_adds_nothing(
     found = [torch.full_like(x[:, :1], -7.0).repeat_interleave(padded, 1) for x in given]
     emulator = Emulator()
     with emulator.launching():
-        pad = emulator.function(MLA_BWD_PADDED_HEADS, PaddedHeadsPlan())
+        pad = emulator.function(MLA_BWD_PADDED_HEADS, MLA_BWD_PADDED_HEADS.plan)
         pad(*given, *found, first, count)
     for x, empty, to in zip(given, (0.0, 0.0, 0.0, float("inf")), found, strict=True):
         own = x[:, first : first + count]
@@ -168,7 +165,7 @@ def found(
     of_extra = EVERY if extra is None else used.clone()
     more = extra or (ids[:, :0].contiguous(), EVERY, 0)
     with emulator.launching():
-        function = emulator.function(SPARSE_MLA_USED_SLOTS, UsedSlotsPlan())
+        function = emulator.function(SPARSE_MLA_USED_SLOTS, SPARSE_MLA_USED_SLOTS.plan)
         function(ids, lengths, rows, used, *more, of_extra)
     return used.tolist(), of_extra.tolist()
 

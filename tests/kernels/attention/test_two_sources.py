@@ -12,7 +12,8 @@ from torch import Tensor
 import flashdsa
 from flashdsa import reference
 from flashdsa.errors import UnsupportedError
-from flashdsa.verify.sparse_mla_cases import SPARSE_MLA_CASES, SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
+from tests.support.cases import SPARSE_MLA_CASES
 
 F64 = {"dtype": torch.float64}
 LN2, LN3, LN4 = (math.log(n) for n in (2, 3, 4))

@@ -7,7 +7,7 @@ import torch
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.backends.cpu import prefill
+from flashdsa.backends.cpu import indexer
 from flashdsa.backends.emulated.devices import H200, SMALL
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.prefill import shared
@@ -16,7 +16,8 @@ from flashdsa.backends.sm90.prefill_scores import parts_of
 from flashdsa.kernels.indexer.sm90.prefill.plan import PrefillPlan
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_indexer import check_prefill_scores, check_prefill_selection
-from flashdsa.verify.prefill_cases import PREFILL_CASES, PrefillCase, causal, make_prefill_inputs
+from flashdsa.verify.prefill_cases import PrefillCase, causal, make_prefill_inputs
+from tests.support.cases import PREFILL_CASES
 
 
 def test_scores_and_selection_are_within_the_contract(subtests, backend, device, seed):
@@ -50,8 +51,8 @@ def test_blocks_of_queries_do_not_change_the_choice(monkeypatch, seed):
     x = make_prefill_inputs(case, seed)
     whole, cut = x.output_buffer(), x.output_buffer()
     flashdsa.dsa_topk_prefill(*x.operands, whole, **x.options)
-    monkeypatch.setattr(prefill, "TOKEN_BLOCK", 64)
-    monkeypatch.setattr(prefill, "ROW_BLOCK_ELEMENTS", 8 * 64 * 3)
+    monkeypatch.setattr(indexer, "TOKEN_BLOCK", 64)
+    monkeypatch.setattr(indexer, "ROW_BLOCK_ELEMENTS", 8 * 64 * 3)
     flashdsa.dsa_topk_prefill(*x.operands, cut, **x.options)
     assert torch.equal(whole, cut)
 

@@ -92,15 +92,6 @@ def test_sorted_rows() -> None:
     assert_as_the_cpu(SMALL, inputs, 1, 3, topk=1024, by_score=True)
 
 
-@LATER
-@pytest.mark.parametrize("pages", [1, 4])
-def test_other_pages_per_stage(pages: int) -> None:
-    plan = IndexerPlan(num_heads=16, pages_per_stage=pages)
-    inputs = make_inputs([1401, 600], num_heads=16)
-    inputs.block_table[0, 5] = -1
-    assert_as_the_cpu(plan, inputs, 1, 2)
-
-
 GATHERS = IndexerPlan(num_heads=16, gathers=True)
 OUTSIDE = (-1, 2**31 - 1, -(2**31))
 
@@ -208,5 +199,3 @@ def test_ids_of_a_public_call_with_short_pages(size: int) -> None:
 
 def test_plans_that_no_kernel_has() -> None:
     assert all(plan.num_heads == 64 for plan in INDEXER_SM100.plans if plan.gathers)
-    with pytest.raises(ValueError, match="gathers: "):
-        IndexerPlan(gathers=True, pages_per_stage=4)

@@ -15,7 +15,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.kernels.catalog import INDEXER_UNSCORED
-from flashdsa.kernels.indexer.sm90.unscored.plan import MOST_PAGES, UnscoredPlan, most_pages
+from flashdsa.kernels.indexer.plan import MOST_PAGES, most_pages
 from tests.kernels.indexer.inputs import Inputs, make_inputs
 
 pytestmark = pytest.mark.usefixtures("small_device")
@@ -150,7 +150,7 @@ TOO_FEW, TOO_MANY = -5, 2**31 - 1
 def write_all(inputs: Inputs, topk: int, *, positions: bool = False) -> torch.Tensor:
     """One checked launch of the kernel."""
     runner, ids = Emulator(), inputs.output(topk)
-    function = runner.function(INDEXER_UNSCORED, UnscoredPlan())
+    function = runner.function(INDEXER_UNSCORED, INDEXER_UNSCORED.plan)
     with runner.launching():
         pages = len(inputs.k_index_cache_fp8)
         function(inputs.seq_lens, inputs.block_table, ids, pages, int(not positions))

@@ -16,7 +16,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.kernels.catalog import INDEXER_RANK
 from flashdsa.kernels.indexer.order.plan import OrderPlan
-from flashdsa.kernels.indexer.select import keys
+from flashdsa.kernels.indexer.select import sort_keys as keys
 from flashdsa.kernels.indexer.sm90.rank.plan import Of, plan_of_many
 from flashdsa.verify.compare import failures
 from ptxemu import Policy

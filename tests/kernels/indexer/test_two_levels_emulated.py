@@ -9,6 +9,8 @@ import flashdsa
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm90 import ranking, two_levels
+from flashdsa.backends.sm90.ranking import bind_ranking
+from flashdsa.kernels.indexer.sm90.rank.plan import Of
 from flashdsa.ops.indexer import TopkIndexerOperands
 from flashdsa.verify import calls
 from flashdsa.verify.check_cases import PREFILL
@@ -17,7 +19,7 @@ from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
 from flashdsa.verify.judge_indexer import check_prefill_selection, check_selection
 from flashdsa.verify.prefill_cases import PrefillCase, make_prefill_inputs
 from workbench.small_calls.call import SmallCall, emulator_of
-from workbench.small_calls.two_levels import SHARED, SHARED_FURTHER
+from workbench.small_calls.prefill import FURTHER_LEVELS, LEVELS
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
@@ -67,7 +69,7 @@ def test_shared_keys_in_chunks(case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "call",
-    [*SHARED, *(pytest.param(call, marks=pytest.mark.slow) for call in SHARED_FURTHER)],
+    [*LEVELS, *(pytest.param(call, marks=pytest.mark.slow) for call in FURTHER_LEVELS)],
     ids=lambda call: call.name,
 )
 def test_shared_keys(call: SmallCall) -> None:
@@ -88,6 +90,22 @@ def test_queries_whose_lists_name_few_keys_or_none() -> None:
         flashdsa.dsa_topk_prefill(*x.operands, ids, **x.options, **given, backend=BACKEND)
     rows = [[], [*range(19, 27)], [*range(20, 36), *range(196, 200)], []]
     assert ids.tolist() == [row + [-1] * (100 - len(row)) for row in rows]
+    assert runner.findings == []
+
+
+def test_ctas_share_a_row_of_few_blocks() -> None:
+    """Parts are made by the scores that are read: a row of 160 blocks is two CTAs'."""
+    runner, block, score_bits = Emulator(SMALL), 64, 5
+    scores = torch.randn(1, 160 << score_bits, generator=torch.manual_seed(9))
+    ends = torch.tensor([160 * block - 3], dtype=torch.int32)
+    no_ids, ids = torch.empty(1, 0, dtype=torch.int32), torch.full((1, 40), -99, dtype=torch.int32)
+    empty, table = ends[:0], torch.empty(0, 0, dtype=torch.int32)
+    rank = bind_ranking(runner, Of.BLOCKS, 1, 40)
+    with runner.launching():
+        rank(scores, empty, ends, table, 0, 0, no_ids, block.bit_length() - 1, score_bits, ids)
+    best = scores.view(160, -1).amax(dim=1)
+    best[-1] = torch.inf
+    assert ids[0].tolist() == best.topk(40).indices.sort().values.tolist()
     assert runner.findings == []
 
 

@@ -14,11 +14,9 @@ import flashdsa
 from flashdsa.backends.packed_rows import next_power_of_two
 from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.compare import failures
-from flashdsa.verify.indexer_training_cases import (
-    INDEXER_TRAINING_CASES,
-    make_indexer_training_inputs,
-)
+from flashdsa.verify.indexer_training_cases import make_indexer_training_inputs
 from flashdsa.verify.judge_sparse_mla import forward_results
+from tests.support.cases import INDEXER_TRAINING_CASES
 from tests.support.hopper_gpu import HOPPER_GPU
 from tests.support.subtests import CaseLoop
 

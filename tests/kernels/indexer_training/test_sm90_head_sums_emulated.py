@@ -13,7 +13,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import EmulatedProgress, Emulator, emulation
-from flashdsa.backends.sm90 import attention_target, indexer_scores
+from flashdsa.backends.sm90 import indexer_training
 from flashdsa.kernels.catalog import ATTENTION_TARGET, INDEXER_SCORES
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TargetPlan
 from flashdsa.kernels.indexer_training.sm90.scores.plan import ScoresPlan
@@ -21,7 +21,6 @@ from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.compare import failures
 from flashdsa.verify.draw_rows import invalid_values
 from flashdsa.verify.indexer_training_cases import (
-    INDEXER_TRAINING_CASES,
     IndexerTrainingCase,
     IndexerTrainingInputs,
     make_indexer_training_inputs,
@@ -29,6 +28,7 @@ from flashdsa.verify.indexer_training_cases import (
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from ptxemu import Policy
 from tests.kernels.findings import EVERY_FEATURE
+from tests.support.cases import INDEXER_TRAINING_CASES
 from tests.support.compilations import ptx_of
 
 LATER = pytest.mark.slow
@@ -92,7 +92,7 @@ def test_the_slots_of_few_queries_are_shared_by_several_ctas(queries: int, parts
 )
 def test_parts_leave_few_sms_idle(queries: int, tiles: int, parts: int) -> None:
     """Of an H200, with four CTAs an SM."""
-    assert indexer_scores.parts_for(queries, tiles, 4, 132) == parts
+    assert indexer_training.parts_for(queries, tiles, 4, 132) == parts
 
 
 def test_all_heads_of_a_model() -> None:
@@ -133,7 +133,7 @@ def test_a_head_that_attends_nowhere_adds_nothing() -> None:
 
 
 def test_the_plan_of_a_number_of_heads() -> None:
-    of_target, of_scores = attention_target.plan_for, indexer_scores.plan_for
+    of_target, of_scores = indexer_training.target_plan, indexer_training.scores_plan
     for width in (576, 512):
         plans = [of_target(heads, width) for heads in (1, 8, 9, 64, 100)]
         assert [plan.num_heads for plan in plans] == [8, 8, 16, 64, 128]

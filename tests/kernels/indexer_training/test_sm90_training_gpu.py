@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.backends.sm90 import attention_target, indexer_scores
+from flashdsa.backends.sm90 import indexer_training
 from flashdsa.heuristics.h200 import IndexBackward
 from flashdsa.ops.indexer_training import AttentionTargetOperands, IndexerScoresOperands
 from flashdsa.verify import judge_indexer_training as judge
@@ -140,8 +140,8 @@ def test_nothing_outside_of_any_buffer_is_written_or_matters() -> None:
         lengths,
     )
     found = {
-        "target": attention_target.bind(runner, of_target, sm_scale=576**-0.5)(of_target),
-        "scores": indexer_scores.bind(runner, of_scores)(of_scores),
+        "target": indexer_training.bind_target(runner, of_target, sm_scale=576**-0.5)(of_target),
+        "scores": indexer_training.bind_scores(runner, of_scores)(of_scores),
     }
     for name, call in calls(inputs).items():
         assert torch.equal(found[name], call())

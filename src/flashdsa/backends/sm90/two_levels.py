@@ -46,7 +46,7 @@ def bind(
     """
     kind = type(operands)
     of_blocks = block > 1 and operands.candidates is None
-    each = BLOCK if of_blocks and block == BLOCK else 1  # tokens of a written score
+    each = BLOCK if of_blocks and block % BLOCK == 0 else 1  # tokens of a written score
     plan = plan_of(INDEXER_LOGITS, operands, PAGE_SIZE)
     score = runner.function(INDEXER_LOGITS, replace(plan, of_blocks=each > 1))
     positions = positions or of_blocks

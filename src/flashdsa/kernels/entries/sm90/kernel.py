@@ -15,6 +15,7 @@ from cutlass.cute.runtime import make_fake_tensor
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.grids import launch_ctas
+from flashdsa.dsl.memory import Memory
 from flashdsa.hw import BULK_ALIGNMENT, SM90
 from flashdsa.kernels.entries.sm90 import backward, pool
 from flashdsa.kernels.entries.sm90.plan import NUMBERS, ROTATED, ROW_ALIGNMENT, SLICE, CompressPlan
@@ -27,7 +28,7 @@ def compress_kernel_numbers(
 ):  # fmt: skip
     """One CTA of the grid, an entry's; arguments as in `launch_numbers`."""
     entry, _, _ = cute.arch.block_idx()
-    memory = pool.EntryMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     thread = pool.this_thread(plan)
     backward.clear_unpooled(x, d_kv, d_gate, thread, plan)
     place = pool.locate(x, entry, plan)
@@ -139,7 +140,7 @@ def launch_slots(
 def compress_kernel(x: pool.Operands, eps: Float32, entries: cute.Tensor, plan: cutlass.Constexpr):
     """One CTA of the grid; arguments as in `launch_compress`."""
     cta, _, _ = cute.arch.block_idx()
-    memory = pool.EntryMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     thread = pool.this_thread(plan)
     entry = cta * plan.entries + thread.entry
     place = pool.locate(x, entry, plan)

@@ -37,9 +37,9 @@ ROUND_BINS = 2 * CANDIDATES
 SCRATCH_WORDS = 4
 """Scratch words of a team."""
 SHARED_SCRATCH_WORDS = 24
-"""The same if CTAs share tiles; see smem_views.py for those of a round, and entries.py."""
+"""The same if CTAs share tiles; see smem_views.py for those of a round, and teams.py."""
 SAMPLE_TILES = 2
-"""Key tiles that every CTA of a cluster scores, for the window of scores; see entries.py."""
+"""Key tiles that every CTA of a cluster scores, for the window of scores; see teams.py."""
 INDEX_BYTES = 2
 """Bytes of an index in a segment. The indices of a query's best wait where its bins were."""
 SEGMENTS = {64: 16_384, 32: 8192, 16: 8192}

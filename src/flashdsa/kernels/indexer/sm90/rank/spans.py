@@ -15,6 +15,7 @@ class Spans(NamedTuple):
     ends: Rows
     starts: Any  # (B,) int32; (0,): all start at 0
     block_bits: Int32  # an entry has 1 << block_bits tokens
+    score_bits: Int32  # and is read as 1 << score_bits scores
 
 
 @cute.jit
@@ -29,7 +30,7 @@ def span_of(spans: Spans, row: Int32) -> tuple[Int32, Int32]:
 
 @cute.jit
 def long_row(spans: Spans, first: Int32, count: Int32, plan: cutlass.Constexpr) -> Int32:
-    """The one among `count` rows that is longer than the others together, and long enough for as
+    """The one among `count` rows that is longer than the others together, and has scores for as
     many CTAs; -1: none is."""
     lane, length = cute.arch.lane_idx(), Int32(0)
     if lane < count:
@@ -37,6 +38,6 @@ def long_row(spans: Spans, first: Int32, count: Int32, plan: cutlass.Constexpr) 
     total = cute.arch.warp_redux_sync(length, "add")
     longest = cute.arch.warp_redux_sync(length, "max")
     found = Int32(-1)
-    if longest >= count * plan.part_entries and 2 * longest > total:
+    if longest << spans.score_bits >= count * plan.part_entries and 2 * longest > total:
         found = first + lowest_bit(cute.arch.vote_ballot_sync(length == longest))
     return found

@@ -196,12 +196,3 @@ class BwdPlan(Sm90Plan):
             Barrier("q_full", 1, load, every, multiply, 0, "Q is there"),
             Barrier("q_free", 1, multiply, warps, load, 0, "Q has been read"),
         )
-
-
-@dataclass(frozen=True)
-class SumPlan:
-    """The kernel that adds the rows of the ordered backward; it has nothing to choose."""
-
-    name: str = "indexer_bwd_sum"
-    roles: tuple[Role, ...] = ()
-    smem_bytes: int = 0

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
-from flashdsa.dsl.memory import Memory, Region
-from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingProducer
+from flashdsa.dsl.memory import Memory
+from flashdsa.dsl.pipeline import PipelineState, Ring, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, copy_piece, row_sources
 from flashdsa.dsl.smem import load4
 from flashdsa.dsl.swizzle import swizzled_128
@@ -22,24 +22,10 @@ from flashdsa.kernels.indexer_training.sm90.list_end import WARPS, SlotList, fin
 from flashdsa.plan.row_tiles import CHUNK_COLUMNS, TILE_ROWS
 
 
-class TargetMemory(Memory):
-    """Regions and barriers of `TargetPlan`."""
-
-    q: Region
-    k: Region
-    heads: Region
-    items: Region
-    ends: Region
-    q_full: Barriers
-    q_free: Barriers
-    k_full: Barriers
-    k_free: Barriers
-
-
 class Context(NamedTuple):
     """One CTA's position in the launch."""
 
-    memory: TargetMemory
+    memory: Memory
     indices: cute.Tensor  # (S, topk) int32
     topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
     num_keys: Int32

@@ -17,7 +17,7 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -37,7 +37,7 @@ GATHER = 0
 def few_heads_kernel(q: cute.Tensor, x: OtherOperands, more: Any, plan: cutlass.Constexpr):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = context.DecodeMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     sources = sources_of_plan(plan, x, more)
     group = warpgroup_idx()
     initialise_barriers(memory, thread - WARPGROUP_SIZE)

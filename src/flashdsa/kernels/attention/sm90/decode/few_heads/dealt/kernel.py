@@ -22,7 +22,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from flashdsa.dsl import fragments, gmem, ptx, registers
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -43,7 +43,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_o
 
 @cute.jit
 def gather_stretches(
-    memory: context.DecodeMemory, batch: dealing.Batch, kv: cute.Tensor, indices: cute.Tensor
+    memory: Memory, batch: dealing.Batch, kv: cute.Tensor, indices: cute.Tensor
 ) -> None:
     """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
     number, before = Int32(0), Int32(0)
@@ -136,7 +136,7 @@ def merge_parts(
 class Dealt(NamedTuple):
     """Role math of dealt tiles. Writes its p, and results or parts."""
 
-    memory: context.DecodeMemory
+    memory: Memory
     workspace: dealing.Workspace
     q: Any  # (S, H, d_qk) bf16
     out: cute.Tensor  # (S, H, 512) bf16
@@ -156,7 +156,7 @@ class Dealt(NamedTuple):
 
 
 @cute.jit
-def take_extent(memory: context.DecodeMemory, number: Int32) -> Int32:
+def take_extent(memory: Memory, number: Int32) -> Int32:
     """The stretch's tiles up to those of the last step with a valid slot."""
     memory.extent_full.wait_for(number)
     thread, _, _ = cute.arch.thread_idx()
@@ -301,7 +301,7 @@ def dealt_few_heads_kernel(
 ):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = context.DecodeMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     sources = sources_of_plan(plan, x, more)
     initialise_barriers(memory, thread)
     # The previous launch, which this one may follow early, has written the lengths and ids, or

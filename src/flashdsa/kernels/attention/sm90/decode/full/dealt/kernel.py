@@ -24,7 +24,7 @@ from cutlass import Boolean, Float32, GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.fragments import THREAD_ROWS, exp2, row_of_thread
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -43,11 +43,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_o
 
 @cute.jit
 def gather_stretches(
-    memory: context.DecodeMemory,
-    batch: dealing.Batch,
-    q_map: Any,
-    kv: cute.Tensor,
-    indices: cute.Tensor,
+    memory: Memory, batch: dealing.Batch, q_map: Any, kv: cute.Tensor, indices: cute.Tensor
 ) -> None:
     """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
     before = Before(Int32(0))
@@ -156,7 +152,7 @@ def merge_parts(
 class Consumer(NamedTuple):
     """Reads q, its tile, half of the other tile, and the other's P. Writes its P, and results."""
 
-    memory: context.DecodeMemory
+    memory: Memory
     workspace: dealing.Workspace
     out: cute.Tensor  # (S, H, 512) bf16
     lse: cute.Tensor  # (S, H) fp32
@@ -250,7 +246,7 @@ def dealt_kernel(
 ):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = context.DecodeMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     initialise_barriers(memory, thread)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
     # still reads the results or the workspace.
