@@ -11,10 +11,12 @@ import pytest
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.sparse_mla_ways import Call, Way, choose
 from flashdsa.heuristics.h200 import SPARSE_MLA
+from workbench.draws.distribution import draw
 from workbench.draws.inputs import make_task
 from workbench.draws.run import read_document
 from workbench.pretended_gpu import pretended_gpu
-from workbench.ways.fit import call_of, changed, draw, fitted, loss, paths, tried
+from workbench.ways.fit import call_of, changed, fitted, loss, paths, tried
+from workbench.ways.measure import CHOICES
 
 DOCUMENTS = sorted(Path(__file__).parents[1].glob("results/ways/*.json.gz"))
 MOST_LOSS = 1.03
@@ -44,11 +46,12 @@ def test_a_draw_says_its_call(operation: str) -> None:
         seen.append(call)
         return choose(runner, call)
 
-    with pretended_gpu(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flashdsa.backends.sm90.sparse_mla.choose", asked)
+    with pretended_gpu():
         for number in range(6):
             small = draw(operation, 5, number).small()
-            make_task(small, "", "cpu", "sm90").call()
+            task = make_task(small, "", "cpu", "sm90")
+            with CHOICES[operation].replaced(asked):
+                task.call()
             assert seen.pop() == call_of(small) and not seen
 
 

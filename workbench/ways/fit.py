@@ -107,7 +107,7 @@ def loss(calls: Iterable[Tried], of: SparseMlaConstants) -> float:
 
 
 def paths(value: Any) -> Iterator[Path]:
-    """Where the numbers of constants are: fields, keys and places, from the outermost."""
+    """Paths to all numbers of constants: fields and keys, from the outermost."""
     if isinstance(value, int | float):
         yield ()
         return
