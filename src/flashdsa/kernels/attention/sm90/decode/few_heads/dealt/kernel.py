@@ -315,6 +315,6 @@ def dealt_few_heads_kernel(
         take_stretches(role, group - GATHER - 1)
 
 
-def compile_dealt(plan: DealtFewHeadsPlan) -> Any:
+def compile_dealt_few_heads(plan: DealtFewHeadsPlan) -> Any:
     """Compile the kernel's launch."""
     return build.compile_dealt_tiles(build.Decode(dealt_few_heads_kernel, lambda q: q, plan))
