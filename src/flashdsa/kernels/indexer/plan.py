@@ -116,6 +116,11 @@ class SelectPlan(CtaPlan):
         super().__post_init__()
 
     @property
+    @abstractmethod
+    def name(self) -> str:
+        """The exported name of the compiled function."""
+
+    @property
     def sizes_and_kinds(self) -> str:
         """Part of the exported name that tells the plans of one kernel apart."""
         return f"h{self.num_heads}" + f"_{self.rows.value}" * self.splits
