@@ -121,11 +121,6 @@ class SelectPlan(CtaPlan):
         """The exported name of the compiled function."""
 
     @property
-    @abstractmethod
-    def name(self) -> str:
-        """The exported name."""
-
-    @property
     def sizes_and_kinds(self) -> str:
         """Part of the exported name that tells the plans of one kernel apart."""
         return f"h{self.num_heads}" + f"_{self.rows.value}" * self.splits
