@@ -22,6 +22,10 @@ class CtaPlan(ABC):
 
     arch: ClassVar[ArchSpec]
 
+    def __post_init__(self) -> None:
+        """Raises BudgetError, which names the region or role that does not fit."""
+        self.check()
+
     @property
     @abstractmethod
     def roles(self) -> tuple[Role, ...]:

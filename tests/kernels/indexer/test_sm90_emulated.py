@@ -413,11 +413,9 @@ def test_the_launch_is_what_the_plan_says() -> None:
             start = min(by_offset) - min(wanted)
             found.append({at - start: barrier.expected for at, barrier in by_offset.items()})
 
-    wanted = {
-        SMALL.smem.offset(barrier.name) + 8 * stage: barrier.arrivals
-        for barrier in SMALL.barriers
-        for stage in range(barrier.stages)
-    }
+    counts = [barrier.arrivals for barrier in SMALL.barriers for _ in range(barrier.stages)]
+    first = SMALL.smem.offset("barriers")
+    wanted = {first + 8 * at: arrivals for at, arrivals in enumerate(counts)}
     setup.launch(observer=Exits())
     assert found == [wanted] * 3
 

@@ -113,12 +113,12 @@ class SelectPlan(CtaPlan):
         most = first + (sizes.FILLS - 1) * lists.fill_step_pages * PAGE_SIZE
         if not lists.most_topk <= first <= most <= capacity:
             raise ValueError("lists: a first fill has most_topk tokens and fits the capacity")
-        self.check()
+        super().__post_init__()
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The exported name."""
+        """The exported name of the compiled function."""
 
     @property
     def sizes_and_kinds(self) -> str:

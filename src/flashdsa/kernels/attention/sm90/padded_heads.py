@@ -48,14 +48,6 @@ class Move(NamedTuple):
     units: Any  # of the row
 
 
-def moves_of(rows: Rows) -> list[Move]:
-    """The moves of a row of q, dO and O each. Of q those of its longest rows: shorter ones have no
-    unit for the last."""
-    most = [size // UNIT_DIMS for size in (D_QK, D_V, D_V)]
-    units = [tensor.shape[2] // UNIT_DIMS for tensor in rows[:-1]]
-    return [Move(i, at, units[i]) for i in range(len(most)) for at in range(0, most[i], WARP_SIZE)]
-
-
 @cute.kernel
 def padded_heads_kernel(given: Rows, padded: Rows, first: Int32, count: Int32):
     """A warp a head of a query; arguments as in `launch_padded_heads`."""
@@ -73,7 +65,11 @@ def padded_heads_kernel(given: Rows, padded: Rows, first: Int32, count: Int32):
 @cute.jit
 def copy_head(given: Rows, padded: Rows, place: Place, lane: Int32) -> None:
     """One warp: copy the rows of a head, or write its padding."""
-    moves = moves_of(given)
+    # The moves of a row of q, dO and O each. Of q those of its longest rows: shorter ones have no
+    # unit for the last.
+    most = [size // UNIT_DIMS for size in (D_QK, D_V, D_V)]
+    units = [tensor.shape[2] // UNIT_DIMS for tensor in given[:-1]]
+    moves = [Move(i, at, units[i]) for i in range(len(most)) for at in range(0, most[i], WARP_SIZE)]
     words = [cute.make_rmem_tensor(VECTOR, Int32) for _ in moves]
     for number in cutlass.range_constexpr(len(moves)):
         move = moves[number]

@@ -267,20 +267,16 @@ def compress_kernel_bwd(
 
 
 @cute.jit
-def launch_compress_bwd(
-    plan: cutlass.Constexpr, stream: Any, kv: cute.Tensor, gate: cute.Tensor,
-    cu_seqlens: cute.Tensor, ends: cute.Tensor, ape: Any, norm_weight: Any, cos: Any, sin: Any,
-    eps: Float32, grad: cute.Tensor, d_kv: cute.Tensor, d_gate: cute.Tensor, d_ape: Any,
-    d_weight: Any, ctas: Int32,
-):  # fmt: skip
+def launch_compress_bwd(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Write the gradients on `stream`.
 
     Args:
-        kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin: as for `launch_compress`.
-        grad: (E, d) bf16. d_kv, d_gate: (T, width) bf16, written. ctas: of the grid.
-        d_ape: (ctas, ratio, width) fp32, sums of each CTA, written; None without `ape`.
-        d_weight: (ctas * plan.entries, d) fp32, likewise of each of its entries in turn; None.
+        arguments: those of `Operands` without a state, as for `launch_compress`, and its eps. Then
+            grad: (E, d) bf16. d_kv, d_gate: (T, width) bf16, written.
+            d_ape: (ctas, ratio, width) fp32, sums of each CTA, written; None without `ape`.
+            d_weight: (ctas * plan.entries, d) fp32, likewise of each of its entries in turn; None.
+            ctas: of the grid.
     """
-    x = pool.Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
+    x, (eps, grad, d_kv, d_gate, d_ape, d_weight, ctas) = pool.split(arguments)
     made = compress_kernel_bwd(x, grad, eps, d_kv, d_gate, d_ape, d_weight, plan)
     launch_ctas(made, ctas, plan.threads, stream)

@@ -31,6 +31,11 @@ class Operands(NamedTuple):
     seen: Any = None  # (B,) int32
 
 
+def split(arguments: tuple[Any, ...], given: int = 8) -> tuple[Operands, tuple[Any, ...]]:
+    """Split a launch's arguments into the operands, of which so many are given, and the rest."""
+    return Operands(*arguments[:given]), arguments[given:]
+
+
 class Place(NamedTuple):
     """An entry's window."""
 

@@ -44,19 +44,6 @@ class PairScorer(NamedTuple):
 
 
 @cute.jit
-def halve_weights(
-    inputs: InputBuffers, tile_stage: Int32, thread: Int32, plan: cutlass.Constexpr
-) -> None:
-    """Halve the weights of both rows, into an order in which a lane gets four of its columns at a
-    time. The caller syncs before and after."""
-    if thread < plan.tile_heads:
-        # Columns 8 c + 2 q + {0, 1} are those of the lanes with lane % 4 == q.
-        index = thread & -16 | (thread & 6) << 1 | (thread & 8) >> 2 | thread & 1
-        weight = inputs.weights[tile_stage * plan.tile_heads + thread]
-        inputs.halves[index] = weight * Float32(0.5)
-
-
-@cute.jit
 def load_weights(
     mine: cute.Tensor, inputs: InputBuffers, row: int, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
@@ -96,7 +83,13 @@ class Prepared(NamedTuple):
 def prepare(x: Scoring, tile_stage: Int32) -> Prepared:
     """Load the first row's weights into registers. Starts and ends synced."""
     inputs, thread, plan = x.inputs, x.thread, x.plan
-    halve_weights(inputs, tile_stage, thread, plan)
+    # Halve the weights of both rows, into an order in which a lane gets four of its columns at a
+    # time. All have read those of the tile before.
+    if thread < plan.tile_heads:
+        # Columns 8 c + 2 q + {0, 1} are those of the lanes with lane % 4 == q.
+        index = thread & -16 | (thread & 6) << 1 | (thread & 8) >> 2 | thread & 1
+        weight = inputs.weights[tile_stage * plan.tile_heads + thread]
+        inputs.halves[index] = weight * Float32(0.5)
     # All consumers of the CTA: both rows' halved weights are written.
     consumer_sync(plan)
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)

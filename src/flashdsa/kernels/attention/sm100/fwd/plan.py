@@ -43,13 +43,12 @@ class FwdPlan(Sm100Plan):
     kv_apart: bool = False
 
     def __post_init__(self) -> None:
-        """Raises BudgetError, which names the region or role that does not fit."""
         if self.group not in tiles.GROUPS:
             raise ValueError(f"group: expected one of {tiles.GROUPS}; got {self.group}")
         if self.kv_stages * self.tile.bytes < self.q_bytes or self.kv_stages < 3:
             # Q overlays the last two of the first tiles, and another tile comes meanwhile.
             raise ValueError(f"kv_stages: expected at least 3; got {self.kv_stages}")
-        self.check()
+        super().__post_init__()
 
     @property
     def name(self) -> str:

@@ -97,7 +97,7 @@ class PrefillPlan(Sm90Plan):
             raise ValueError("shared: scores that are not ranked need no cluster")
         if self.of_blocks and not self.scores_only:
             raise ValueError("of_blocks: blocks are scored by a plan with scores_only")
-        self.check()
+        super().__post_init__()
 
     @property
     def name(self) -> str:

@@ -314,7 +314,7 @@ def launch_groups(
         launch_sum(parts, groups, dq, dw, *taken, plan, stream)
 
 
-def compile_backward(plan: sizes.BwdPlan) -> Any:
+def compile_indexer_bwd(plan: sizes.BwdPlan) -> Any:
     """Compile `launch_backward`."""
     keys, queries, topk, lengths, places, words = fake.symbols(6)
     q, k = fake.bf16(queries, plan.num_heads, INDEX_HEAD_DIM), fake.bf16(keys, INDEX_HEAD_DIM)
@@ -327,7 +327,7 @@ def compile_backward(plan: sizes.BwdPlan) -> Any:
     return compile_launch(SM90, launch_backward, plan, *x, *ratio)
 
 
-def compile_sum(plan: Any) -> Any:
+def compile_ordered_sum(plan: Any) -> Any:
     """Compile `launch_ordered_sum`: a function (slots, order, starts, dk)."""
     del plan
     places, starts, keys = fake.symbols(3)

@@ -66,14 +66,13 @@ class BwdPlan(Sm90Plan):
     multiply_registers: int = 232
 
     def __post_init__(self) -> None:
-        """Raises BudgetError, which names the region or role that does not fit."""
         if self.num_heads not in NUM_HEADS:
             raise ValueError(f"num_heads: expected one of {NUM_HEADS}; got {self.num_heads}")
         if self.blocks not in BLOCKS:
             raise ValueError(f"blocks: expected one of {BLOCKS}; got {self.blocks}")
         if self.chosen and self.num_heads < LARGE_HEADS:
             raise ValueError(f"blocks: expected {min(BLOCKS)} of {self.num_heads} heads; got 4")
-        self.check()
+        super().__post_init__()
 
     @property
     def name(self) -> str:

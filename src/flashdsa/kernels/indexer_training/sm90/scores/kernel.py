@@ -192,18 +192,6 @@ def write_scores(
 
 
 @cute.jit
-def store_weights(
-    weights: cute.Tensor, query: Int32, to: Int32, thread: Int32, num_heads: cutlass.Constexpr
-) -> None:
-    """All threads: write the query's weights to shared memory, 0 of a head past the last."""
-    if thread < num_heads:
-        weight = Float32(0.0)
-        if thread < weights.shape[1]:
-            weight = (weights.iterator + (Int64(query) * weights.shape[1] + thread)).load()
-        store_float(to + thread * FP32, weight)
-
-
-@cute.jit
 def store_end(ctx: Stretch, first: Int32, to: Int32) -> None:
     """All threads: write the warps' ends of the list to four words of shared memory. `first`:
     `look(ctx.list, 0)`."""
@@ -241,7 +229,12 @@ def scores_kernel(
     store_end(ctx, last, at_end)
     rows = rows_of(ctx, first)
     load_keys(ctx, rows, words)
-    store_weights(weights, query, at_weights, thread, plan.num_heads)
+    # All threads: write the query's weights to shared memory, 0 of a head past the last.
+    if thread < plan.num_heads:
+        weight = Float32(0.0)
+        if thread < weights.shape[1]:
+            weight = (weights.iterator + (Int64(query) * weights.shape[1] + thread)).load()
+        store_float(at_weights + thread * FP32, weight)
     # Every thread's part of Q and every warp's end is written; the fence shows Q to wgmma.
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.sync_threads()

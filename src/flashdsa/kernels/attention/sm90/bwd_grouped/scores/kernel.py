@@ -296,15 +296,6 @@ def release_batch(ctx: Context, at: PipelineState, batch: cutlass.Constexpr) -> 
         release(ctx, ctx.memory.k_free, at.advanced(chunk).stage)
 
 
-def let_second_start(role: Scorer, number: Int32) -> None:
-    """The first warpgroup, once: arrive without a branch, as wgmmas are under way."""
-    ptx.run(
-        "{ .reg .pred first; setp.eq.b32 first, {$r0}, 0; "
-        f"@first bar.arrive {SECOND_STARTS}, {ITEM_BLOCKS * WARPGROUP_SIZE}; }}",
-        number | role.block_of_item,
-    )
-
-
 @cute.jit
 def write_tile(
     role: Scorer, rows: Rows, s: cute.Tensor, dp: cute.Tensor, named: list[Int32], tile: Int32
@@ -353,7 +344,12 @@ def score_all(role: Scorer) -> None:
                 )
             named = read_members(role, rows, tile)
             issue_products(role, s, dp, do, at)
-            let_second_start(role, number)
+            # The first warpgroup, once: arrive without a branch, as wgmmas are under way.
+            ptx.run(
+                "{ .reg .pred first; setp.eq.b32 first, {$r0}, 0; "
+                f"@first bar.arrive {SECOND_STARTS}, {ITEM_BLOCKS * WARPGROUP_SIZE}; }}",
+                number | role.block_of_item,
+            )
             warpgroup.wait_group(0)
             release_batch(ctx, at, of_keys.chunks // ctx.plan.batch_chunks - 1)
             write_tile(role, rows, s, dp, named, tile)

@@ -8,7 +8,7 @@ from cutlass import Int32, cute
 from flashdsa.dsl import fragments, integers, pipeline, smem
 from flashdsa.dsl.memory import Memory
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
 from flashdsa.kernels.attention.sm90.core.sources import JoinedSlots, join_slots, split_after
 from flashdsa.kernels.attention.sm90.core.tile import TILES
@@ -73,13 +73,13 @@ class Output(NamedTuple):
     scale: Scale
 
 
-def output_of(ctx: Context, x: OtherOperands, scale: Scale) -> Output:
+def output_of(ctx: Context, x: Operands, scale: Scale) -> Output:
     """The results of this thread's item."""
     return Output(ctx, x.out, x.lse, x.attn_sink, scale)
 
 
 @cute.jit
-def find_item(memory: Memory, x: OtherOperands, sources: Any) -> Context:
+def find_item(memory: Memory, x: Operands, sources: Any) -> Context:
     """This thread's context; sources: of a joined plan `Sources`, else None."""
     item, _, _ = cute.arch.cluster_idx()
     rows = memory.plan.group_heads

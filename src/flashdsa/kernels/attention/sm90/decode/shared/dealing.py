@@ -26,7 +26,7 @@ from flashdsa.dsl.fragments import F16_KIND, pack
 from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.core.sources import join_slots
 from flashdsa.kernels.attention.sm90.decode.shared import plan
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
@@ -54,7 +54,7 @@ class Parts(NamedTuple):
     count: Int32
 
 
-def batch_of(memory: Memory, x: OtherOperands, sources: Any) -> Batch:
+def batch_of(memory: Memory, x: Operands, sources: Any) -> Batch:
     """The launch's items; sources: of a joined plan `Sources`, else None."""
     rows = memory.plan.group_heads
     queries, heads = x.lse.shape

@@ -26,7 +26,7 @@ from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.core.results import ask_sink, factor_and_lse
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LOG2_E, Scale, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
@@ -139,16 +139,14 @@ class Dealt(NamedTuple):
     memory: Memory
     workspace: dealing.Workspace
     q: Any  # (S, H, d_qk) bf16
-    out: cute.Tensor  # (S, H, 512) bf16
-    lse: cute.Tensor  # (S, H) fp32
-    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+    x: Operands
     scale: Scale
 
     def math(self, number: Any, consumer: Any) -> math_role.Math:
         """The CTA's stretch of that number, as the steps take it; its slots are the gather's."""
         # Or what depends on the thread alone would be computed once, and spill.
         ctx = dealing.load_stretch(self.memory, number, opaque(context.thread_of_warpgroup()))
-        output = context.Output(ctx, self.out, self.lse, self.attn_sink, self.scale)
+        output = context.output_of(ctx, self.x, self.scale)
         return math_role.Math(ctx, output, self.q, consumer)
 
     def parts(self, number: Any) -> dealing.Parts:
@@ -293,11 +291,7 @@ GATHER = 0
 
 @cute.kernel
 def dealt_few_heads_kernel(
-    q: cute.Tensor,
-    x: OtherOperands,
-    workspace: dealing.Workspace,
-    more: Any,
-    plan: cutlass.Constexpr,
+    q: cute.Tensor, x: Operands, workspace: dealing.Workspace, more: Any, plan: cutlass.Constexpr
 ):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
@@ -317,10 +311,10 @@ def dealt_few_heads_kernel(
     else:
         registers.take_registers(plan, "math")
         scale = make_scale(x.sm_scale * LOG2_E)
-        role = Dealt(memory, workspace, q, x.out, x.lse, x.attn_sink, scale)
+        role = Dealt(memory, workspace, q, x, scale)
         take_stretches(role, group - GATHER - 1)
 
 
-def compile_dealt(plan: DealtFewHeadsPlan) -> Any:
+def compile_dealt_few_heads(plan: DealtFewHeadsPlan) -> Any:
     """Compile the kernel's launch."""
     return build.compile_dealt_tiles(build.Decode(dealt_few_heads_kernel, lambda q: q, plan))
