@@ -184,9 +184,8 @@ def test_registers_are_used_by_what_cannot_go_on_without_them(
     loads = [operation for operation in recorder.issued if operation.kind == "tcgen05.ld"]
     assert (len(recorder.touched), len(recorder.used)) == (touched, used)
     assert set(recorder.used) <= set(recorder.touched) <= set(loads)
-    assert {operation for operation, _ in recorder.joined} == set(
-        loads
-    )  # the wait is for all of them, used or not
+    joined = {operation for operation, _ in recorder.joined}
+    assert joined == set(loads)  # the wait is for all of them, used or not
 
 
 def test_a_late_load_reads_late() -> None:
