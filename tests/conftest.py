@@ -74,8 +74,8 @@ def shared_compilations(request: pytest.FixtureRequest) -> Iterator[None]:
     temporary: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
     folder: Path = request.getfixturevalue("compiled_kernels")
     locks = temporary.getbasetemp().parent / "locks"
-    # What others compile may be kept for tests that look for lines.
-    with shared_in(folder, locks, lines="kernels" not in request.path.parts):
+    # Reports on registers name lines of the sources.
+    with shared_in(folder, locks, lines="analysis" in request.path.parts):
         yield
 
 

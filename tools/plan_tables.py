@@ -14,8 +14,9 @@ from pathlib import Path
 
 from PIL import Image
 
+from flashdsa.cli.console import TextTable, table_as_markdown
 from flashdsa.cli.plan_picture import draw_plan
-from flashdsa.cli.plan_tables import PlanTable, describe, table_as_markdown, tables
+from flashdsa.cli.plan_tables import describe, tables
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
 from flashdsa.plan.kernel_spec import find_kernel
 
@@ -24,7 +25,7 @@ PICTURE = DOCS / "assets" / "mla-bwd-sm100.png"
 BLOCK = re.compile(r"(<!-- plan (\w+) (\w+): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
-def tables_of(kernel: str, arch: str) -> list[PlanTable]:
+def tables_of(kernel: str, arch: str) -> list[TextTable]:
     """The plan's tables, as the command shows them without other options."""
     return tables(describe(find_kernel(KERNELS, kernel, arch)))
 

@@ -5,10 +5,11 @@ packed rows Hopper takes.
 
 The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the draws in
 `workbench/results/draws`, those of `<!-- first -->` means and lowest of four operations, those of
-`<!-- heads -->` their means by heads; those of `<!-- run -->` are the tables of the newest folder
-of `workbench/results/dense_to_sparse`, those of `<!-- formats -->` what the implementations
-declare, those of `<!-- ways -->` the verdicts on the documents in `workbench/results/ways`. With
---check nothing is written; exit code 1 if a table is old.
+`<!-- heads -->` their means by heads, those of `<!-- since -->` ours at several commits; those of
+`<!-- run -->` are the tables of the newest folder of `workbench/results/dense_to_sparse`, those of
+`<!-- formats -->` what the implementations declare, those of `<!-- ways -->` the verdicts on the
+documents in `workbench/results/ways`. With --check nothing is written; exit code 1 if a table is
+old.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ ATTENTION = ("backward", "decode", "forward")
 """Beginnings of the names of operations whose means by heads are told."""
 FIRST = ("forward", "backward", "decode packed", "indexer")
 """Operations of the first page."""
+OLD, SLOW = "1443ffe4", 0.9
+"""The commit before ways were taken out, and the speed beside it that is counted as low."""
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
@@ -125,6 +128,36 @@ def heads_table() -> str:
     return "\n".join([*lines, ""])
 
 
+def since_table() -> str:
+    """Times of an old commit over those of later ones in Markdown, from documents of one seed."""
+    from flashdsa.bench.result import OURS
+    from workbench.draws.report import CONDITIONS, Figures
+    from workbench.draws.run import read_draws
+
+    folder = ROOT / RESULTS / "draws" / "since"
+    times = {
+        (row.case, condition, path.name.split(".")[0].rpartition("-")[2]): row
+        for path in sorted(folder.glob("*.json.gz"))
+        for row in read_draws(path)
+        for condition in CONDITIONS
+        if OURS in row.times.get(condition, {})
+    }
+    ratios: dict[tuple[str, str, str], list[float]] = {}
+    for (case, condition, commit), row in times.items():
+        old = times.get((case, condition, OLD))
+        if commit != OLD and old is not None:
+            one, other = (x.times[condition][OURS].median for x in (old, row))
+            ratios.setdefault((row.operation, condition, commit), []).append(one / other)
+    head = ("commit", "draws", "mean", "5 %", "lowest", "below 0.9")
+    lines = [f"| operation | | {' | '.join(head)} |", "|---|---|---|--:|--:|--:|--:|--:|"]
+    for (operation, condition, commit), found in sorted(ratios.items()):
+        x, low = Figures.of(found), sum(ratio < SLOW for ratio in found)
+        assert x is not None
+        cells = f"{x.geometric_mean:.3f} | {x.p5:.2f} | {x.lowest:.2f} | {low}"
+        lines.append(f"| {operation} | {condition} | {commit} | {x.count} | {cells} |")
+    return "\n".join([*lines, ""])
+
+
 def formats_table() -> str:
     """Which rows of kv Hopper's forward takes, in Markdown."""
     from flashdsa.backends.catalog import registry
@@ -193,6 +226,7 @@ TABLES = {
     "heads": heads_table,
     "first": first_table,
     "run": run_tables,
+    "since": since_table,
     "formats": formats_table,
 }
 

@@ -1,6 +1,5 @@
 """The charts of README and docs, each drawn from kept results.
 
-    python -m workbench.charts bench RESULT.json --out X.png     # any document of flashdsa-bench/3
     python -m workbench.charts training | transformers | overlap RESULT.json --out X.png
     python -m workbench.charts context-parallel | draws RESULT.json ... --out X.png
     python -m workbench.charts dense-to-sparse train.json look.json serve.json --out X.png
@@ -20,8 +19,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from flashdsa.bench.chart import draw_chart
-from flashdsa.bench.result import parse_result
 from flashdsa.output_paths import written
 from workbench import dense_to_sparse
 from workbench.draws.report import CONDITIONS, Figures, by_operation
@@ -69,12 +66,6 @@ def draw_training(documents: list[Document], target: Path) -> None:
             bars.append(Bar(group, case, 1e3 * row["ours"][when], 1e3 * row["cudnn"][when]))
     titles = f"One {one['gpu']}, S = {one['S']:,}, topk = {one['topk']:,}", one["peer"]
     draw_bars(bars, titles, target)
-
-
-def draw_bench(documents: list[Document], target: Path) -> None:
-    """Schema flashdsa-bench/3: as a run draws it."""
-    (one,) = documents
-    draw_chart(parse_result(one), target)
 
 
 def draw_bars(bars: Sequence[Bar], titles: Sequence[str], target: Path) -> None:
@@ -321,7 +312,6 @@ def _save(figure: Figure, target: Path, colours: int) -> None:
 
 
 KINDS: dict[str, Callable[[list[Document], Path], None]] = {
-    "bench": draw_bench,
     "training": draw_training,
     "transformers": draw_transformers,
     "overlap": draw_overlap,

@@ -21,7 +21,6 @@ from torch._C._dynamo.guards import _empty_strided_cpu
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.gpu import runner as gpu_module
-from flashdsa.backends.gpu.context import THREAD
 from flashdsa.backends.gpu.runner import Gpu
 from flashdsa.backends.runner import Allocate
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
@@ -93,6 +92,6 @@ def pretended_gpu() -> Iterator[PretendedGpu]:
         patch.object(registry_module, "_load", find),
         patch.object(gpu_module, "_current_device", lambda: 0),
         patch.object(gpu_module, "_empty_strided", _empty_strided_cpu),
-        patch.object(THREAD, "has_context", True),
+        patch.object(gpu_module.THREAD, "has_context", True),
     ):
         yield gpu

@@ -25,14 +25,23 @@ _REGISTERS = {
 
 
 class Recorder(Observer):
-    """Keeps what the machine tells."""
+    """Keeps what the machine tells, and sets up every CTA by `fill`."""
 
-    def __init__(self):
+    def __init__(self, fill=lambda cta: None):
+        self.fill = fill
+        self.ctas = []
         self.accesses = []
         self.complaints = []
         self.missed = []
         self.sync = []
+        self.issued = []
         self.joined = []
+        self.touched = []
+        self.used = []
+
+    def cta_started(self, cta):
+        self.ctas.append(cta)
+        self.fill(cta)
 
     def accessed(self, access):
         self.accesses.append(access)
@@ -46,6 +55,18 @@ class Recorder(Observer):
     def fenced(self, agent, fence, instruction):
         self.sync.append(("fenced", agent.label, fence, instruction.opcode))
 
+    def async_issued(self, operation, issuer):
+        self.issued.append(operation)
+
+    def async_joined(self, agent, operation, reads_only):
+        self.joined.append((operation, reads_only))
+
+    def async_result_touched(self, agent, operation):
+        self.touched.append(operation)
+
+    def async_result_used(self, agent, operation):
+        self.used.append(operation)
+
     def phases_missed(self, agent, owner, offset, last, phase, instruction):
         self.missed.append((last, phase))
 
@@ -56,6 +77,11 @@ class Recorder(Observer):
     def codes(self):
         """The codes of the complaints."""
         return [code for _, code, _ in self.complaints]
+
+    @property
+    def by_operations(self):
+        """The accesses that no warp made."""
+        return [a for a in self.accesses if not a.agent.label.startswith("cta")]
 
 
 @dataclass
@@ -128,6 +154,18 @@ def run(
         observer=seen,
     )  # fmt: skip
     return Ran(own, seen, result)
+
+
+def assert_leaves(body, expected, codes=None, **how):
+    """Run a body; each array named in `expected` has the numbers then.
+
+    `codes`: of the complaints, all of them; None: whatever they are.
+    """
+    ran = run(body, **how)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(getattr(ran, name), values, err_msg=name)
+    if codes is not None:
+        assert ran.seen.codes == codes
 
 
 def setup(text, arrays, *, block=64, grid=1):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flashdsa.row_formats import INDEX_MXFP4, V32, find_row_format
 
+INT32_MAX = 2**31 - 1
 D_QK = 576
 """Columns of `q` and `kv` in DeepSeek's MLA: 512 latent and 64 RoPE."""
 D_V = 512

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flashdsa.errors import UnsupportedError
-from flashdsa.toolchain.nvdisasm import Disassembler
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler, Disassembler
 
 
 @pytest.fixture

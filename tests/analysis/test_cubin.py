@@ -11,8 +11,7 @@ import pytest
 
 from flashdsa.analysis.cubin import read_cubin, registers_by_threads
 from flashdsa.errors import ArgumentValueError
-from flashdsa.toolchain.find import Tool
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler, Tool
 from tests.analysis.ptx_texts import sums_of
 
 

@@ -13,9 +13,7 @@ from click.testing import CliRunner, Result
 from flashdsa.cli.main import cli
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import find_kernel
-from flashdsa.toolchain import nvdisasm
-from flashdsa.toolchain.nvdisasm import Disassembler
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler, Disassembler
 from tests.analysis.ptx_texts import roles_of, sums_of
 
 PAGES = Path(__file__).parents[2] / "docs/kernels"
@@ -29,7 +27,7 @@ OTHERS = (
     ("topk_indices", "sm_90a"),
     ("mla_fwd", "sm_90a"),
     ("mla_fwd_group4", "sm_90a"),
-    ("sm100_indexer_h64_clusters_p2", "sm_100a"),
+    ("sm100_indexer_h64_clusters", "sm_100a"),
     ("indexer_logits", "sm_100a"),
 )
 """Variants that take a process of minutes together."""
@@ -154,7 +152,7 @@ def test_errors_are_one_line(
 
 
 def test_without_nvdisasm_says_what_to_install(monkeypatch: pytest.MonkeyPatch, ptx: Path) -> None:
-    monkeypatch.setattr(nvdisasm.Disassembler, "find", lambda: None)
+    monkeypatch.setattr(Disassembler, "find", lambda: None)
     result = run(ptx)
     assert result.exit_code == 2
     assert "pip install 'nvidia-cuda-nvdisasm" in result.stderr

@@ -11,8 +11,7 @@ from flashdsa.analysis.inspect import inspect_ptx, inspect_variant
 from flashdsa.analysis.report import Grade, KernelReport, RoleReport, Room, advise
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import find_kernel
-from flashdsa.toolchain.nvdisasm import Disassembler
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler, Disassembler
 from tests.analysis.ptx_texts import roles_of, sums_of
 
 ADDRESSES = 8

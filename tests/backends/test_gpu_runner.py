@@ -1,22 +1,32 @@
-"""What a GPU says of itself: clusters that run at once, asked once; on a pretended driver."""
+"""The runner of a GPU: its memory, its functions, and what it does without a compiler."""
 
 from __future__ import annotations
 
 import ctypes
+import itertools
+import json
 import logging
+import pkgutil
+import subprocess
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+import flashdsa.backends
 from flashdsa.backends.emulated.devices import H200
-from flashdsa.backends.gpu import occupancy, runner
+from flashdsa.backends.gpu import occupancy, runner, workspaces
 from flashdsa.backends.gpu.empty_kernel import cubin
 from flashdsa.backends.gpu.runner import Gpu
+from flashdsa.backends.gpu.workspaces import Workspace, Workspaces
 from flashdsa.backends.indexer.choice import clusters_for, gpu_of
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.catalog import INDEXER
@@ -193,3 +203,68 @@ def test_the_empty_kernel_is_a_module_for_hopper() -> None:
     assert (module[:4], elf_class, machine) == (b"\x7fELF", 2, b"\xbe\0")
     assert 90 in (flags & 0xFF, flags >> 8 & 0xFF)
     assert b".text.k\0" in module
+
+
+STREAM = 7
+
+
+def make(counters: Tensor | None) -> Workspace:
+    """A workspace of counters alone."""
+    return (torch.zeros(4) if counters is None else counters,)
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> Workspaces:
+    """Two spare counters, and a driver that begins a new capture at each question."""
+    captures = itertools.count(1)
+    monkeypatch.setattr(workspaces, "capture_id", lambda _: next(captures))
+    made = Workspaces()
+    made.spare = list(torch.zeros(2, 4))
+    return made
+
+
+def test_counters_of_a_graph_stay_when_later_graphs_are_captured(known: Workspaces) -> None:
+    alive = [weakref.ref(x) for x in known.spare]
+    addresses = {x.data_ptr() for x in known.spare}
+    given = {known.of_capture(STREAM, make)[0].data_ptr() for _ in range(2)}
+    assert given == addresses
+    for _ in range(3):
+        assert known.of_capture(STREAM, make)[0].data_ptr() not in addresses
+    assert all(counters() is not None for counters in alive)
+
+
+def test_launches_of_one_capture_share_a_workspace(
+    known: Workspaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspaces, "capture_id", lambda _: 5)
+    first = known.of_capture(STREAM, make)
+    assert known.of_capture(STREAM, make) is first
+    assert known.of_capture(STREAM + 1, make) is not first
+
+
+RECORDED = json.loads((Path(__file__).parents[1] / "adapters/signatures.json").read_text())
+PROGRAM = """
+import importlib, sys
+for name in ("cutlass", "tvm_ffi"):
+    sys.modules[name] = None  # an import of it is an error
+import flashdsa
+flashdsa.sparse_mla
+names = sys.argv[1:]
+for name in names:
+    importlib.import_module(name)
+assert not any(name.startswith("flashdsa.adapters") for name in sys.modules)
+for name in {adapters}:
+    importlib.import_module(f"flashdsa.adapters.{{name}}")
+assert not {{"flash_mla", "deep_gemm", "cudnn", "flashinfer", "tilelang"}} & set(sys.modules)
+"""
+
+
+def test_no_backend_needs_the_compiler_before_it_compiles_nor_an_adapter_its_peer() -> None:
+    """Nor does anything import an adapter, or load a kernel."""
+    found = pkgutil.walk_packages(flashdsa.backends.__path__, "flashdsa.backends.")
+    names = [one.name for one in found if ".gpu.empty_kernel" not in one.name]
+    assert "flashdsa.backends.sm90.mla_bwd" in names
+    program = PROGRAM.format(adapters=[*RECORDED, "tilelang"])
+    command = [sys.executable, "-c", program, "flashdsa.ops", *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr

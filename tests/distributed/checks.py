@@ -25,8 +25,7 @@ from flashdsa.distributed import (
     context_parallel_window,
     gather_latents,
 )
-from tests.distributed.errors import require_error
-from tests.distributed.inputs import D_V, TOPK, Result, Whole, one_process, whole
+from tests.distributed.inputs import D_V, TOPK, Result, Whole, one_process, require_error, whole
 from tests.distributed.ranks import ROOT
 
 DKV_LIMITS = {torch.float64: 1e-15, torch.float32: 3e-7, torch.bfloat16: 2e-4}

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import flashdsa
 from flashdsa.distributed import decode_sparse_mla, decode_topk_indexer, local_seq_lens, local_slots
 from flashdsa.integrations import vllm
-from tests.distributed.errors import require_error
+from tests.distributed.inputs import require_error
 
 LENGTHS = (0, 1, 63, 64, 65, 200, 700)
 TOPK, HEADS, D_QK, D_V = 40, 4, 24, 16

@@ -32,7 +32,7 @@ from flashdsa.distributed import (
     local_seq_lens,
     local_slots,
 )
-from tests.distributed.errors import require_error
+from tests.distributed.inputs import require_error
 
 Arguments = dict[str, Any]
 WRONG = "wrong arguments on another rank: rank 1: "

@@ -19,7 +19,7 @@ from flashdsa.distributed import (
 )
 from flashdsa.distributed.agree import agree
 from flashdsa.errors import ArgumentTypeError, RankError
-from tests.distributed.errors import require_error
+from tests.distributed.inputs import require_error
 
 DEAD = 7
 """Exit code of the rank that dies on purpose."""

@@ -1,7 +1,8 @@
-"""A small sequence, the whole of it from a seed, and what one process makes of it."""
+"""Inputs of the checks, what one process makes of them, and what a call must raise."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -57,3 +58,17 @@ def one_process(x: Whole) -> Result:
     q, kv, sink = (one.clone().requires_grad_() for one in (x.q, x.kv, x.sink))
     out = flashdsa.sparse_mla(q, kv, x.positions, d_v=D_V, attn_sink=sink, deterministic=True)
     return Result(out.detach(), *torch.autograd.grad(out, (q, kv, sink), x.d_out))
+
+
+Call = Callable[[], object]
+
+
+def require_error(call: Call, kind: type[Exception], *parts: str) -> Exception:
+    """The error: `call` raises `kind` with all `parts` in its message."""
+    try:
+        call()
+    except kind as error:
+        missing = [part for part in parts if part not in str(error)]
+        assert not missing, f"{missing} not in {error}"
+        return error
+    raise AssertionError(f"expected {kind.__name__}: {parts}")

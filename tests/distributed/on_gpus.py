@@ -17,7 +17,7 @@ from flashdsa.distributed import (
     local_slots,
 )
 from tests.distributed import two_sources
-from tests.distributed.errors import require_error
+from tests.distributed.inputs import require_error
 
 D_QK, D_V, HEADS, INDEX_HEADS, TOPK = 576, 512, 128, 64, 2048
 SEQ_LEN = 1000

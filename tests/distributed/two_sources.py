@@ -17,7 +17,7 @@ from flashdsa.distributed import (
     context_parallel_window,
 )
 from tests.distributed.checks import layouts, norm_error
-from tests.distributed.errors import require_error
+from tests.distributed.inputs import require_error
 
 WINDOW, TOPK = 70, 9
 LIMITS = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 4e-3}

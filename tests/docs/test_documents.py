@@ -92,7 +92,7 @@ JUDGES: dict[str, Callable[[Names], object]] = {
 }
 """What holds for the names that a page's Python made."""
 PROGRAMS = {"docs/guides/context-parallel.md": "examples/context_parallel.py"}
-"""Pages whose Python is a file's, which a command of the page runs, and test_two_ranks.py."""
+"""Pages whose Python is a file's, which a command of the page runs, and test_ranks.py."""
 
 
 def test_python_runs(subtests: CaseLoop) -> None:

@@ -1,5 +1,5 @@
 """The recipe from dense to sparse in a tiny form: its parts, a run that was stopped; two ranks
-learn in tests/distributed/test_two_ranks.py."""
+learn in tests/distributed/test_ranks.py."""
 
 from __future__ import annotations
 

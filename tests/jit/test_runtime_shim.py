@@ -28,12 +28,15 @@ from flashdsa.jit.cuda_library import FUNCTIONS, bind_functions  # noqa: E402
 from flashdsa.jit.elf import exported_symbols, undefined_symbols  # noqa: E402
 from flashdsa.jit.loader import compile_plan  # noqa: E402
 from flashdsa.jit.shared_object import build_shared_object  # noqa: E402
-from flashdsa.kernels.catalog import SPARSE_MLA_FWD, WRITE_INDEX_K_CACHE  # noqa: E402
+from flashdsa.kernels.catalog import PREFILL_LOGITS, WRITE_INDEX_K_CACHE  # noqa: E402
+from flashdsa.kernels.indexer.sm90.prefill.plan import PrefillPlan  # noqa: E402
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan  # noqa: E402
+from flashdsa.verify.prefill_cases import PrefillCase, causal, make_prefill_inputs  # noqa: E402
 from ptxemu.cutedsl import c_functions  # noqa: E402
 from ptxemu.cutedsl.host_function import host_function  # noqa: E402
 
 WRITE = WRITE_INDEX_K_CACHE, QuantizePlan("bfloat16")
+SCORES = PREFILL_LOGITS, PrefillPlan(16, scores_only=True)
 INVALID_VALUE, UNKNOWN_DEVICE = 1, 101
 
 
@@ -66,7 +69,7 @@ class Linked:
 
 @pytest.fixture(scope="module")
 def linked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Linked]:
-    variants = [WRITE, *((SPARSE_MLA_FWD, plan) for plan in SPARSE_MLA_FWD.plans[:1])]
+    variants: list[tuple[Any, Any]] = [WRITE, SCORES]
     compiled.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "compile_plan", compile_plan)  # the compiler's own, to be exported
@@ -105,19 +108,15 @@ def test_a_kernel_runs_through_the_shim(linked: Linked) -> None:
     assert torch.equal(written("emulate-sm90"), written("cpu"))  # its library is there
 
 
-QUERIES = SMALL.num_sms + 1
-"""So many that `sparse_mla_fwd` takes the kernel with tensor maps, not the decode."""
+def scores(backend: str) -> Tensor:
+    """By a kernel with tensor maps."""
+    x = make_prefill_inputs(PrefillCase("shim", causal(5, 90), 20, 16), 0)
+    with emulation(SMALL):
+        return flashdsa.prefill_logits(*x.operands, **x.options, backend=backend)
 
 
 def test_a_kernel_with_tensor_maps_runs_through_the_shim(linked: Linked) -> None:
-    torch.manual_seed(1)
-    q, kv = torch.randn(QUERIES, 64, 576).bfloat16(), torch.randn(90, 576).bfloat16()
-    indices = torch.randint(0, 90, (QUERIES, 64), dtype=torch.int32)
-    with emulation(SMALL):
-        out, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="emulate-sm90")
-    expected, expected_lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="cpu")
-    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
-    torch.testing.assert_close(lse, expected_lse, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(scores("emulate-sm90"), scores("cpu"), rtol=1e-3, atol=1e-3)
 
 
 @pytest.fixture
@@ -186,10 +185,8 @@ def test_a_tensor_map_that_failed_launches_nothing(
     )
     counting = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 3)(launch)
     rebound(cuTensorMapEncodeTiled=refuse, cudaLaunchKernelExC=counting)
-    q, kv = torch.randn(QUERIES, 64, 576).bfloat16(), torch.randn(90, 576).bfloat16()
-    indices = torch.zeros(QUERIES, 64, dtype=torch.int32)
-    with emulation(SMALL), pytest.raises(RuntimeError, match="CUDA error 1"):
-        flashdsa.sparse_mla_fwd(q, kv, indices, backend="emulate-sm90")
+    with pytest.raises(RuntimeError, match="CUDA error 1"):
+        scores("emulate-sm90")
     assert not launches
     written("emulate-sm90")
     assert launches == [1]

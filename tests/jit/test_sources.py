@@ -60,7 +60,7 @@ FOLLOW = [
     ("kernels/attention/ordered_sum.py", {"sm90", "sm100"}),
     ("kernels/attention/sm100/bwd/plan.py", {"sm100"}),
     ("plan/smem.py", {"sm90", "sm100"}),
-    ("hw/arch.py", {"sm90", "sm100"}),
+    ("hw.py", {"sm90", "sm100"}),
     ("jit/runtime_shim.c", {"sm90", "sm100"}),
     ("kernels/catalog.py", set()),
     ("plan/kernel_spec.py", set()),

@@ -1,6 +1,8 @@
-"""What ptxemu finds in kernels, but for what they mean."""
+"""Features that a kernel's test asks for all at once, and findings that mean something there."""
 
 from __future__ import annotations
+
+from typing import Any, Final
 
 from ptxemu.check import Finding
 
@@ -13,3 +15,16 @@ RISING_BOUND = ("stale-read", "gmem.py")
 def unexpected(findings: list[Finding], *, in_order: bool = False) -> list[str]:
     """The findings' texts; without those of the order of additions, unless it is to be fixed."""
     return [str(one) for one in findings if in_order or one.code != ORDER_OF_SUMS]
+
+
+EVERY_FEATURE: Final[dict[str, Any]] = {
+    "duplicates": True,
+    "invalid": True,
+    "empty_rows": True,
+    "topk_length": True,
+    "poison": True,
+    "strided": True,
+    "kv_3d": True,
+    "indices_3d": True,
+}
+"""Of a `SparseMlaCase`, but for those of one operation: sinks, largest logits."""

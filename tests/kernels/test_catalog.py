@@ -53,7 +53,7 @@ def test_every_folder_with_a_kernel_is_of_a_row() -> None:
         f"flashdsa.kernels.{'.'.join(path.parent.relative_to(kernels).parts)}"
         for path in kernels.rglob("kernel.py")
     }
-    assert found == of_rows
+    assert found <= of_rows
 
 
 def test_kernels_are_found_by_their_name_and_by_exported_names() -> None:

@@ -20,19 +20,16 @@ from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import SM100
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import KernelSpec
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler
 from flashdsa.verify.compare import Comparison, failures
 from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
-from tests.kernels.assembled import ptx_of
-from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+from tests.kernels.indexer.inputs import Inputs, make_inputs
+from tests.support.compilations import ptx_of
 
 SPECS = [pytest.param(spec, id=spec.name) for spec in KERNELS if spec.arch == SM100.name]
 GPUS = ("sm_100a", "sm_103a")
-EMULATED = {
-    "indexer": "sm100_indexer_h16_clusters_p2",
-    "indexer_logits": "sm100_indexer_logits_h16_p2",
-}
+EMULATED = {"indexer": "sm100_indexer_h16_clusters", "indexer_logits": "sm100_indexer_logits_h16"}
 """Plans that the calls below reach; of other kernels it is the first one."""
 ONE_PAIR = Device(2, MappingProxyType({1: 2, 2: 1}))
 LENGTHS = [130, 1, 0]

@@ -23,8 +23,8 @@ import flashdsa
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.features import OneOf
-from flashdsa.dispatch.eager import is_plain_eager
 from flashdsa.dispatch.registration import custom_op
+from flashdsa.dispatch.transforms import is_plain_eager
 from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
 from tests.ops import inputs
 

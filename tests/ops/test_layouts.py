@@ -37,8 +37,8 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sparse_coo": lambda like: like.float().to_sparse().to(like.dtype),
     "sparse_csr": sparse_csr,
 }
-CALLS = public_calls("cpu")
-ONCE = [name for name in CALLS if "," not in name]
+LAYOUT_CALLS = public_calls("cpu")
+ONCE = [name for name in LAYOUT_CALLS if "," not in name]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=HOPPER_GPU)])

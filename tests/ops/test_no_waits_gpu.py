@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import flashdsa
-from tests.support.hopper_gpu import HOPPER_GPU
+from tests.support.hopper_gpu import HOPPER_GPU, capture
 from workbench.public_calls import public_calls
 
 pytestmark = HOPPER_GPU
@@ -53,10 +53,7 @@ def test_a_graph_writes_a_kv_cache_where_new_slots_say(packed: bool) -> None:
     cache = torch.zeros(3, 64, width, dtype=dtype, device="cuda")
     kv = torch.zeros(5, 576, device="cuda")
     slots = torch.full((5,), -1, dtype=torch.int32, device="cuda")
-    flashdsa.write_kv_cache(kv, slots, cache)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        flashdsa.write_kv_cache(kv, slots, cache)
+    graph, _ = capture(lambda: flashdsa.write_kv_cache(kv, slots, cache))
     for given in ([7, -1, 64, 191, 0], [192, 5, -9, 130, 2], [-1] * 5):
         kv.normal_(generator=generator)
         slots.copy_(torch.tensor(given))

@@ -48,6 +48,11 @@ def shared_in(folder: Path, locks: Path, lines: bool) -> Iterator[None]:
     runner.compiled.cache_clear()  # objects by the million, which the collector looks through
 
 
+def ptx_of(spec: KernelSpec, plan: KernelPlan) -> str:
+    """PTX of a plan's function and of those launched with it."""
+    return str(runner.compiled(spec, plan).__ptx__).rstrip("\0")
+
+
 @contextmanager
 def with_lines() -> Iterator[None]:
     """What is compiled inside the block has line information all the same."""

@@ -27,6 +27,15 @@ POISON: Final = 0x7F
 _Results = TypeVar("_Results")
 
 
+def capture(call: Callable[[], _Results]) -> tuple[torch.cuda.CUDAGraph, _Results]:
+    """The call's graph, and the results that it writes; one call precedes it."""
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = call()
+    return graph, results
+
+
 def by_turns_on_streams(
     calls: Sequence[Callable[[], _Results]], rounds: int
 ) -> list[list[_Results]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from types import SimpleNamespace
 
 import pytest
 
+import flashdsa
+from flashdsa import hw
 from flashdsa.backends.emulated import packages
 from flashdsa.backends.emulated.packages import PACKAGES, install_command
-from flashdsa.toolchain.find import Tool
-from flashdsa.toolchain.nvdisasm import Disassembler
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.hw import ARCHITECTURES, SM90, SM100
+from flashdsa.kernels.catalog import KERNELS
+from flashdsa.settings import BACKENDS, Settings, raw_settings
+from flashdsa.toolchain import Assembler, Disassembler, Tool
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ("src/flashdsa", "ptxemu/src/ptxemu")
@@ -119,3 +123,97 @@ def test_ptxemu_comes_from_where_flashdsa_came_from(
 def test_in_a_checkout_ptxemu_is_its_folder() -> None:
     assert install_command(["ptxemu"]) == f"pip install '{ROOT / 'ptxemu'}'"
     assert install_command(["tvm_ffi"]) == "pip install 'apache-tvm-ffi>=0.1.11,<0.2'"
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLASHDSA_BACKEND", raising=False)
+    monkeypatch.delenv("FLASHDSA_CHECK", raising=False)
+    monkeypatch.delenv("FLASHDSA_MAX_CLUSTER", raising=False)
+    assert Settings.from_environment() == Settings(backend="auto", check=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("TRUE", True), ("0", False), ("", False)]
+)
+def test_check_is_a_flag(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) -> None:
+    monkeypatch.setenv("FLASHDSA_CHECK", text)
+    assert Settings.from_environment().check is value
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [("FLASHDSA_BACKEND", "gpu"), ("FLASHDSA_CHECK", "perhaps"), ("FLASHDSA_MAX_CLUSTER", "17")],
+)
+def test_unknown_value_names_variable_and_value(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str
+) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(ValueError, match=rf"{variable}: expected .*; got '{text}'"):
+        Settings.from_environment()
+
+
+def test_rows_name_every_variable_with_its_value() -> None:
+    rows = Settings(backend="cpu", check=True).rows()
+    assert [row[:2] for row in rows] == [
+        ("FLASHDSA_BACKEND", "cpu"),
+        ("FLASHDSA_CHECK", "1"),
+        ("FLASHDSA_MAX_CLUSTER", ""),
+    ]
+    assert Settings(max_cluster=8).rows()[-1][:2] == ("FLASHDSA_MAX_CLUSTER", "8")
+
+
+def test_raw_settings_change_with_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever keeps what follows from them sees each change, through `os.environ` in any way."""
+    monkeypatch.delenv("FLASHDSA_BACKEND", raising=False)
+    monkeypatch.delenv("FLASHDSA_CHECK", raising=False)
+    assert raw_settings() == (None, None)
+    monkeypatch.setenv("FLASHDSA_BACKEND", "cpu")
+    with_backend = raw_settings()
+    monkeypatch.setitem(os.environ, "FLASHDSA_CHECK", "1")
+    with_both = raw_settings()
+    assert with_backend[0] is not None and with_backend[1] is None
+    assert with_both[0] == with_backend[0] and with_both[1] is not None
+    os.environ.update(FLASHDSA_BACKEND="sm90")
+    assert raw_settings()[0] not in (None, with_backend[0])
+    os.environ.pop("FLASHDSA_CHECK")
+    assert raw_settings()[1] is None
+
+
+PACKAGE = Path(flashdsa.__file__).parent
+NUMBERS = {name for name in vars(hw) if name.isupper() and not name.startswith("_")}
+
+
+def test_the_size_of_shared_memory_stands_once() -> None:
+    text = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py"))
+    assert len(re.findall("232_?448", text)) == 1
+    assert SM90.smem_bytes == SM100.smem_bytes == 227 * 1024
+
+
+def test_nobody_else_gives_a_name_of_hw_a_number() -> None:
+    found = [
+        f"{path.relative_to(PACKAGE)}: {name.id}"
+        for path in sorted(set(PACKAGE.rglob("*.py")) - {Path(hw.__file__)})
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for name in node.targets
+        if isinstance(name, ast.Name) and name.id in NUMBERS
+    ]
+    assert found == []
+
+
+def test_no_gpu_is_of_two_families_and_every_family_is_a_backend() -> None:
+    families = ARCHITECTURES.values()
+    capabilities = [one for family in families for one in family.capabilities]
+    assert len(capabilities) == len(set(capabilities))
+    assert [family.backend for family in families] == [n for n in BACKENDS if n.startswith("sm")]
+    assert {spec.arch for spec in KERNELS} == set(ARCHITECTURES)
+
+
+def test_a_family_s_target_runs_on_all_its_gpus() -> None:
+    """A target in "a" is of one GPU, one in "f" of those of its major capability."""
+    for family in ARCHITECTURES.values():
+        first = family.capabilities[0]
+        assert family.target.startswith(f"sm_{first[0]}{first[1]}")
+        assert {major for major, _ in family.capabilities} == {first[0]}
+        assert min(family.capabilities) == first
+        assert family.target.endswith("f") == (len(family.capabilities) > 1)

@@ -1,17 +1,32 @@
 """The cases' inputs are what the cases say: names, poison, features, determinism."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+import flashdsa
 from flashdsa import reference
-from flashdsa.verify.draw_rows import INT32_MAX, INT32_MIN
-from flashdsa.verify.indexer_cases import INDEXER_CASES, make_indexer_inputs
-from flashdsa.verify.indexer_training_cases import INDEXER_TRAINING_CASES
+from flashdsa.problem import INT32_MAX
+from flashdsa.verify.check_list import OPERATIONS, checks_of
+from flashdsa.verify.compare import Comparison, failures
+from flashdsa.verify.draw_rows import INT32_MIN
+from flashdsa.verify.indexer_cases import make_indexer_inputs
 from flashdsa.verify.layouts import strided_copy
-from flashdsa.verify.prefill_cases import PREFILL_CASES
-from flashdsa.verify.sparse_mla_cases import PACKED_CASES, SPARSE_MLA_CASES, make_sparse_mla_inputs
+from flashdsa.verify.sparse_mla_cases import make_sparse_mla_inputs
+from tests.support.cases import (
+    INDEXER_CASES,
+    INDEXER_TRAINING_CASES,
+    PACKED_CASES,
+    PREFILL_CASES,
+    SPARSE_MLA_CASES,
+)
+from tests.support.elsewhere import DEVICE, Elsewhere, is_there
 
 
 @pytest.mark.parametrize(
@@ -142,3 +157,38 @@ def test_a_strided_copy_has_the_values_amid_poison(seed):
     assert torch.equal(view, x) and not view.is_contiguous() and view.stride(-1) == 1
     around = view._base
     assert around is not None and int(around.isnan().sum()) == around.numel() - x.numel()
+
+
+PACKAGE = Path(flashdsa.__file__).parent
+FOLDERS = (PACKAGE / "verify", PACKAGE / "reference")
+ON_THE_HOST = ("quant.py", "_cases.py")
+"""Files that may take tensors to it: for exact bytes, and for what is drawn there."""
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_nothing_is_judged_on_the_host(operation: str) -> None:
+    verdicts: list[Comparison] = []
+    with Elsewhere(*FOLDERS) as there:
+        checks = [one for one in checks_of(0, "cpu", str(DEVICE)) if one.operation == operation]
+        for check in checks[: -(-len(checks) // 3)]:  # the smaller ones
+            verdicts += check.judge()
+    assert verdicts and not failures(verdicts)
+    assert [place for place in there.found if not any(one in place for one in ON_THE_HOST)] == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "finding"),
+    [
+        (lambda x: x.cpu(), "moves to the host"),
+        (lambda x: x.to("cpu", torch.float64), "moves to the host"),
+        (lambda x: x.to(device="cpu"), "moves to the host"),
+        (lambda x: x + torch.ones(3), "mixes devices"),
+        (lambda x: torch.where(x > 0, x.double().sum(), torch.ones(3, device=x.device)), ""),
+    ],
+)
+def test_the_host_is_noticed(wrong: Callable[[Tensor], Tensor], finding: str) -> None:
+    with Elsewhere(Path(__file__)) as there:
+        x = torch.ones(3).to(DEVICE)
+        assert is_there(x) and x.device == DEVICE and not there.found
+        wrong(x)
+    assert len(there.found) == bool(finding) and all(one.endswith(finding) for one in there.found)

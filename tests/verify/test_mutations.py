@@ -20,7 +20,7 @@ INDEXER = "flashdsa.backends.cpu.indexer"
 GATHER = "flashdsa.backends.cpu.gather"
 TRAINING = "flashdsa.backends.cpu.indexer_training"
 PACKED = "flashdsa.backends.packed_rows"
-TWO_LEVELS, MXFP4 = "flashdsa.backends.two_levels", "flashdsa.backends.mxfp4"
+MXFP4 = "flashdsa.backends.mxfp4"
 MERGE = "flashdsa.ops.merge"
 KV_CACHE = "flashdsa.ops.kv_cache"
 WARM_UP = "flashdsa.ops.indexer_loss_dense"
@@ -115,13 +115,13 @@ MUTATIONS = {
         PACKED, "put", "valid = (slots >= 0) &", "valid = (slots >= -1) &",
         "write_kv_cache", "50 rows, some padding"),
     "the newest block must win its place": (
-        TWO_LEVELS, "block_scores", "(ids == newest) & some", "ids < 0", "dsa_topk_indexer",
+        INDEXER, "block_scores", "some[-1:], math.inf", "some[-1:], 0.0", "dsa_topk_indexer",
         "blocks of 8, ties, NaN keys"),
     "a NaN is its block's best": (
-        TWO_LEVELS, "block_scores", ".masked_fill(missing, -math.inf)", "", "dsa_topk_indexer",
+        INDEXER, "block_scores", ".masked_fill(missing, -math.inf)", "", "dsa_topk_indexer",
         "blocks of 8, ties, NaN keys"),
     "a token beside its candidate": (
-        TWO_LEVELS, "candidate_positions", "ids[..., None] * block", "ids[..., None] * block + 1",
+        INDEXER, "among", "found.flatten()", "found.flatten().roll(1)",
         "dsa_topk_indexer", "candidates of 8, sorted, 2 queries a request"),
     "a key of 68 bytes has the first group's scale": (
         MXFP4, "as_e4m3", "exponents.amax(1)", "exponents[:, 0]", "indexer_logits",

@@ -19,13 +19,8 @@ from flashdsa.verify import launch_list
 from flashdsa.verify.check_list import COMPOSED, NEEDS, OPERATIONS
 from flashdsa.verify.launch_list import Reached, list_launches
 
-NEVER_CHOSEN = {
-    ("sm100", "indexer", "pages_per_stage"): {1, 4},
-    ("sm100", "indexer_logits", "pages_per_stage"): {1, 4},
-    ("sm100", "mla_fwd", "kv_apart"): {True},
-}
-"""Values of a plan's choice that no operation takes: compiled to be compared on a device, or for
-the exported solutions."""
+NEVER_CHOSEN = {("sm100", "mla_fwd", "kv_apart"): {True}}
+"""Values of a plan's choice that no operation takes: compiled for the exported solutions."""
 HELPERS = {"bind", "warm_up"}
 """Public functions that are judged with an operation: its bound form, its warm-up."""
 

@@ -25,7 +25,7 @@ from tools.check_wheel import problems
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-KERNELS = {"sm90": "write_index_k_bfloat16", "sm100": "sm100_indexer_logits_h16_p2"}
+KERNELS = {"sm90": "write_index_k_bfloat16", "sm100": "sm100_indexer_logits_h16"}
 LIST_AND_CALL = """
 import json, sys
 from importlib.util import find_spec
@@ -48,7 +48,7 @@ try:
 except (ValueError, TypeError) as error:
     said["on the CPU"] = str(error)
 try:
-    load(*variants_of("sm90")["topk_k512"])
+    load(*variants_of("sm90")["rank_scores"])
 except NotImplementedError as error:
     said["a kernel that is not in it"] = str(error)
 print(json.dumps(said))

@@ -6,7 +6,7 @@ Frontend, FlashInfer or torch, as one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -87,12 +87,10 @@ def task_of(x: Inputs, topk: int, by_score: bool, backend: str) -> Task:
     return Task(call, judge, work, products_ceiling(device.type), x, exact=True)
 
 
-def judge_rows(
-    x: Inputs, tolerance: float, ids: Tensor, *, queries: Sequence[int] | None = None
-) -> Verdict:
-    """Rows of key that some queries chose, by default JUDGED, against scores in float64."""
+def judge_rows(x: Inputs, tolerance: float, ids: Tensor) -> Verdict:
+    """Rows of key that JUDGED queries chose, against scores in float64."""
     findings = []
-    for query in queries or range(0, len(ids), max(1, len(ids) // JUDGED)):
+    for query in range(0, len(ids), max(1, len(ids) // JUDGED)):
         start = 0 if x["starts"] is None else int(x["starts"][query])
         length = int(x["ends"][query]) - start
         chosen = ids[query][: min(ids.shape[1], length)].long() - start

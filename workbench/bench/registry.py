@@ -15,7 +15,7 @@ from flashdsa.bench.attention import draw_ids
 from flashdsa.bench.cases import Case, Operation, Task
 from flashdsa.bench.runner import OPERATIONS, Peer
 from flashdsa.problem import PAGE_SIZE
-from workbench.bench import attention, indexer, prefill, two_levels
+from workbench.bench import attention, indexer, prefill
 from workbench.draws.distribution import COLUMNS, WINDOW
 from workbench.draws.two_sources import Inputs, Source, forward_task, paged_rows
 
@@ -76,7 +76,6 @@ BENCHES = {
     ),
     "indexer": Bench(indexer.OPERATION, indexer.CASES, indexer.PEERS, _INDEXER),
     "prefill": Bench(prefill.OPERATION, prefill.CASES, prefill.PEERS, _INDEXER),
-    "two_levels": Bench(two_levels.OPERATION, two_levels.CASES, two_levels.PEERS),
     "v41_decode": Bench(_V41, _V41_CASES),
     "indexer_training": Bench(
         OPERATIONS["indexer_training"], OPERATIONS["indexer_training"].cases["cuda"]

@@ -10,15 +10,14 @@ import click
 
 from flashdsa.cli.bench import report
 from flashdsa.cli.console import json_option, progress_bar
-from flashdsa.cli.output_options import JsonOrFolder
-from flashdsa.settings import BACKENDS
+from flashdsa.cli.output_options import JsonOrFolder, backend_option
 
 if TYPE_CHECKING:
     from flashdsa.bench.result import BenchResult
 
 OPERATIONS = (
-    "sparse_mla_fwd", "sparse_mla_decode", "mla_bwd", "indexer", "prefill", "two_levels",
-    "v41_decode", "indexer_training",
+    "sparse_mla_fwd", "sparse_mla_decode", "mla_bwd", "indexer", "prefill", "v41_decode",
+    "indexer_training",
 )  # fmt: skip
 _COUNT = click.IntRange(min=1)
 
@@ -39,14 +38,7 @@ _COUNT = click.IntRange(min=1)
 )
 @click.option("--repeats", type=_COUNT, help="Samples of each cold time.  [default: 15]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of inputs.")
-@click.option(
-    "--backend",
-    metavar="NAME",
-    type=click.Choice(BACKENDS[1:]),
-    default="sm90",
-    show_default=True,
-    help="Of ours.",
-)
+@backend_option("sm90", "Of ours.")
 @click.option("--quick", is_flag=True, help="Two small cases, 3 repeats: does it work?")
 @click.option(
     "--out", type=JsonOrFolder(), help="A .json file or a folder, as of `flashdsa bench`."

@@ -9,9 +9,8 @@ import click
 
 from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
 from flashdsa.cli.main import FlashDsaGroup
-from flashdsa.cli.output_options import PICTURES, OutputFile
+from flashdsa.cli.output_options import PICTURES, OutputFile, backend_option
 from flashdsa.output_paths import written
-from flashdsa.settings import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,14 +68,7 @@ def draws() -> None:
     help="No draw begins that would not end within it; below 4 s a draw, samples are shorter.",
 )  # fmt: skip
 @click.option("--list", "listed", is_flag=True, help="Print the draws; no GPU is needed.")
-@click.option(
-    "--backend",
-    metavar="NAME",
-    type=click.Choice(BACKENDS[1:]),
-    default="sm90",
-    show_default=True,
-    help="Of ours; a CPU times tiny forms of the draws.",
-)
+@backend_option("sm90", "Of ours; a CPU times tiny forms of the draws.")
 @click.option("--out", type=OutputFile(".json"), help="The JSON document that `report` reads.")
 @json_option
 def run(

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import click
 
-from flashdsa.cli.console import json_option, new_console, print_json
-from flashdsa.cli.plan_tables import print_tables, table_as_markdown
+from flashdsa.cli.console import (
+    json_option,
+    new_console,
+    print_json,
+    print_tables,
+    table_as_markdown,
+)
 
 SUBJECTS = click.Choice(("summary", "attention", "machines"))
 

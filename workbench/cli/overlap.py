@@ -15,7 +15,7 @@ from flashdsa.errors import ArgumentValueError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from workbench.overlap.measure import Overlap
+    from workbench.overlap import Overlap
 
 
 @click.command()
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
     multiple=True,
     help="Queries of a group; may be repeated.  [default: 1, 2, 4, 8]",
 )
-@click.option("--layers", is_flag=True, help="Compare all tensors of the file's dictionary.")
 @json_option
-def overlap(
-    path: Path, key: str | None, sizes: tuple[int, ...], layers: bool, as_json: bool
-) -> None:
+def overlap(path: Path, key: str | None, sizes: tuple[int, ...], as_json: bool) -> None:
     """Measure how much neighbouring queries have in common, in an index tensor of your own.
 
     The Hopper backward, and its forward with few heads, put neighbouring queries into groups. A
@@ -53,29 +50,16 @@ def overlap(
       left     rows read and added to, of those without groups: lower is better
 
     Reusing an older query's list keeps a share of a query's own rows, which is
-    printed by the distance. With --layers the file holds a dictionary, a tensor
-    of the same queries for each layer, and the table says what the layer of a
-    column keeps of its own rows if it reads the list of the layer of a row.
+    printed by the distance.
 
     \b
     Examples
       flashdsa demo --indices out/indices.pt
       python -m workbench overlap out/indices.pt
       python -m workbench overlap layer30.pt --groups 2 --groups 16 --json
-      python -m workbench overlap every_layer.pt --layers  (overlap/record.py)
     """
-    from workbench.overlap.measure import GROUPS, measure_layers, measure_overlap
+    from workbench.overlap import GROUPS, measure_overlap
 
-    if layers:
-        held = _held(path)
-        if not isinstance(held, dict):
-            raise ArgumentValueError(f"--layers: {path} holds no dictionary but one value")
-        kept = measure_layers(list(held.values()))
-        if as_json:
-            print_json({"file": str(path), "layers": [str(x) for x in held], "kept": kept})
-        else:
-            _print_layers([str(x) for x in held], kept)
-        return
     indices = _read(path, key)
 
     queries = indices.shape[0] if indices.dim() == 2 else max(indices.shape[-3:-1], default=1)
@@ -86,8 +70,8 @@ def overlap(
         _print(found, path)
 
 
-def _held(path: Path) -> Any:
-    """Read what the file holds, or raise an ArgumentValueError."""
+def _read(path: Path, key: str | None) -> Tensor:
+    """Read the file's tensor, or raise an ArgumentValueError that says what the file holds."""
     import numpy as np
     import torch
 
@@ -96,22 +80,17 @@ def _held(path: Path) -> Any:
             f"{path}: expected a name ending in .pt or .npy: a tensor saved by torch.save or "
             "numpy.save"
         )
+    held: Any
     try:
         if path.suffix == ".npy":
-            return torch.from_numpy(np.load(path))
-        return torch.load(path, map_location="cpu", weights_only=True)
+            held = torch.from_numpy(np.load(path))
+        else:
+            held = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, TypeError, ValueError, EOFError) as error:
         raise ArgumentValueError(
             f"{path}: not a tensor saved by {'torch' if path.suffix == '.pt' else 'numpy'}.save: "
             f"{str(error).splitlines()[0] if str(error) else 'the file is empty'}"
         ) from error
-
-
-def _read(path: Path, key: str | None) -> Tensor:
-    """Read the file's tensor, or raise an ArgumentValueError that says what the file holds."""
-    import torch
-
-    held = _held(path)
     if isinstance(held, dict):
         names = ", ".join(str(name) for name in held)
         if key not in held:
@@ -148,10 +127,3 @@ def _print(found: Overlap, path: Path) -> None:
     shares = ", ".join(f"{by}: {share:.1%}" for by, share in found.kept.items())
     if shares:
         click.echo(f"\nkept by the list of the query so many before: {shares}")
-
-
-def _print_layers(names: list[str], kept: list[list[float]]) -> None:
-    table = new_table([("list of", "left"), *((name, "right") for name in names)])
-    for name, row in zip(names, kept, strict=True):
-        table.add_row(name, *(f"{share:.1%}" for share in row))
-    print_table(new_console(), "rows that a layer keeps with another's list", table)

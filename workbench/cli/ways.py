@@ -25,6 +25,7 @@ OPERATIONS = ("forward", "prompts", "decode", "chats", "forward-512", "decode-51
     "--read", "documents", multiple=True, type=click.Path(path_type=Path, dir_okay=False),
     help="Judge this document again, without a GPU; repeatable.",
 )  # fmt: skip
+@click.option("--fit", is_flag=True, help="Fit the constants of attention to the documents.")
 @click.option("--out", type=OutputFile(".json"), help="The document.")
 @json_option
 def ways(
@@ -33,6 +34,7 @@ def ways(
     count: int,
     budget: float | None,
     documents: tuple[Path, ...],
+    fit: bool,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -43,13 +45,19 @@ def ways(
     by turns in one process. A way stays if it earns 0.5 % of the mean at fewer than 500 lines a
     %, or if 3 % of the draws fall below 0.9 of their speed without it.
 
+    --fit prints constants that choose better in these draws, for a file of
+    flashdsa/heuristics, and what they are worth in draws that they are not fitted to.
+
     \b
     Examples
       python -m workbench ways decode --seed 7 --budget 200 --out decode.json
       python -m workbench ways --read decode.json
+      python -m workbench ways --read decode.json --read forward.json --fit
     """
     rows, heading = _rows(operation, seed, count, budget, documents, out)
-    if as_json:
+    if fit:
+        _fit(rows, as_json)
+    elif as_json:
         from dataclasses import asdict
 
         from workbench.ways.judge import judge, regret
@@ -98,6 +106,22 @@ def _rows(
     with progress_bar() as on_progress:
         document = measure(wanted, budget, on_progress, keep)
     return document["draws"], operation
+
+
+def _fit(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Fitted constants, and the time of their choices."""
+    from flashdsa.cli.console import progress_bar
+    from workbench.ways.fit import fit
+
+    with progress_bar() as on_progress:
+        found = fit(rows, on_progress)
+    if as_json:
+        print_json({"constants": str(found.constants), **found._asdict()})
+        return
+    console = new_console()
+    for what, (today, new) in (("these draws", found.loss), ("others", found.other_half)):
+        console.print(f"time over the fastest ways', {what}: {today:.4f} today, {new:.4f} fitted")
+    console.print(f"SPARSE_MLA = {found.constants}", markup=False, soft_wrap=True)
 
 
 def _show(rows: list[dict[str, Any]], heading: str) -> None:

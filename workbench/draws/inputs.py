@@ -1,26 +1,23 @@
-"""Tasks of a draw: inputs made on the device, the call, its judge of four rows."""
+"""Tasks of a draw: inputs made on the device, the call, its judge."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
 import torch
-from torch import Tensor
 
 import flashdsa
 from flashdsa.bench import attention, indexer, training
 from flashdsa.bench.attention import AttentionInputs
-from flashdsa.bench.cases import Case, Task, Verdict, judged_queries
+from flashdsa.bench.cases import Case, Task
 from flashdsa.problem import D_QK, INDEX_HEAD_DIM, PAGE_SIZE
-from flashdsa.verify.tolerances import PRODUCT_TOLERANCE, SCORE_TOLERANCES
 from workbench.bench import prefill
 from workbench.bench.indexer import fill_scores
+from workbench.draws import indexers
 from workbench.draws.distribution import Draw
 from workbench.draws.ids import causal_rows, draw_ids, draw_lengths, positions, shuffled_pages
 from workbench.draws.timing import bound
-from workbench.draws.two_levels import make_two_levels
 from workbench.draws.two_sources import Source, make_two_sources
 
 DECODES = ("decode", "chats")
@@ -57,19 +54,18 @@ def make_task(draw: Draw, part: str, device: str, backend: str) -> Task:
         task = attention.forward_task(x, backend, max_logits=draw.values.get("max_logits", False))
         return bound(task, x.q, [Source(x.kv, x.indices, x.topk_length)])
     if draw.operation == "indexer":
-        return exact_indexer(indexer_inputs(draw, device, backend), backend)
+        pages = indexer_inputs(draw, device, backend)
+        judge = indexers.over_pages(pages, draw.values["topk"], backend).judge
+        return replace(indexer.indexer_task(pages, backend), judge=judge)
     if draw.operation.startswith("two-levels"):
         prefills, g = draw.is_prefill, _generator(draw, device)
         keys = prefill_inputs(draw, device) if prefills else indexer_inputs(draw, device, backend)
-        return make_two_levels(draw, keys, g, backend)
+        return indexers.make_two_levels(draw, keys, g, backend)
     if draw.operation == "prefill":
-        return exact_prefill(prefill_inputs(draw, device), draw.values["topk"], backend)
+        shared, topk = prefill_inputs(draw, device), draw.values["topk"]
+        judge = indexers.over_keys(shared, topk, backend).judge
+        return replace(prefill.task_of(shared, topk, False, backend), judge=judge)
     return training.training_task(training_inputs(draw, device), part, backend)
-
-
-def _rows(x: Tensor, rows: Sequence[int]) -> Tensor:
-    """Some rows of a tensor of any dtype, e4m3 included."""
-    return x.view(torch.uint8)[rows].view(x.dtype)
 
 
 def _generator(draw: Draw, device: str) -> torch.Generator:
@@ -143,51 +139,6 @@ def indexer_inputs(draw: Draw, device: str, backend: str) -> indexer.IndexerInpu
     return x
 
 
-def exact_indexer(x: indexer.IndexerInputs, backend: str) -> Task:
-    """The call; four rows are judged: their form, scores in float64, and the exact choice."""
-    rows = judged_queries(len(x.lengths))
-
-    def judge(ids: Tensor) -> Verdict:
-        findings = indexer.judge_ids(x, ids, rows).findings
-        scores = flashdsa.indexer_logits(
-            _rows(x.q, rows),
-            x.cache,
-            x.weights[rows],
-            x.seq_lens[rows],
-            x.block_table[[row // x.next_n for row in rows]],
-            max(x.lengths),
-            backend=backend,
-        )
-        for row, own in zip(rows, scores, strict=True):
-            length = x.lengths[row]
-            chosen, _ = indexer.positions_of(x, row, ids[row])
-            right, sizes = indexer.float64_scores(x, row)
-            keys, scales = x.row_keys(row)
-            limits = x.tolerance * sizes + _rounding(x.q[row], keys, x.weights[row], scales)
-            findings += _judge_exact(row, own[:length], right, limits, chosen)
-        return Verdict({}, findings)
-
-    task = indexer.indexer_task(x, backend)
-    return replace(task, judge=judge)
-
-
-def _rounding(q: Tensor, keys: Tensor, weights: Tensor, scales: Tensor) -> Tensor:
-    """Errors (keys,) that a score may have besides, where tensor cores add fp8 products."""
-    products = (keys.double().abs() @ q.double().abs().T) @ weights.double().abs()
-    return PRODUCT_TOLERANCE * products * scales.double()
-
-
-def _judge_exact(row: int, own: Tensor, right: Tensor, limits: Tensor, chosen: Tensor) -> list[str]:
-    """Faults of a row's scores, and of the choice that follows from them."""
-    findings = []
-    if len(own) and not bool((own - right).abs().max() <= limits.max()):
-        findings.append(f"row {row}: a score off by {float((own - right).abs().max()):.3g}")
-    best = own.sort(descending=True, stable=True).indices[: chosen.numel()]
-    if not torch.equal(best.sort().values, chosen.sort().values):
-        findings.append(f"row {row}: not the best scores, ties to the smallest positions")
-    return findings
-
-
 def prefill_inputs(draw: Draw, device: str) -> prefill.Inputs:
     """Causal queries at the end of the keys, packed documents, or queries of any ranges."""
     v, g = draw.values, _generator(draw, device)
@@ -212,35 +163,6 @@ def prefill_inputs(draw: Draw, device: str) -> prefill.Inputs:
         "ends": ends,
         "k_scale": scale,
     }
-
-
-def exact_prefill(x: prefill.Inputs, topk: int, backend: str) -> Task:
-    """The call; four queries are judged: scores in float64, and the exact choice."""
-    task = prefill.task_of(x, topk, False, backend)
-    some = judged_queries(len(x["ends"]))
-
-    def judge(ids: Tensor) -> Verdict:
-        starts = None if x["starts"] is None else x["starts"][some]
-        scores = flashdsa.prefill_logits(
-            _rows(x["q_index"], some), x["k_index"], x["weights"][some], starts, x["ends"][some],
-            k_scale=x["k_scale"], backend=backend,
-        )  # fmt: skip
-        findings = prefill.judge_rows(x, SCORE_TOLERANCES[backend], ids, queries=some).findings
-        for query, own in zip(some, scores, strict=True):
-            begin = 0 if starts is None else int(x["starts"][query])
-            end = int(x["ends"][query])
-            right, sizes = prefill.float64_scores(x, query, begin, end)
-            chosen = ids[query][: min(topk, end - begin)].long() - begin
-            limits = SCORE_TOLERANCES[backend] * sizes
-            if x["k_scale"] is not None:
-                keys, scales = x["k_index"][begin:end], x["k_scale"][begin:end]
-                limits += _rounding(x["q_index"][query], keys, x["weights"][query], scales)
-            findings += _judge_exact(query, own[begin:end], right, limits, chosen)
-            if not bool((ids[query][end - begin :] == -1).all()):
-                findings.append(f"query {query}: not -1 after the last id")
-        return Verdict({}, findings)
-
-    return replace(task, judge=judge)
 
 
 @lru_cache(maxsize=1)

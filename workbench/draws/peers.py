@@ -18,7 +18,7 @@ from workbench.bench import attention, prefill
 from workbench.bench.attention import Prepared
 from workbench.bench.indexer import DeepGemm, judge_peer
 from workbench.bench.top_ks import NAMES, load_top_k
-from workbench.draws import two_levels, two_sources
+from workbench.draws import indexers, two_sources
 from workbench.draws.distribution import Draw
 from workbench.draws.timing import microseconds
 
@@ -53,7 +53,7 @@ def peers_of(draw: Draw, charges: dict[str, float]) -> dict[str, Peer]:
     if draw.operation == "indexer":
         return {f"DeepGEMM + {one}": partial(paged_pair, one, charges) for one in NAMES}
     if draw.operation.startswith("two-levels"):
-        return {"our scores, torch": two_levels.by_torch}
+        return {"our scores, torch": indexers.by_torch}
     if draw.operation == "prefill":
         first = "DeepGEMM" if draw.values["dtype"] == "fp8" else "cuDNN Frontend"
         return {f"{first} + {one}": prefill.pair(one) for one in NAMES}

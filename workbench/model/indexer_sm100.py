@@ -70,14 +70,14 @@ instructions, loads, shuffles and barriers, counted in emulated runs of the Hopp
 H200's latencies."""
 
 
-def product_clocks(machine: GpuModel, plan: IndexerPlan = PLAN) -> float:
-    """Count the clocks of a stage's products: of the tensor core, or of the operands' port."""
-    return sum(matmul_of(product).cycles(machine) for product in plan.products)
+def product_clocks(machine: GpuModel) -> float:
+    """Count the clocks of a stage's product: of the tensor core, or of the operands' port."""
+    return matmul_of(PLAN.product).cycles(machine)
 
 
 def _epilogue_clocks(machine: GpuModel, warps: int) -> float:
     loads = PLAN.stage_tokens * PLAN.num_heads * 4 / machine["tmem_rate"]
-    return max(1, PLAN.stage_tokens // 128) * EPILOGUE * max(warps, 1) + loads
+    return EPILOGUE * max(warps, 1) + loads
 
 
 def _seconds(shape: Shape, machine: GpuModel, message: float) -> tuple[float, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from flashdsa.cli.plan_tables import PlanTable, Rows
+from flashdsa.cli.console import Rows, TextTable
 from workbench.model import backward_sm100, forward_sm100
 from workbench.model.indexer_sm100 import predict_all
 from workbench.model.machine import B200, H200
@@ -15,7 +15,7 @@ from workbench.model.unknowns import UNKNOWNS, Range
 Ranges = tuple[Range, ...]
 
 
-def summary(ranges: Ranges) -> list[PlanTable]:
+def summary(ranges: Ranges) -> list[TextTable]:
     """Every kernel in one table."""
     rows: Rows = []
     for one in ranges:
@@ -25,10 +25,10 @@ def summary(ranges: Ranges) -> list[PlanTable]:
         times = f"{found.low * 1e6:.1f} to {found.high * 1e6:.1f} us"
         rows.append(("indexer", f"rows/tokens {name}", times, found.bound))
     columns = [("kernel", "left"), ("shape", "left"), ("predicted", "right"), ("bound", "wrap")]
-    return [PlanTable("Times on B200", columns, rows)]
+    return [TextTable("Times on B200", columns, rows)]
 
 
-def attention(ranges: Ranges) -> list[PlanTable]:
+def attention(ranges: Ranges) -> list[TextTable]:
     """The ranges and bounds of the attention kernels, and the constants that decide."""
     times: Rows = []
     worth: Rows = []
@@ -54,9 +54,9 @@ def attention(ranges: Ranges) -> list[PlanTable]:
     of_times = [kernels, *numbers[:3], ("published of others", "wrap")]
     of_clocks = [("resource", "left"), *numbers[3:]]
     return [
-        PlanTable("On B200, TFLOPS", of_times, times),
-        PlanTable("Clocks: forward 64 keys and CTA, backward 32", of_clocks, clocks),
-        PlanTable("Constants that nobody here has measured, others in the middle", of_worth, worth),
+        TextTable("On B200, TFLOPS", of_times, times),
+        TextTable("Clocks: forward 64 keys and CTA, backward 32", of_clocks, clocks),
+        TextTable("Constants that nobody here has measured, others in the middle", of_worth, worth),
     ]
 
 
@@ -66,14 +66,14 @@ def bounds() -> list[Prediction]:
     return [predict(work, B200) for work in works]
 
 
-def machines(_: Ranges) -> list[PlanTable]:
+def machines(_: Ranges) -> list[TextTable]:
     """Every constant with its source."""
     columns = [("constant", "left"), ("value", "right"), ("meaning", "wrap"), ("unit", "left")]
     columns += [("basis", "left"), ("source", "wrap")]
     found = []
     for machine in (H200, B200):
         rows: Rows = [(name, f"{one.value:g}", *one[1:]) for name, one in machine.constants.items()]
-        found.append(PlanTable(machine.name, columns, rows))
+        found.append(TextTable(machine.name, columns, rows))
     return found
 
 

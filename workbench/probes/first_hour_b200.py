@@ -33,8 +33,7 @@ from flashdsa.problem import PAGE_BYTES
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
-from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
-from tests.kernels.indexer.normal_inputs import assert_scores_are_right, normal_inputs
+from tests.kernels.indexer.inputs import Inputs, assert_scores_are_right, make_inputs, normal_inputs
 from workbench.lab.kernels.split_heads.plan import SPLIT_HEADS
 from workbench.lab.split_heads import judge_on
 from workbench.model.indexer_sm100 import predict_all

@@ -22,7 +22,7 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from tests.kernels.indexer.exact_inputs import Inputs
+from tests.kernels.indexer.inputs import Inputs
 from workbench.small_calls.call import Small, emulator_of, gpu_of, replace_function
 from workbench.small_calls.table import TABLE
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.indexer.order import bind_order
+from flashdsa.backends.indexer.launch import bind_order
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.ranked import bind_ranked
+from flashdsa.backends.sm90.indexer import bind_scored_and_ranked
 from flashdsa.dispatch.registration import custom_op
 from flashdsa.kernels.catalog import INDEXER, INDEXER_ORDER, INDEXER_ORDER_SM100, INDEXER_SM100
 from flashdsa.kernels.indexer.plan import SelectPlan
@@ -22,13 +22,13 @@ from flashdsa.verify.compare import Comparison, compare_exact
 from workbench.small_calls.call import BLACKWELL, HOPPER, SEED
 
 if TYPE_CHECKING:
-    from tests.kernels.indexer.exact_inputs import Inputs
+    from tests.kernels.indexer.inputs import Inputs
 
 INDEXERS = {spec.arch: spec for spec in (INDEXER, INDEXER_SM100)}
 ORDERS = {spec.arch: spec for spec in (INDEXER_ORDER, INDEXER_ORDER_SM100)}
 NO_SUCH_PAGE = 1 << 30
 INVALID, NAN = 0x7FFFFFFE, 0x7FFFFFFF
-"""Words of lists, as kernels/indexer/select/keys.py, which needs CuTe DSL, has them."""
+"""Words of lists, as kernels/indexer/select/sort_keys.py, which needs CuTe DSL, has them."""
 
 
 def launch_indexer(
@@ -72,7 +72,7 @@ class Ranked:
             the best come first, by another launch.
         clusters: their number, and CTAs of each.
         plan: choices of its plan; more than a catalog's plan has: emulated only.
-        values: as `make_inputs` of tests/kernels/indexer/exact_inputs.py has them.
+        values: as `make_inputs` of tests/kernels/indexer/inputs.py has them.
         bad_pages: every third page id is outside the cache. next_n: neighbouring rows that share a
             row of the table, which is the last one's.
     """
@@ -102,7 +102,7 @@ class Ranked:
 
     def inputs(self) -> Inputs:
         """Return inputs on the CPU; a request has the pages of its longest row."""
-        from tests.kernels.indexer.exact_inputs import make_inputs
+        from tests.kernels.indexer.inputs import make_inputs
 
         heads = self.kernel_plan.num_heads
         inputs = make_inputs(list(self.lengths), num_heads=heads, values=self.values, seed=SEED)
@@ -150,7 +150,7 @@ class InTwoLaunches(Ranked):
     def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
         plan, rows = self.kernel_plan, len(self.lengths)
         how = plan.num_heads, self.topk, False, self.sorted, rows, self.next_n
-        serve = bind_ranked(runner, *how)
+        serve = bind_scored_and_ranked(runner, *how)
         q, cache, *others = operands[:6]
         with runner.launching():
             serve(q, cache.view(torch.uint8), *others)

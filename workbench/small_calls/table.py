@@ -17,7 +17,7 @@ from flashdsa.kernels.indexer.plan import By, Lists, Sharing
 from flashdsa.verify import check_cases
 from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
-from workbench.small_calls import two_levels
+from workbench.small_calls import prefill as of_keys
 from workbench.small_calls.attention import (
     DEALT_FEW_HEADS,
     DEALT_FEW_HEADS_OF_512,
@@ -110,7 +110,7 @@ _tight = partial(
 _blackwell = partial(
     Ranked,
     plan={
-        "num_heads": 16, "rows": By.CLUSTERS, "stages": 8, "pages_per_stage": 2,
+        "num_heads": 16, "rows": By.CLUSTERS, "stages": 8,
         "lists": Lists(capacity=3072, first_fill_pages=8, fill_step_pages=1, most_topk=512),
     },
     topk=512,
@@ -377,8 +377,8 @@ TABLE: dict[str, Row] = {
         Ranked("compacted, 16 heads", (8300,), (1, 1), _OF_16, topk=512),
         *checked("dsa_topk_indexer", "page edges", "3 queries a request, sorted"),
     ), mutated=17, scratch=("argument 8",)),
-    "two-levels-sm_90a": Row("indexer_rank", two_levels.TOKENS),
-    "two-levels-blocks-sm_90a": Row("indexer_rank", two_levels.BLOCKS),
+    "two-levels-sm_90a": Row("indexer_rank", of_keys.LEVELS_OF_TOKENS),
+    "two-levels-blocks-sm_90a": Row("indexer_rank", of_keys.LEVELS_OF_BLOCKS),
     "indexer-sm_100a": Row("indexer", (
         _blackwell("two rows", (1300, 900), (1, 1)),
         _blackwell("two CTAs of a row", (1500,), (1, 2)),
@@ -401,8 +401,8 @@ TABLE: dict[str, Row] = {
     "indexer-rank-sm_90a": Row("indexer_rank", _RANKS, mutated=3),
     "prefill-logits-sm_90a": Row(
         "prefill_logits", checked("prefill_logits", "16 heads, 512 of 600 keys"), mutated=0),
-    "prefill-two-levels-sm_90a": Row("prefill_logits", two_levels.SHARED[:2], mutated=2),
-    "prefill-two-levels-blocks-sm_90a": Row("prefill_logits", two_levels.SHARED[2:], mutated=2),
+    "prefill-two-levels-sm_90a": Row("prefill_logits", of_keys.LEVELS[:2], mutated=2),
+    "prefill-two-levels-blocks-sm_90a": Row("prefill_logits", of_keys.LEVELS[2:], mutated=2),
     "quantize-index-sm_90a": Row("quantize_index", (
         *checked("quantize_index_k", "1000 keys", "1000 keys, fp32"),
         *checked("quantize_index_q", "8 x 64 heads"),

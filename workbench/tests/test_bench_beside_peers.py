@@ -163,7 +163,6 @@ def test_a_case_that_there_is_not_names_the_others(monkeypatch: pytest.MonkeyPat
 
 
 KEPT = {
-    "bench": ["sparse_mla_decode/2026-11-21-h200.json"],
     "training": ["indexer_training/2026-11-21-training-h200.json"],
     "transformers": ["integrations/2026-11-21-transformers-h200.json"],
     "overlap": ["sparse_mla_bwd/2026-11-21-h200-overlap.json"],

@@ -1,11 +1,13 @@
 """Small programs under the check: what was found, by code and level."""
 
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 from tests.kernel_run import aligned, source
 
 from ptxemu import api
 from ptxemu.check import Finding
+from ptxemu.errors import DeadlockError, ExecutionError
 from ptxemu.sched.policy import Policy
 
 POLICIES = [
@@ -41,17 +43,40 @@ def check(
     return result.findings
 
 
-def codes(findings: list[Finding], *levels: str) -> list[tuple[str, str]]:
-    """(code, level) of the findings of `levels`, by default of errors and warnings."""
-    wanted = levels or ("error", "warning")
-    return sorted({(f.code, f.level) for f in findings if f.level in wanted})
+def verdict(findings: list[Finding]) -> str:
+    """The level, or "isa" of errors against the ISA alone, and the code of each finding."""
+    words = {f"{'isa' if f.kind == 'isa' else f.level} {f.code}" for f in findings}
+    return ", ".join(sorted(words))
 
 
-def errors(findings: list[Finding]) -> set[str]:
-    """The codes of the errors."""
-    return {f.code for f in findings if f.level == "error"}
+class Program(NamedTuple):
+    """A body, and what is found in it: one of the verdicts that ` | ` parts, the first on some
+    schedule. "deadlock" and "error" are runs that end so."""
+
+    body: str
+    found: str = ""
+    how: dict[str, Any] = {}  # noqa: RUF012
+    """Of `check`."""
 
 
-def on_all_schedules(body: str, **how: Any) -> set[tuple[tuple[str, str], ...]]:
-    """The distinct verdicts of all POLICIES: one, unless the verdict depends on the schedule."""
-    return {tuple(codes(check(body, policy=policy, **how))) for policy in POLICIES}
+def judge(program: Program) -> None:
+    """Compare the verdicts of all schedules."""
+    found = set()
+    for policy in POLICIES:
+        try:
+            found.add(verdict(check(program.body, policy=policy, **program.how)))
+        except DeadlockError:
+            found.add("deadlock")
+        except ExecutionError:
+            found.add("error")
+    expected = program.found.split(" | ")
+    assert expected[0] in found and found <= set(expected), found
+
+
+def pair(name: str, body: str, missing: str, **how: Any) -> dict[str, Program]:
+    """A program with the part between « and », in which nothing is found, and one without it."""
+    before, part, behind = re.split("[«»]", body)
+    return {
+        name: Program(before + part + behind, "", how),
+        f"{name}, not": Program(before + behind, missing, how),
+    }

@@ -3,7 +3,6 @@
 from importlib.util import find_spec
 
 import pytest
-from tests.check.fake_run import FakeRun
 
 from ptxemu import machine_code
 
@@ -19,8 +18,3 @@ def judged_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(machine_code, "NUMPY_SCANS", 0)
         monkeypatch.setattr("ptxemu.check.shadow_memory.ACCESSES_AT_ONCE", 1)
     return str(request.param)
-
-
-@pytest.fixture
-def run(judged_by: str) -> FakeRun:
-    return FakeRun()

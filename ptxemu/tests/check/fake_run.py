@@ -264,18 +264,3 @@ class FakeRun:
 
 
 STORE = "cp.async.bulk.global.shared::cta.bulk_group [out], [buf], 64"
-LOAD = "cp.async.bulk.shared::cluster.global.mbarrier [buf], [in], 64, [bar]"
-
-
-def levels(run: FakeRun) -> list[tuple[str, str]]:
-    """Code and level of each finding."""
-    return [(finding.code, finding.level) for finding in run.findings]
-
-
-def load_tile(run: FakeRun, warp: FakeWarp, *, phase: int = 0) -> FakeOperation:
-    """A bulk load into 0x800 that completes phase `phase` of the mbarrier at 0."""
-    operation = run.issue(warp, LOAD)
-    run.write(operation, 0x800, 64)
-    run.arrive(operation, phase=phase)
-    run.checker.async_completed(operation)
-    return operation

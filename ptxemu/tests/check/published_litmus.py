@@ -10,38 +10,9 @@ new value: so it is ordered on every schedule. As it is published (`, read once`
 old value is read.
 """
 
-from enum import Enum
-from typing import NamedTuple
-
-
-class Verdict(Enum):
-    """The verdict of the model."""
-
-    RACE = "a race in every execution"
-    SOME = "a race in executions that take one branch, or read one value"
-    CLEAN = "no race, and sequentially consistent"
-    WEAK = "no race, but an outcome that no interleaving has"
-    DEADLOCK = "no execution ends"
-
+from tests.check.litmus import Published, Verdict
 
 RACE, SOME, CLEAN, WEAK, DEADLOCK = Verdict
-
-
-class Published(NamedTuple):
-    """One program.
-
-    A thread's instructions: `W` store, `R` load, `until` load until a value is there, `A` atomic
-    addition, `red` the same without a result, `X` exchange, `cas` (the thread ends where it fails),
-    `take` (again until it succeeds), `turn` load until the thread's ticket is there, `F` fence, `B`
-    bar.sync and `V` bar.arrive with a number and maybe the count of warps, `from` the number of the
-    barrier in a register. Order and scope follow after dots; a bare `W` or `R` is weak.
-    """
-
-    name: str
-    ctas: str
-    """The CTA of each thread."""
-    threads: tuple[str, ...]
-    verdict: Verdict
 
 
 def _program(name: str, ctas: str, threads: str, verdict: Verdict) -> Published:

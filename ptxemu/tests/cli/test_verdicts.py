@@ -1,14 +1,22 @@
-"""What the last line and the exit code say of a run: failures, both kinds of error, groups."""
+"""What commands say: the last line and the exit code, help, names, paths that cannot be written."""
 
+import os
+import resource
+import sys
 from pathlib import Path
 
 import pytest
 from tests.check.checked_run import check
-from tests.check.test_tmem_loads import ALLOC, BARRIER, END, USES, WAIT
+from tests.check.test_tmem import ALLOC, BARRIER, END, USES, WAIT
 from tests.kernel_run import TID, source, store
 
+from ptxemu.cli import kernel_names
+from ptxemu.cli.help_text import fitted
+from ptxemu.cli.kernel_names import file_name, readable, with_readable_names
 from ptxemu.cli.main import main
 from ptxemu.cli.report import finding_lines, is_failure, summary_line
+
+# What the last line and the exit code say of a run: failures, both kinds of error, groups.
 
 ENDS_BADLY = {
     "an illegal address": ("st.global.b32 [%rd_x+1048576], %r0;", "0x"),
@@ -92,3 +100,119 @@ def test_a_time_limit_is_a_number_of_seconds(text: str, capsys: pytest.CaptureFi
         main(["exec", f"--time-limit={text}", "script.py"])
     assert stop.value.code == 2
     assert "expected seconds, more than 0" in capsys.readouterr().err
+
+
+# Help in terminals of any width.
+
+COMMANDS = ("info", "run", "check", "trace", "mutate", "exec")
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+@pytest.mark.parametrize("command", [[], *([one] for one in COMMANDS)])
+def test_no_line_is_longer_than_the_terminal_or_100(
+    command: list[str],
+    columns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= min(columns, 100)
+    assert all(one in "\n".join(lines) for one in ([] if command else COMMANDS))
+
+
+def test_prose_is_filled_and_lists_keep_their_lines() -> None:
+    text = "one two\nthree\n\n  a    b c\n  dddd\n    e f"
+    items = ["  a    b", "       c", "  dddd", "    e f"]
+    assert fitted(text, 9) == ["one two", "three", "", *items]
+
+
+def test_an_item_without_columns_goes_on_behind_its_beginning() -> None:
+    assert fitted("  a bb cc dd", 9) == ["  a bb cc", "      dd"]
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith("ptxemu ")
+
+
+# Names of kernels as people read them.
+
+reads_names = pytest.mark.skipif(
+    kernel_names.demangled("_Z3sumPKiPi") == "_Z3sumPKiPi",
+    reason="the C++ runtime is not there, which reads names",
+)
+
+
+@reads_names
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("_Z3sumPKiPi", "sum"),
+        ("_Z4fillIfLi4EEvPT_", "fill<float, 4>"),
+        ("_ZN12_GLOBAL__N_14copyEPfS0_", "(anonymous namespace)::copy"),
+        ("axpy", "axpy"),
+        ("_Znonsense", "_Znonsense"),
+        ("k" * 30 + "m" * 60 + "last_part", "k" * 30 + "m" * 6 + "...last_part"),
+    ],
+)
+def test_parameters_are_left_out_and_long_names_cut(name: str, text: str) -> None:
+    assert readable(name) == text
+
+
+@reads_names
+def test_names_inside_a_message_and_for_files() -> None:
+    assert with_readable_names("kernel _Z3sumPKiPi: late") == "kernel sum: late"
+    assert file_name("_Z4fillIfLi4EEvPT_") == "fill_float_4"
+
+
+# Where a command is to write is tried before it begins, and nothing is left behind.
+
+OUTPUTS = {
+    "exec --json": "x.json",
+    "exec --junit": "x.xml",
+    "exec --sarif": "x.sarif",
+    "exec --save": "launches",
+    "check --junit": "x.xml",
+    "check --sarif": "x.sarif",
+    "check --save": "launches",
+    "trace --out": "trace",
+    "mutate --json": "x.json",
+}
+
+
+@pytest.mark.parametrize("command", OUTPUTS)
+def test_a_path_that_cannot_be_written(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("as it was")
+    name, option = command.split()
+    with pytest.raises(SystemExit) as stop:
+        main([name, option, str(in_the_way / OUTPUTS[command]), "no_such_program"])
+    assert stop.value.code == 2
+    assert f"argument {option}: cannot write" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_disk_names_the_file_and_leaves_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # compiled modules would end there, too
+    kernel, out = tmp_path / "nothing.ptx", tmp_path / "out"
+    kernel.write_text(
+        ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry nothing() { ret; }\n"
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # bytes of a file
+    try:
+        code = main(["trace", str(kernel), "--grid", "1", "--block", "32", "--out", str(out)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capsys.readouterr().err
+    assert code == 2 and f"File too large: '{out}" in said
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [kernel]

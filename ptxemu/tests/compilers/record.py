@@ -22,7 +22,7 @@ TRITON: dict[str, tuple[dict[str, str], dict[str, int], tuple[str, ...]]] = {
     "product": (
         {"a": "fp32", "b": "fp32", "out": "fp32"},
         {"M": 64, "N": 32, "K": 32},
-        ("sm_90a", "sm_100a"),
+        ("sm_100a",),
     ),
     "descriptors": (
         {"a": "bf16", "b": "bf16", "out": "bf16", "m": "i32", "n": "i32", "k": "i32"},
@@ -39,6 +39,13 @@ def record_cuda(nvcc: str, include: list[str]) -> None:
     command = [nvcc, "-ptx", "-std=c++17", "-arch=sm_90a", *(f"-I{path}" for path in include)]
     target = RECORDINGS / "cuda_kernels.sm_90a.ptx"
     subprocess.run([*command, str(FOLDER / "cuda_kernels.cu"), "-o", str(target)], check=True)
+    target.write_text(without_comments(target.read_text()))
+
+
+def without_comments(text: str) -> str:
+    """PTX without empty lines and comments, but for those that name the compiler."""
+    said = re.compile(r"^[ \t]*(//(?! Generated| Cuda)[^\n]*)?\n", re.MULTILINE)
+    return said.sub("", text)
 
 
 def record_triton() -> None:
@@ -66,7 +73,7 @@ def record_triton() -> None:
             compiled = triton.compile(source, target=target, options={"num_stages": 2})
             text = re.sub(r"\n\s*\.(loc|file)\s[^\n]*", "", compiled.asm["ptx"])
             text = text[: text.find("\t.section")] if "\t.section" in text else text
-            (RECORDINGS / f"{name}.{arch}.ptx").write_text(text)
+            (RECORDINGS / f"{name}.{arch}.ptx").write_text(without_comments(text))
             launches[f"{name}.{arch}"] = {
                 "threads": 32 * compiled.metadata.num_warps,
                 "shared_bytes": compiled.metadata.shared,

@@ -1,15 +1,21 @@
 """Programs with their own host code, run unchanged with the stand-in in the place of CUDA."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from tests.cuda.conftest import PROGRAMS, compile_c
+from tests.kernel_run import setup, source
 
 from ptxemu import load_launch
 from ptxemu.cli.main import main
 from ptxemu.cuda.build import Standin
+from ptxemu.cuda.log import Log
+
+# Programs with their own host code, run unchanged with the stand-in in the place of CUDA.
 
 
 @pytest.fixture(scope="module")
@@ -140,3 +146,20 @@ def test_options_behind_the_program_are_the_programs(
     """Also those that begin like one of ptxemu's."""
     assert main(["exec", "/bin/echo", "--n=128", "--json", "x", "-m"]) == 0
     assert capfd.readouterr().out.startswith("--n=128 --json x -m\n")
+
+
+# What is remembered of launches, and which of them are checked.
+
+SAME_WORD = "mov.u32 %r0, %ctaid.x; st.global.u32 [%rd_out], %r0;"
+
+
+@pytest.mark.parametrize(("pattern", "is_checked"), [("^k$", False), ("other", True)])
+def test_kernels_that_unchecked_names_run_without_the_check(pattern, is_checked):
+    out = np.full(1, 7, np.uint32)
+    launch = setup(source(SAME_WORD, ["out"]), [out], grid=(2, 1, 1), block=(1, 1, 1))
+    log = Log(unchecked=re.compile(pattern))
+    log.run(launch)
+    log.run(launch)
+    assert out[0] in (0, 1) and len(log.launches) == 2
+    assert bool(log.findings) == is_checked
+    assert log.notes == ([] if is_checked else ["kernel k was not checked, as --unchecked says"])

@@ -1,7 +1,8 @@
-"""The memory that a call's arguments make addressable."""
+"""The memory that a call's arguments make addressable, words of parameters, linked objects."""
 
 import ctypes
 import dataclasses
+import struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,8 +10,14 @@ import pytest
 
 from ptxemu.cutedsl import arguments, gpu_blocks
 from ptxemu.cutedsl.arguments import ArgumentRegion, collect, merged
+from ptxemu.cutedsl.elf import undefined_symbols
+from ptxemu.cutedsl.linking import LinkedObject, LinkError
+from ptxemu.cutedsl.parameter_words import address_words
+from ptxemu.cutedsl.patching import Patches
 from ptxemu.errors import ExecutionError
 from ptxemu.syntax.parser import parse_module
+
+# The memory that a call's arguments make addressable.
 
 
 class Pair(NamedTuple):
@@ -147,3 +154,107 @@ def test_freed_memory_is_kept_up_to_a_limit(monkeypatch):
         gpu_blocks.add(block)
     assert gpu_blocks.kept_at(address(blocks[0])) is None
     assert gpu_blocks.kept_at(address(blocks[1]) + 59) is blocks[1]
+
+
+# Words of a launch's parameters that may be addresses: those that the kernel reads whole.
+
+FIRST, SECOND, THIRD = 0x7F79_0000_0010, 0x7F79_0000_0020, 0x7F79_0000_0030
+VIEW = struct.pack("<QQQ", FIRST, SECOND, THIRD)
+
+
+def words_of(body: str, value: bytes = VIEW, align: int = 8) -> list[int]:
+    """The words of a kernel's one parameter."""
+    text = (
+        ".version 9.0\n.target sm_90a\n.address_size 64\n"
+        f".visible .entry k(.param .align {align} .b8 p[{len(value)}])\n"
+        f"{{ .reg .b64 %rd<4>; .reg .b32 %r<4>; .reg .b128 %rq<2>; {body} ret; }}"
+    )
+    return list(address_words(parse_module(text).functions["k"], [value]))
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("", []),
+        ("ld.param.b64 %rd0, [p];", [FIRST]),
+        ("ld.param.u64 %rd0, [p+16];", [THIRD]),
+        ("ld.param.v2.b64 {%rd0, %rd1}, [p];", [FIRST, SECOND]),
+        ("ld.param.b128 %rq0, [p];", [FIRST, SECOND]),
+        ("ld.param.b32 %r0, [p]; ld.param.v2.b32 {%r1, %r2}, [p+8];", []),
+        ("ld.param.b64 %rd0, [p]; ld.param.b64 %rd1, [p];", [FIRST]),
+        ("mov.b64 %rd0, p;", [FIRST, SECOND, THIRD]),
+        ("ld.param.b64 %rd0, [p]; mov.b64 %rd0, p;", [FIRST, SECOND, THIRD]),
+    ],
+)
+def test_words_that_are_read_whole(body: str, expected: list[int]) -> None:
+    """Padding holds what the host's stack had there, and sizes lie two in a word."""
+    assert words_of(body) == expected
+
+
+def test_words_that_no_process_has_as_addresses() -> None:
+    value = struct.pack("<QQQ", 5, 1 << 63, FIRST)
+    assert words_of("mov.b64 %rd0, p;", value) == [FIRST]
+
+
+def test_a_tensor_map_begins_with_its_address() -> None:
+    value = struct.pack("<16Q", *range(FIRST, FIRST + 16))
+    assert words_of("mov.b64 %rd0, p;", value, align=64) == [FIRST]
+
+
+# Objects are linked against given functions; what is missing is named.
+
+CODE = """
+declare i32 @supplied(i32)
+define i32 @entry(i32 %x) {
+  %y = call i32 @supplied(i32 %x)
+  %z = add i32 %y, 1
+  ret i32 %z
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def elf():
+    llvm = pytest.importorskip("llvmlite.binding", reason="llvmlite is not installed")
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic")
+    return machine.emit_object(llvm.parse_assembly(CODE))
+
+
+def test_undefined_symbols_are_those_of_the_object(elf):
+    assert [name for name in undefined_symbols(elf) if not name.startswith("_")] == ["supplied"]
+
+
+def test_a_file_that_is_no_object_is_refused():
+    with pytest.raises(ValueError, match="ELF"):
+        undefined_symbols(b"not an object")
+
+
+def test_linked_code_calls_what_it_was_given(elf):
+    callback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)(lambda x: 10 * x)
+    linked = LinkedObject(elf, lambda _: ctypes.cast(callback, ctypes.c_void_p).value)
+    entry = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)(linked.address("entry"))
+    assert entry(4) == 41
+    with pytest.raises(LinkError, match="no function other"):
+        linked.address("other")
+
+
+def test_a_missing_function_is_named_instead_of_ending_the_process(elf):
+    with pytest.raises(LinkError, match="supplied"):
+        LinkedObject(elf, lambda _: None)
+
+
+def test_patches_are_undone_in_reverse_and_inherited_attributes_stay_inherited():
+    class Base:
+        value = 1
+
+    class Derived(Base):
+        pass
+
+    patches = Patches()
+    assert patches.replace(Derived, "value", 2) == 1
+    patches.replace(Derived, "value", 3)
+    assert Derived.value == 3
+    patches.undo()
+    assert Derived.value == 1 and "value" not in vars(Derived)

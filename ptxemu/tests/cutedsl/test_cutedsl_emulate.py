@@ -1,5 +1,6 @@
-"""What `emulate` promises about launches of compiled CuTe DSL functions."""
+"""Launches of compiled CuTe DSL functions under `emulate`, and what a driver refuses."""
 
+import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 
 import ptxemu
 from ptxemu import cutedsl
+from ptxemu.driver.rules import Driver, Status
+from ptxemu.errors import PtxEmuError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
@@ -27,8 +30,8 @@ def fake(dtype, shape):
     return cute.runtime.make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=16)
 
 
-def dynamic(tensor):
-    return cute.runtime.from_dlpack(tensor, assumed_align=16).mark_layout_dynamic()
+def dynamic(tensor, align=16):
+    return cute.runtime.from_dlpack(tensor, assumed_align=align).mark_layout_dynamic()
 
 
 def tensors(*arrays):
@@ -241,3 +244,164 @@ def test_a_cuda_graph_runs_when_it_is_replayed():
         graph.replay()
     assert len(run.launches) == 4
     assert torch.equal(c, 4 * a)
+
+
+# Functions compiled with --enable-tvm-ffi take torch tensors directly; they are emulated too.
+
+needs_tvm_ffi = pytest.mark.skipif(
+    importlib.util.find_spec("tvm_ffi") is None, reason="apache-tvm-ffi is not installed"
+)
+
+
+def compiled():
+    shape = (cute.sym_int(),)
+    fake = cute.runtime.make_fake_compact_tensor(cute.Int32, shape, assumed_align=16)
+    one = cute.Int32(1)
+    return cute.compile(kernels.reverse_twice, fake, fake, fake, one, options="--enable-tvm-ffi")
+
+
+@needs_tvm_ffi
+def test_torch_tensors_and_keywords_pass():
+    a = torch.arange(128, dtype=torch.int32)
+    b, c = torch.zeros_like(a), torch.zeros_like(a)
+    with cutedsl.emulate() as run:
+        function = compiled()
+        function(a, b, c, 2)
+        assert torch.equal(c, 4 * a)
+        function(a, b=b, c=c, factor=3)
+        assert torch.equal(c, 9 * a)
+        with pytest.raises(ValueError, match="dtype"):
+            function(a.float(), b, c, 2)
+    assert len(run.launches) == 4
+
+
+@needs_tvm_ffi
+def test_exported_functions_are_emulated_wherever_the_file_is_moved(tmp_path, monkeypatch):
+    monkeypatch.setenv("PTXEMU_CACHE_DIR", str(tmp_path / "cache"))
+    a = torch.arange(64, dtype=torch.int32)
+    b, c = torch.zeros_like(a), torch.zeros_like(a)
+    with cutedsl.emulate() as run:
+        compiled().export_to_c(str(tmp_path / "new.o"), function_name="twice")
+        (tmp_path / "new.o").rename(tmp_path / "old.o")
+        loaded = cute.runtime.load_module(str(tmp_path / "old.o"), enable_tvm_ffi=True)
+        loaded["twice"](a, b, c, 2)
+    assert torch.equal(c, 4 * a) and len(run.launches) == 2
+    with cutedsl.emulate() as later:
+        loaded.twice(a, b, c, 3)
+    assert torch.equal(c, 9 * a) and len(later.launches) == len(run.launches) == 2
+    with pytest.raises(PtxEmuError, match="twice: call it inside"):
+        loaded.twice(a, b, c, 3)
+
+
+@needs_tvm_ffi
+def test_an_exported_function_without_ptx_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PTXEMU_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "k.o").write_bytes(b"compiled long ago")
+    with cutedsl.emulate(), pytest.raises(cutedsl.MissingPtxError, match="delete it"):
+        cute.runtime.load_module(str(tmp_path / "k.o"), enable_tvm_ffi=True)
+
+
+@needs_tvm_ffi
+def test_a_library_that_cannot_be_loaded_is_an_error_of_the_call(monkeypatch):
+    """CuTe DSL's host code leaves no error for TVM-FFI then, which would end the process."""
+    a = torch.arange(64, dtype=torch.int32)
+
+    def refuse(*_):
+        raise cutedsl.DriverError(Status.NO_BINARY_FOR_GPU, "compiled for sm_90a")
+
+    with cutedsl.emulate():
+        function = compiled()
+        monkeypatch.setattr(Driver, "load_library", refuse)
+        with pytest.raises(Exception, match="compiled for sm_90a"):
+            function(a, a.clone(), a.clone(), 2)
+
+
+@needs_tvm_ffi
+def test_an_exported_function_of_another_architecture_is_refused(tmp_path, monkeypatch):
+    """A cache whose names know no architecture then compiles it again, as quack's does."""
+    monkeypatch.setenv("PTXEMU_CACHE_DIR", str(tmp_path / "cache"))
+    path = str(tmp_path / "k.o")
+    with cutedsl.emulate(arch="sm_90a"):
+        compiled().export_to_c(path, function_name="twice")
+        cute.runtime.load_module(path, enable_tvm_ffi=True)
+    refused = pytest.raises(cutedsl.DriverError, match="for sm_90a, but emulated on sm_100a")
+    with cutedsl.emulate(arch="sm_100a"), refused:
+        cute.runtime.load_module(path, enable_tvm_ffi=True)
+
+
+# What a driver refuses, the emulated one refuses with the driver's codes.
+
+
+INVALID_VALUE = 1
+INVALID_CONFIGURATION = 9
+NO_BINARY_FOR_GPU = 209
+COOPERATIVE_LAUNCH_TOO_LARGE = 720
+INVALID_CLUSTER_SIZE = 912
+
+
+def refused(function, *args):
+    """The error code of calling `function`."""
+    error = importlib.import_module("cutlass.base_dsl.common").DSLCudaRuntimeError
+    with pytest.raises(error) as raised:
+        function(*args)
+    return raised.value._error_code, str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("size", "fits"), [(227 * 1024, True), (227 * 1024 + 1024, False), (400 * 1024, False)]
+)
+def test_shared_memory_ends_at_227_kib(size, fits):
+    b = torch.zeros(64)
+    with cutedsl.emulate(arch="sm_90a", on_finding="collect"):
+        function = cute.compile(kernels.large_shared, dynamic(b), size)
+        if fits:
+            function(dynamic(b))
+            assert torch.equal(b, torch.arange(64.0))
+        else:
+            code, text = refused(function, dynamic(b))
+            assert code == INVALID_VALUE and "shared memory" in text
+
+
+@pytest.mark.parametrize("cluster", [3, 32])
+def test_a_cluster_must_divide_the_grid_and_have_at_most_16_ctas(cluster):
+    a = torch.zeros(32, 64)
+    with cutedsl.emulate(on_finding="collect"):
+        function = cute.compile(kernels.swap_ranks, dynamic(a), dynamic(a), cluster)
+        assert refused(function, dynamic(a), dynamic(a))[0] == INVALID_CLUSTER_SIZE
+
+
+def test_an_empty_grid_is_an_invalid_configuration():
+    a = torch.zeros(8, dtype=torch.int32)
+    with cutedsl.emulate(on_finding="collect"):
+        function = cute.compile(kernels.reverse_twice, *[dynamic(a)] * 3, 1)
+        assert refused(function, *[dynamic(a)] * 3, 1)[0] == INVALID_CONFIGURATION
+
+
+def test_a_cooperative_grid_must_be_resident():
+    a = torch.zeros(64)
+    with cutedsl.emulate(on_finding="collect") as run:
+        function = cute.compile(kernels.shift_cooperatively, dynamic(a), dynamic(a), 1)
+        function(dynamic(a), dynamic(a), 2)
+        code, _ = refused(function, dynamic(a), dynamic(a), 1_000_000)
+    assert code == COOPERATIVE_LAUNCH_TOO_LARGE and len(run.launches) == 1
+
+
+def test_a_misaligned_tensor_map_is_an_invalid_value():
+    storage = torch.zeros(8 * 32 + 1)
+    shape = (cute.sym_int(), 32)
+    view = cute.runtime.make_fake_compact_tensor(
+        cute.Float32, shape, stride_order=(1, 0), assumed_align=4
+    )
+    b = torch.zeros(64)
+    with cutedsl.emulate(on_finding="collect"):
+        function = cute.compile(kernels.load_encoded_box, view, dynamic(b))
+        code, text = refused(function, dynamic(storage[1:].view(8, 32), align=4), dynamic(b))
+    assert code == INVALID_VALUE and "address" in text
+
+
+def test_code_for_another_architecture_is_refused():
+    a = torch.zeros(64, dtype=torch.int32)
+    with cutedsl.emulate(arch="sm_90a"):
+        function = cute.compile(kernels.reverse_twice, *[dynamic(a)] * 3, 1)
+    with cutedsl.emulate(arch="sm_100a"):
+        assert refused(function, *[dynamic(a)] * 3, 1)[0] == NO_BINARY_FOR_GPU

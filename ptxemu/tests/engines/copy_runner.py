@@ -1,15 +1,10 @@
-"""Runs the cases of `copy_cases` and small copy kernels on the emulator."""
-
-from functools import cache
+"""Runs small copy kernels."""
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.engines.copy_cases import Case, TensorMap
 
 from ptxemu import api
-from ptxemu.descriptors.tensor_map import encode_tiled
-from ptxemu.events import Access, Observer
-from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.events import Observer
 from ptxemu.sched.policy import Policy
 
 HEADER = """.version 8.8
@@ -17,12 +12,6 @@ HEADER = """.version 8.8
 .address_size 64
 .extern .shared .align 1024 .b8 smem[];
 """
-
-
-@cache
-def loaded(ptx: str) -> api.Module:
-    """The module, parsed once."""
-    return api.load(ptx)
 
 
 def address(array: NDArray[np.generic]) -> int:
@@ -35,31 +24,6 @@ def aligned(size: int) -> NDArray[np.uint8]:
     held = np.zeros(size + 128, np.uint8)
     start = -address(held) % 128
     return held[start : start + size]
-
-
-def encoded(spec: TensorMap, arrays: tuple[NDArray[np.uint8], ...]) -> bytes:
-    """The tensor map of a case."""
-    return encode_tiled(
-        spec.dtype, address(arrays[spec.array]), spec.dims, spec.strides, spec.box, spec.steps,
-        spec.interleave, spec.swizzle, spec.l2_promotion, spec.oob_fill,
-    )  # fmt: skip
-
-
-def run_case(case: Case, *, policy: Policy | None = None, observer: Observer | None = None) -> None:
-    """Launch a case; its arrays change in place."""
-    memory = GlobalMemory()
-    args: list[int | bytes] = []
-    for number, array in enumerate(case.arrays):
-        memory.register(array, f"array {number}")
-    for arg in case.args:
-        if isinstance(arg, str):
-            args.append(address(case.arrays[int(arg.split()[1])]))
-        else:
-            args.append(encoded(arg, case.arrays) if isinstance(arg, TensorMap) else arg)
-    loaded(case.ptx).launch(
-        case.kernel, case.grid, 32, args=args, smem=case.smem, memory=memory, policy=policy,
-        observer=observer,
-    )  # fmt: skip
 
 
 def run(
@@ -102,32 +66,10 @@ def run(
         + "\nret; }\n"
     )
     values = [v if isinstance(v, bytes | int) else np.ascontiguousarray(v) for v in args.values()]
-    return loaded(ptx).launch(
+    return api.load(ptx).launch(
         "k", cluster, 32, args=values, smem=smem, policy=policy, observer=observer
     )
 
 
 LATE = Policy("late", "round_robin")
 EAGER = Policy("eager", "round_robin")
-
-
-class Accesses(Observer):
-    """Keeps the accesses and complaints of a run."""
-
-    def __init__(self) -> None:
-        self.seen: list[Access] = []
-        self.complaints: list[str] = []
-        self.joined: list[tuple[str, bool]] = []
-
-    def accessed(self, access: Access) -> None:
-        self.seen.append(access)
-
-    def complained(self, level, code, message, agent, instruction) -> None:  # type: ignore[no-untyped-def]
-        self.complaints.append(f"{level} {code}")
-
-    def async_joined(self, agent, operation, reads_only) -> None:  # type: ignore[no-untyped-def]
-        self.joined.append((operation.kind, reads_only))
-
-    def of_operations(self) -> list[Access]:
-        """Accesses that no warp made."""
-        return [access for access in self.seen if not access.agent.label.startswith("cta")]

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from tests.engines.copy_runner import EAGER, LATE, Accesses, address, aligned, run
+from tests.engines.copy_runner import EAGER, LATE, address, aligned, run
+from tests.kernel_run import Recorder
 
 from ptxemu.descriptors.swizzle import Swizzle, swizzled
 from ptxemu.descriptors.tensor_map import decode, encode_tiled
@@ -205,11 +206,11 @@ def test_bytes_that_come_before_they_are_expected_count(policy: object) -> None:
 
 
 def test_accesses_are_the_operations_own_and_of_the_async_proxy() -> None:
-    observer = Accesses()
+    observer = Recorder()
     body = load("32, 30") + WAIT.format(tx=512)
     args = {"map": matrix_map(box=(32, 8), swizzle=3), "in": MATRIX}
     run(body, args, observer=observer)
-    read, written = observer.of_operations()
+    read, written = observer.by_operations
     assert (read.space, read.kind, read.proxy) == (Space.GLOBAL, AccessKind.READ, Proxy.ASYNC)
     rows = address(MATRIX) + 128 * np.arange(30, 32) + 64
     assert (read.starts.tolist(), read.size) == (rows.tolist(), 64)
@@ -219,23 +220,23 @@ def test_accesses_are_the_operations_own_and_of_the_async_proxy() -> None:
 
 
 def test_map_in_global_memory_is_read_through_the_tensormap_proxy() -> None:
-    observer = Accesses()
+    observer = Recorder()
     made = aligned(128)
     made[:] = np.frombuffer(matrix_map(box=(64, 1)), np.uint8)
     body = load("0, 0") + WAIT.format(tx=128)
     run(body, {"map": made, "in": MATRIX}, observer=observer)
-    first = observer.of_operations()[0]
+    first = observer.by_operations[0]
     assert (first.proxy, first.size) == (Proxy.TENSORMAP, 128)
     assert first.starts.tolist() == [address(made)]
 
 
 def test_reduction_is_reported_as_atomic() -> None:
-    observer = Accesses()
+    observer = Recorder()
     body = """
       @%p0 cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%in], [%smem], 16;
       cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;"""
     run(body, {"in": np.zeros(4, np.uint32)}, observer=observer)
-    kinds = [(a.space, a.kind, a.order, a.scope) for a in observer.of_operations()]
+    kinds = [(a.space, a.kind, a.order, a.scope) for a in observer.by_operations]
     assert kinds == [
         (Space.SHARED, AccessKind.READ, "weak", ""),
         (Space.GLOBAL, AccessKind.ATOMIC, "relaxed", "gpu"),

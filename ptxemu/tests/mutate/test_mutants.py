@@ -1,13 +1,18 @@
-"""Mutation runs: what is caught and how, what survives, what counts as neither."""
+"""Mutation runs: what is caught and how, what survives, what counts as neither; the command."""
+
+import json
 
 import numpy as np
 import pytest
 from tests.kernel_run import TID, setup, source
 
+from ptxemu.cli.main import main
 from ptxemu.errors import PtxEmuError
-from ptxemu.mutate import Replay, Report, mutate
-from ptxemu.mutate.runner import Equivalents
+from ptxemu.mutate import Replay, Report, measure, mutate
+from ptxemu.mutate.runner import POLICIES, Equivalents
 from tests import producer_consumer
+
+# Mutation runs: what is caught and how, what survives, what counts as neither.
 
 AT_THE_END = Equivalents.parse(
     f"""
@@ -237,3 +242,88 @@ def test_an_original_that_fails_is_refused():
 def test_equivalents_of_another_form_are_refused(text):
     with pytest.raises(ValueError, match="place mutation: reason"):
         Equivalents.parse(text)
+
+
+# What a mutant computes is not held against sums whose order the schedule decides.
+
+BODY = """
+mul.wide.u32 %rd3, %r0, 4;
+add.u64 %rd3, %rd_sums, %rd3;
+red.global.add.f32 [%rd3], 0f3F800000;
+red.global.add.f32 [%rd_sums+256], 0f3F800000;
+red.global.add.u32 [%rd_sums+260], 1;
+st.global.u32 [%rd_other], 7;
+"""
+
+
+def test_sums_of_any_order_and_scratch_are_no_results_and_ignored_codes_no_faults() -> None:
+    arrays = np.zeros(66, np.float32), np.zeros(1, np.uint32)
+    text = source(TID + BODY, ("sums", "other"))
+
+    def replay(*scratch: str, ignored: tuple[str, ...] = ()) -> Replay:
+        return Replay(setup(text, arrays), scratch, ignored)
+
+    baseline = measure(replay(), POLICIES[:1])
+    same = "same-value-race"
+    assert same in {fault.code for fault in baseline.faults}
+    others = measure(replay(ignored=(same,)), POLICIES[:1]).faults
+    assert others == {fault for fault in baseline.faults if fault.code != same}
+    by_address = [stable.view(np.uint32) != 0 for stable in baseline.is_stable]
+    stored, sums = sorted(by_address, key=len)
+    assert sums.tolist() == [True] * 64 + [False, True]
+    assert stored.tolist() == [True]
+    (only,) = measure(replay("argument 1"), POLICIES[:1]).is_stable
+    assert len(only) == arrays[0].nbytes
+
+
+# `ptxemu mutate` on the command line.
+
+LAUNCH = ["--block", "128", "--arg", "u32[128]=arange", "--arg", "u32[128]=zeros", "--quiet"]
+
+
+def write(folder):
+    path = folder / "kernel.ptx"
+    path.write_text(producer_consumer.TEXT)
+    return str(path)
+
+
+def test_survivors_are_listed_with_their_line_and_set_the_exit_code(tmp_path, capsys):
+    code = main(["mutate", write(tmp_path), *LAUNCH, "--only", "group-wait", "--jobs", "1"])
+    out = capsys.readouterr().out
+    line = producer_consumer.line_of("wait_group")
+    assert code == 1
+    assert f"group-wait#1 .read: PTX line {line}: cp.async.bulk.wait_group 0" in out
+
+
+def test_explained_survivors_do_not(tmp_path, capsys):
+    known = tmp_path / "known.txt"
+    known.write_text(f"{producer_consumer.line_of('wait_group')} .read: the kernel ends\n")
+    report = ["--json", "-", "--equivalent", str(known)]
+    code = main(["mutate", write(tmp_path), *LAUNCH, "--jobs", "2", *report])
+    (kernel,) = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert kernel["share"] == 1.0
+    assert {m["verdict"] for m in kernel["mutants"]} == {"caught", "equivalent"}
+
+
+def test_an_explanation_of_what_the_kernel_does_not_have_is_named(tmp_path, capsys):
+    known = tmp_path / "known.txt"
+    known.write_text("group-wait#1 .read: it ends\n# a comment\nbarrier#9 *: gone # since then\n")
+    code = main(
+        ["mutate", write(tmp_path), *LAUNCH, "--only", "group-wait", "--equivalent", str(known)]
+    )
+    told = capsys.readouterr()
+    assert code == 0
+    assert told.err == f"{known}: k has no mutant 'barrier#9 *'\n"
+    assert "-- it ends" in told.out
+
+
+def test_progress_goes_to_stderr(tmp_path, capsys):
+    loud = [option for option in LAUNCH if option != "--quiet"]
+    main(["mutate", write(tmp_path), *loud, "--only", "barrier", "--jobs", "1"])
+    assert "3 of 3 mutants, 3 caught" in capsys.readouterr().err
+
+
+def test_a_target_is_needed(capsys):
+    assert main(["mutate", "--quiet"]) == 2
+    assert "--exec" in capsys.readouterr().err

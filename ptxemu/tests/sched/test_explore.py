@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.check.published_litmus import PROGRAMS, RACE, SOME, Published, Verdict
-from tests.check.test_published_litmus import NAMES, TAKEN, Text
+from tests.check.litmus import Published, Text, Verdict
+from tests.check.published_litmus import PROGRAMS, RACE, SOME
 from tests.kernel_run import aligned, setup, source
 
 from ptxemu.cli.main import main
@@ -33,11 +33,9 @@ def levels(orders: list[Order]) -> set[str]:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_the_verdict_is_that_of_the_model_in_all_orders(program: Published) -> None:
     text = Text(program)
-    memory = np.zeros(512, np.uint32)
-    if any(part in program.name for part in TAKEN):
-        memory[4 * NAMES.index("m")] = memory[4 * NAMES.index("flag")] = 1
-    grid, block = 1 + int(max(program.ctas)), 32 * text.width
-    exploration, orders = explored(text.body(), grid=grid, block=block, memory=memory)
+    exploration, orders = explored(
+        text.body(), grid=text.grid, block=32 * text.width, memory=text.memory()
+    )
     assert exploration.is_complete
     assert exploration.orders == len(orders)
     found = levels(orders)

@@ -1,4 +1,7 @@
-"""Warps that wait are asked only when what they wait for has changed; nothing else changes."""
+"""Warps that wait are asked only when what they wait for has changed; Python's collector."""
+
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -6,7 +9,10 @@ from tests.kernel_run import TID, run, source, store
 
 from ptxemu import api
 from ptxemu.sched import scheduler
+from ptxemu.sched.collector import THRESHOLDS, rare_collections
 from ptxemu.sched.policy import Policy
+
+# Warps that wait are asked only when what they wait for has changed; nothing else changes.
 
 INIT = f"""{TID} mov.u32 %r1, smem; setp.ne.u32 %p0, %r0, 0; mov.u32 %r5, 0;
 @%p0 bra READY; mbarrier.init.shared.b64 [%r1], COUNT; READY: bar.sync 0;
@@ -95,3 +101,67 @@ def test_progress_is_told_by_the_clock_where_steps_take_long(monkeypatch):
     body = f"{TID} mov.u32 %r1, smem; {WORK}"
     api.load(source(body, {}, shared=128)).launch("k", 1, 32, on_progress=told.append)
     assert len(told) > 10
+
+
+# During a run Python's collector looks rarely, and afterwards it is as it was.
+
+
+def test_thresholds_and_generations_come_back():
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()  # Python 3.12 freezes some itself
+    with rare_collections():
+        assert gc.get_threshold() == THRESHOLDS
+        assert gc.get_freeze_count() > frozen
+        with rare_collections():  # a launch that an observer makes
+            assert gc.get_threshold() == THRESHOLDS
+        assert gc.get_freeze_count() > frozen
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
+
+
+def test_what_a_program_froze_stays_frozen():
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    younger = [[] for _ in range(1000)]  # more than those of the frozen ones that end meanwhile
+    try:
+        with rare_collections():
+            assert frozen - len(younger) < gc.get_freeze_count() <= frozen
+        assert frozen - len(younger) < gc.get_freeze_count() <= frozen
+    finally:
+        gc.unfreeze()
+
+
+class Knot:
+    """Refers to itself, so that only the collector frees it."""
+
+    def __init__(self):
+        self.itself = self
+
+
+def test_what_is_made_inside_and_forgotten_is_gone_behind_it():
+    """And is not left among the old objects, which are looked through rarely."""
+
+    @rare_collections()
+    def make():
+        return weakref.ref(Knot())
+
+    older = weakref.ref(Knot())
+    assert make()() is None
+    gc.collect()
+    assert older() is None  # what is older was only passed over
+
+
+def test_an_error_brings_them_back_too():
+    before = gc.get_threshold()
+    with pytest.raises(ValueError), rare_collections():
+        raise ValueError
+    assert gc.get_threshold() == before
+
+
+def test_a_collector_that_is_off_stays_off():
+    frozen = gc.get_freeze_count()
+    gc.disable()
+    try:
+        with rare_collections():
+            assert not gc.isenabled()
+            assert gc.get_freeze_count() == frozen
+    finally:
+        gc.enable()

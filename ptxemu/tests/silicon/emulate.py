@@ -15,16 +15,19 @@ from tests.silicon.programs.case import (
     condense,
 )
 
+import ptxemu.api
+from ptxemu.descriptors import im2col_map as tensor_maps
+from ptxemu.descriptors.im2col_map import encode_im2col
+from ptxemu.descriptors.tensor_map import DRIVER_TYPES, Swizzle, encode_tiled
+from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.sched.policy import Policy
+
 MANTISSA = {"f16": 10, "bf16": 7, "f32": 23, "f64": 52}
 LOWEST_EXPONENT = {"f16": -14, "bf16": -126, "f32": -126, "f64": -1022}
 
 
-def run(program: Program, seed: int = 0) -> list[Bytes]:
+def run(program: Program, policy: Policy | None = None) -> list[Bytes]:
     """Launch once in ptxemu; the recorded arrays."""
-    import ptxemu.api
-    from ptxemu.memory.global_memory import GlobalMemory
-    from ptxemu.sched.policy import Policy
-
     buffers = {i: _aligned(a.data) for i, a in enumerate(program.args) if isinstance(a, Array)}
     memory = GlobalMemory()
     for i, buffer in buffers.items():
@@ -43,7 +46,7 @@ def run(program: Program, seed: int = 0) -> list[Bytes]:
         cluster=program.cluster if program.cluster > 1 else None,
         smem=program.smem,
         memory=memory,
-        policy=Policy(seed=seed),
+        policy=policy,
     )
     return [buffers[i] for i in program.outputs]
 
@@ -51,24 +54,16 @@ def run(program: Program, seed: int = 0) -> list[Bytes]:
 def encode(m: TensorMap, address: int) -> bytes:
     """The map as ptxemu encodes it."""
     if isinstance(m, Im2colMap):
-        from ptxemu.descriptors.im2col_map import Im2colMap as Map
-        from ptxemu.descriptors.im2col_map import encode_im2col
-        from ptxemu.descriptors.tensor_map import DRIVER_TYPES, Swizzle
-
         return encode_im2col(
-            Map(
+            tensor_maps.Im2colMap(
                 address, DRIVER_TYPES[m.dtype], m.dims, m.strides, (m.channels,), m.steps,
                 m.interleave, Swizzle(m.swizzle), m.l2_promotion, m.oob_fill, m.lower, m.upper,
                 m.pixels,
             )
         )  # fmt: skip
-    from ptxemu.descriptors import tensor_map
-
-    return bytes(
-        tensor_map.encode_tiled(
-            m.dtype, address, m.dims, m.strides, m.box, m.steps, m.interleave, m.swizzle,
-            m.l2_promotion, m.oob_fill,
-        )
+    return encode_tiled(
+        m.dtype, address, m.dims, m.strides, m.box, m.steps, m.interleave, m.swizzle,
+        m.l2_promotion, m.oob_fill,
     )  # fmt: skip
 
 

@@ -2,14 +2,19 @@
 in ptxemu/.
 
 Needs the CUDA driver and NumPy. Writes DIR/h200.npz, which belongs in recordings/. A program that
-fails or hangs ends its worker process; the next one goes on behind it.
+fails or hangs ends its worker process; the next one goes on behind it. With --maps it writes
+DIR/h200_tensor_maps.json.gz: what the driver makes of the arguments in tests/memory's file of that
+name, to which cases are added.
 """
 
 import argparse
 import contextlib
 import datetime
+import gzip
+import json
 import os
 import pickle
+import struct
 import subprocess
 import sys
 import time
@@ -17,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.silicon.programs import all_programs
-from tests.silicon.programs.case import Program, condense
+from tests.silicon.programs.case import Program, TensorMap, condense
 from tests.silicon.silicon_archive import PATH, Archive, Recording
 from tests.silicon.silicon_driver import Driver, DriverError, StickyError
 
+MAPS = Path(__file__).parents[1] / "memory" / "h200_tensor_maps.json.gz"
 STALL_SECONDS = 30.0
 """A worker that reports nothing for so long is killed."""
 
@@ -146,6 +152,20 @@ def report(
     sys.stdout.write("\n".join(lines + failures) + "\n")
 
 
+def record_maps(out: Path) -> None:
+    """Encode each row's arguments again."""
+    rows, driver = json.loads(gzip.decompress(MAPS.read_bytes())), Driver()
+    for row in rows:
+        args = dict(row["args"])
+        address, rank = args.pop("address"), args.pop("rank")
+        args["dims"] = args["dims"][:rank]
+        code, words = driver.encode(TensorMap(0, **args), address)
+        row["result"] = code
+        row["words"] = [] if code else [f"{w:x}" for w in struct.unpack("<16Q", words)]
+    lines = "[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n"
+    (out / MAPS.name).write_bytes(gzip.compress(lines.encode(), mtime=0))
+
+
 def _driver_version() -> str:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -159,12 +179,15 @@ def main() -> None:
     parser.add_argument("--out", required=True, help="folder for h200.npz")
     parser.add_argument("--only", default="", help="comma-separated prefixes of program names")
     parser.add_argument("--missing", action="store_true", help="what has no valid recording yet")
+    parser.add_argument("--maps", action="store_true", help="tensor maps alone")
     parser.add_argument("--seconds", type=float, default=170.0, help="stop after so long")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     parser.add_argument("--spool", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     os.environ["CUDA_CACHE_DISABLE"] = "1"
-    if arguments.worker:
+    if arguments.maps:
+        record_maps(Path(arguments.out))
+    elif arguments.worker:
         code = work(wanted(arguments), int(arguments.worker), Path(arguments.spool))
         sys.stdout.flush()
         os._exit(code)

@@ -6,11 +6,12 @@ from tests.silicon.programs import all_programs
 from tests.silicon.programs.case import Program
 from tests.silicon.silicon_archive import Archive
 
+from ptxemu import machine_code
+from ptxemu.engines.cp_async import ThreadCopies
 from ptxemu.errors import ExecutionError
+from ptxemu.sched.policy import Policy
 
 ARCHIVE = Archive.load()
-
-
 PROGRAMS = list(all_programs())
 UNANSWERED = "im2col/load.4d.empty_box"
 """The driver refuses its tensor map: there is no result to compare with."""
@@ -39,7 +40,7 @@ def _families() -> dict[str, list[Program]]:
 PARTS = _parts()
 
 
-def _wrong(program: Program) -> str:
+def _wrong(program: Program, policy: Policy | None = None) -> str:
     """Say how ptxemu differs from the recording; empty where it does not."""
     recording = ARCHIVE.programs.get(program.name)
     if recording is None or recording.digest != program.digest():
@@ -48,7 +49,7 @@ def _wrong(program: Program) -> str:
     if recording.status != "ok" and not failed:
         return f"hardware gave no result: {recording.status}"
     try:
-        results = emulate.run(program)
+        results = emulate.run(program, policy)
     except ExecutionError as error:
         return "" if failed else str(error)
     if failed:
@@ -58,12 +59,37 @@ def _wrong(program: Program) -> str:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_programs_do_what_the_hardware_did(part: str) -> None:
-    wrong = {program.name: _wrong(program) for program in PARTS[part]}
-    assert {name: how for name, how in wrong.items() if how} == {}
+    assert _all_wrong(PARTS[part]) == {}
+
+
+def _all_wrong(programs: list[Program], policy: Policy | None = None) -> dict[str, str]:
+    assert programs
+    return {p.name: how for p in programs if (how := _wrong(p, policy))}
+
+
+def test_copies_of_threads_in_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llvmlite")
+    by_numpy: list[int] = []
+    read = ThreadCopies._read
+    monkeypatch.setattr(machine_code, "NUMPY_COPIES", -1)
+    monkeypatch.setattr(ThreadCopies, "_read", lambda self: (by_numpy.append(1), read(self))[1])
+    programs = _families()["cp_async"]
+    by_code = [p for p in programs if ".from" not in p.name]  # those have a constant size
+    assert _all_wrong(by_code) == {} and not by_numpy
+    assert _all_wrong([p for p in programs if p not in by_code]) == {}
+
+
+@pytest.mark.parametrize("asynchronous", ["eager", "late"])
+@pytest.mark.parametrize(
+    "prefix", ["copies/step", "copies/tensor", "tma/load.type7", "bulk/pair", "cp_async/ca.16"]
+)
+def test_results_of_copies_do_not_depend_on_the_schedule(prefix: str, asynchronous: str) -> None:
+    chosen = [program for program in PROGRAMS if program.name.startswith(prefix)]
+    assert _all_wrong(chosen, Policy(asynchronous, "round_robin")) == {}
 
 
 def test_every_family_has_programs_of_distinct_inputs() -> None:
     families = _families()
-    assert len(families) == 24
+    assert len(families) == 25
     digests = [p.digest() for p in PROGRAMS]
     assert len(set(digests)) == len(digests)

@@ -170,8 +170,13 @@ def multiply(
     policy: Policy | None = None,
     setup: Callable[[Any], None] = lambda cta: None,
     extra: str = "",
+    idesc: int | None = None,
+    metadata: str = "",
 ) -> run.Recorder:
-    """D = A * B: A (m, k) and B (n, k) are codes of whole-byte types, cut between the CTAs."""
+    """D = A * B: A (m, k) and B (n, k) are codes of whole-byte types, cut between the CTAs.
+
+    `metadata`: the operand of a sparse product. `idesc`: in place of the case's own.
+    """
     parts_a = np.split(a, case.group)
     parts_b = np.split(b, case.group)
 
@@ -185,7 +190,7 @@ def multiply(
 
     if case.a_in_tmem:
         words = a.shape[1] * a.dtype.itemsize // 4 // steps
-        a_operands = [f"[%r{10}]" for _ in range(steps)]
+        a_operands = ["[%r10]"] * steps
         a_values = [case.a_address + words * step for step in range(steps)]
     else:
         a_operands = ["%rd0"] * steps
@@ -193,14 +198,16 @@ def multiply(
             desc(p) for p in matrix_steps(parts_a[0], A_AT, case.a_mode, case.a_major, steps)
         ]
     b_values = [desc(p) for p in matrix_steps(parts_b[0], B_AT, case.b_mode, case.b_major, steps)]
-    lines = [f"mov.b32 %r6, {case.d_address}; mov.b32 %r7, {case.descriptor.encode()};", extra]
+    idesc = case.descriptor.encode() if idesc is None else idesc
+    lines = [f"mov.b32 %r6, {case.d_address}; mov.b32 %r7, {signed(idesc)};", extra]
     for step in range(steps):
         enable = "-1" if step or case.accumulate_first else "0"
         lines.append(
             f"mov.b32 %r10, {a_values[step] & 0xFFFFFFFF}; mov.b64 %rd0, {a_values[step]};"
             f"mov.b64 %rd1, {b_values[step]}; mov.pred %p3, {enable};"
-            f"tcgen05.mma{'.ws' if case.ws else ''}.cta_group::{case.group}.kind::{case.kind}"
-            f" [%r6], {a_operands[step]}, %rd1, %r7{case.before_enable}, %p3{case.tail};"
+            f"tcgen05.mma{'.ws' if case.ws else ''}{'.sp' if metadata else ''}"
+            f".cta_group::{case.group}.kind::{case.kind} [%r6], {a_operands[step]}, %rd1, "
+            f"{metadata}%r7{case.before_enable}, %p3{case.tail};"
         )
     text = program("\n  ".join(lines), group=case.group)
     return run.launch(text, cluster=case.group, fill=fill, policy=policy)
@@ -220,3 +227,8 @@ def fill_a_tmem(cta: Any, case: Case, a: NDArray[Any]) -> None:
 def scaled_descriptor(**fields: Any) -> int:
     """A block-scaled instruction descriptor."""
     return BlockScaledInstructionDescriptor(**fields).encode()
+
+
+def signed(word: int) -> int:
+    """A word as PTX's `mov.b32` takes it."""
+    return word - (1 << 32) if word >> 31 else word

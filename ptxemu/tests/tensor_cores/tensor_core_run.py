@@ -6,14 +6,14 @@ functions are not used.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.kernel_run import Recorder
 
 from ptxemu import api
-from ptxemu.events import Access, Fence, FenceKind, Observer
 from ptxemu.machine.state import Cta
 from ptxemu.numerics.minifloat import FORMATS
 from ptxemu.sched.policy import Policy
@@ -26,51 +26,6 @@ DATA = 0x800
 DATA_BYTES = 128 * 1024
 
 SPANS = {"none": 16, "32B": 32, "64B": 64, "128B": 128, "128B_atom_32B": 128}
-
-
-@dataclass
-class Recorder(Observer):
-    """Sets up every CTA and remembers what happened."""
-
-    fill: Callable[[Cta], None] = lambda cta: None
-    ctas: list[Cta] = field(default_factory=list)
-    complaints: list[tuple[str, str, str]] = field(default_factory=list)
-    accesses: list[Access] = field(default_factory=list)
-    fences: list[FenceKind] = field(default_factory=list)
-    joined: list[Any] = field(default_factory=list)
-    issued: list[Any] = field(default_factory=list)
-    touched: list[Any] = field(default_factory=list)
-    used: list[Any] = field(default_factory=list)
-
-    def cta_started(self, cta: Any) -> None:
-        self.ctas.append(cta)
-        self.fill(cta)
-
-    def complained(self, level: str, code: str, message: str, agent: Any, instruction: Any) -> None:
-        self.complaints.append((level, code, message))
-
-    def accessed(self, access: Access) -> None:
-        self.accesses.append(access)
-
-    def fenced(self, agent: Any, fence: Fence, instruction: Any) -> None:
-        self.fences.append(fence.kind)
-
-    def async_joined(self, agent: Any, operation: Any, reads_only: bool) -> None:
-        self.joined.append(operation)
-
-    def async_result_touched(self, agent: Any, operation: Any) -> None:
-        self.touched.append(operation)
-
-    def async_result_used(self, agent: Any, operation: Any) -> None:
-        self.used.append(operation)
-
-    def async_issued(self, operation: Any, issuer: Any) -> None:
-        self.issued.append(operation)
-
-    @property
-    def codes(self) -> list[str]:
-        """Codes of the complaints, in order."""
-        return [code for _, code, _ in self.complaints]
 
 
 def launch(

@@ -125,7 +125,8 @@ def test_accesses_are_reported_as_lanes_and_columns(shape: str, pack: str) -> No
     recorder = run.launch(program(body, count), warps=2)
     reads = [a for a in recorder.accesses if a.space.value == "tmem" and a.kind.value == "read"]
     assert {a.proxy.value for a in reads} == {"generic"}
-    assert all(a.agent in recorder.joined for a in reads)
+    joined = [operation for operation, _ in recorder.joined]
+    assert all(a.agent in joined for a in reads)
     found = {
         divmod(int(s) // 4 + k, 512) for a in reads for s in a.starts for k in range(a.size // 4)
     }
@@ -183,7 +184,8 @@ def test_registers_are_used_by_what_cannot_go_on_without_them(
     loads = [operation for operation in recorder.issued if operation.kind == "tcgen05.ld"]
     assert (len(recorder.touched), len(recorder.used)) == (touched, used)
     assert set(recorder.used) <= set(recorder.touched) <= set(loads)
-    assert set(recorder.joined) == set(loads)  # the wait is for all of them, used or not
+    joined = {operation for operation, _ in recorder.joined}
+    assert joined == set(loads)  # the wait is for all of them, used or not
 
 
 def test_a_late_load_reads_late() -> None:

@@ -69,19 +69,13 @@ def scaled(
         sa, sb = rng.integers(1, 8, (m, count)) / 2, rng.integers(1, 8, (n, count)) / 2
         sa_codes, sb_codes = run.codes(sa, "e4m3"), run.codes(sb, "e4m3")
     expected = (a * np.repeat(sa, k // count, 1)) @ (b * np.repeat(sb, k // count, 1)).T
-    case = Case(m, n, group=group)
-    halves = group == 2 and m == 128
+    case = Case(m, n, f"{kind}.block_scale{suffix}", group=group, a_in_tmem=in_tmem,
+                before_enable=", [%r8], [%r9]")  # fmt: skip
     rows = m // group
 
-    def fill(cta: Any) -> None:
-        rank = cta.rank
-        if in_tmem:
-            mma_run.fill_a_tmem(cta, case, a_raw[rank * rows : (rank + 1) * rows])
-        else:
-            run.place(cta.shared, a_raw[rank * rows : (rank + 1) * rows], mma_run.A_AT, "128B", "K")
-        run.place(cta.shared, np.split(b_raw, group)[rank], mma_run.B_AT, "128B", "K")
-        write_scales(cta, SFA, sa_codes[rank * rows : (rank + 1) * rows], ids[0], False)
-        write_scales(cta, SFB, sb_codes, ids[1], halves)
+    def setup(cta: Any) -> None:
+        write_scales(cta, SFA, sa_codes[cta.rank * rows :][:rows], ids[0], False)
+        write_scales(cta, SFB, sb_codes, ids[1], group == 2 and m == 128)
         if spoil is not None:
             cta.tmem[spoil, SFB] ^= 0x01010101
 
@@ -89,16 +83,8 @@ def scaled(
         kind=kind, m=m, n=n, atype=atype, btype=btype, scale_type=scale_type,
         scale_factor_a_id=ids[0], scale_factor_b_id=ids[1],
     )  # fmt: skip
-    (a_at,) = mma_run.matrix_steps(a_raw[:rows], mma_run.A_AT, "128B", "K", 1)
-    (b_at,) = mma_run.matrix_steps(b_raw[: n // group], mma_run.B_AT, "128B", "K", 1)
-    a_operand = "[%r10]" if in_tmem else "%rd0"
-    issue = f"""
-      mov.b32 %r6, 0; mov.b32 %r7, {idesc - (1 << 32) if idesc >> 31 else idesc};
-      mov.b32 %r8, {SFA}; mov.b32 %r9, {SFB}; mov.b32 %r10, {case.a_address};
-      mov.b64 %rd0, {mma_run.desc(a_at)}; mov.b64 %rd1, {mma_run.desc(b_at)}; mov.pred %p3, 0;
-      tcgen05.mma.cta_group::{group}.kind::{kind}.block_scale{suffix}
-        [%r6], {a_operand}, %rd1, %r7, [%r8], [%r9], %p3;"""
-    recorder = run.launch(mma_run.program(issue, group=group), cluster=group, fill=fill)
+    extra = f"mov.b32 %r8, {SFA}; mov.b32 %r9, {SFB};"
+    recorder = mma_run.multiply(case, a_raw, b_raw, setup=setup, extra=extra, idesc=idesc)
     return recorder, mma_run.read_d(recorder, case), expected
 
 
@@ -163,7 +149,7 @@ def test_k_96_needs_another_gpu() -> None:
     idesc = mma_run.scaled_descriptor(
         kind="mxf4", m=128, n=64, atype="e2m1", btype="e2m1", scale_type="ue8m0", k_is_96=True
     )
-    issue = f"""mov.b32 %r6, 0; mov.b32 %r7, {idesc - (1 << 32)};
+    issue = f"""mov.b32 %r6, 0; mov.b32 %r7, {mma_run.signed(idesc)};
       mov.b64 %rd0, {1 << 46};
       tcgen05.mma.cta_group::1.kind::mxf4.block_scale [%r6], %rd0, %rd0, %r7, [%r6], [%r6], %p3;"""
     with pytest.raises(ExecutionError, match="K = 96 needs sm_103a"):

@@ -71,32 +71,20 @@ def multiply(
     b = rng.integers(-3, 4, (case.n, k))
     if spoil is not None:
         codes[0, 0] = spoil
-    a_codes, b_codes = run.codes(kept, case.atype), run.codes(b, case.btype)
-    parts = [np.split(x, case.group) for x in (a_codes, b_codes, codes)]
+    parts = np.split(codes, case.group)
     copies = {64: 2, 32: 4}.get(case.m, 1) if case.ws else 1
 
-    def fill(cta: Any) -> None:
-        mine = [part[cta.rank] for part in parts]
-        if case.a_in_tmem:
-            mma_run.fill_a_tmem(cta, case, mine[0])
-        else:
-            run.place(cta.shared, mine[0], mma_run.A_AT, case.a_mode, case.a_major)
-        run.place(cta.shared, mine[1], mma_run.B_AT, case.b_mode, case.b_major)
-        cells = np.tile(metadata_cells(mine[2], case.kind), (copies, 1))
+    def setup(cta: Any) -> None:
+        cells = np.tile(metadata_cells(parts[cta.rank], case.kind), (copies, 1))
         at = E_AT + selector
         cta.tmem[: len(cells), at : at + cells.shape[1]] = cells
 
-    (a_desc,) = mma_run.matrix_steps(parts[0][0], mma_run.A_AT, case.a_mode, "K", 1)
-    (b_desc,) = mma_run.matrix_steps(parts[1][0], mma_run.B_AT, case.b_mode, "K", 1)
-    a_value = case.a_address if case.a_in_tmem else mma_run.desc(a_desc)
-    idesc = replace(case.descriptor, sparsity=True, sparsity_selector=selector).encode()
-    issue = f"""mov.b32 %r6, {case.d_address}; mov.b32 %r7, {idesc}; mov.b32 %r8, {E_AT};
-    mov.b32 %r10, {a_value & 0xFFFFFFFF}; mov.b64 %rd0, {a_value};
-    mov.b64 %rd1, {mma_run.desc(b_desc)}; mov.pred %p3, 0;
-    tcgen05.mma{".ws" if case.ws else ""}.sp.cta_group::{case.group}.kind::{case.kind}
-    [%r6], {"[%r10]" if case.a_in_tmem else "%rd0"}, %rd1, [%r8], %r7, %p3;"""
-    text = mma_run.program(issue, group=case.group)
-    return run.launch(text, cluster=case.group, fill=fill), dense @ b.T
+    recorder = mma_run.multiply(
+        case, run.codes(kept, case.atype), run.codes(b, case.btype), setup=setup,
+        extra=f"mov.b32 %r8, {E_AT};", metadata="[%r8], ",
+        idesc=replace(case.descriptor, sparsity=True, sparsity_selector=selector).encode(),
+    )  # fmt: skip
+    return recorder, dense @ b.T
 
 
 @pytest.mark.parametrize(

@@ -199,7 +199,7 @@ def test_wait_group_leaves_the_latest_groups_pending() -> None:
     names = {r.name: r.slot for r in warp.program.function.registers}
     assert warp.registers[names["%r1"]].view(np.float32)[0] == 16.0
     # each of the four warps has waited for the products of all four
-    joined = [op.registers[0] for op in recorder.joined if op.issuer is warp]
+    joined = [op.registers[0] for op, _ in recorder.joined if op.issuer is warp]
     assert joined[0] == names["%d0"]
     assert sorted(joined) == sorted([names["%d0"], names["%e0"]] * 4)
     assert d and recorder.complaints == []

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.positions import ascending
 from flashdsa.dispatch.checks import as_int32
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.ops.indexer import topk_indices
+from flashdsa.problem import INT32_MAX
 
 
 def require_default(
@@ -95,3 +95,9 @@ def best_positions(
         return positions
     positions = torch.where(positions < 0, -1, lengths[:, None] - 1 - positions)
     return positions if sorted else ascending(positions)
+
+
+def ascending(positions: Tensor) -> Tensor:
+    """Each row of (rows, topk) int32 in ascending order, its negative entries as -1 at the end."""
+    ordered = torch.where(positions < 0, INT32_MAX, positions).sort(dim=1).values
+    return torch.where(ordered == INT32_MAX, -1, ordered)

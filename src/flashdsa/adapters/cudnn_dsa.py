@@ -18,7 +18,7 @@ from flashdsa.dispatch.checks import as_int32
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.attention import sparse_mla_fwd
 from flashdsa.ops.attention_backward import mla_bwd
-from flashdsa.ops.ids import valid_first
+from flashdsa.ops.blocks import valid_first
 from flashdsa.problem import D_V
 
 

@@ -132,17 +132,8 @@ def fp8_paged_mqa_logits(
 ) -> Tensor:
     """`fp8_fp4_paged_mqa_logits` of a q without scales, with fp32 scores."""
     _require_e4m3(q)
-    return fp8_fp4_paged_mqa_logits(
-        (q, None),
-        kv_cache,
-        weights,
-        context_lens,
-        block_table,
-        schedule_meta,
-        max_context_len,
-        clean_logits,
-        indices=indices,
-    )
+    rest = context_lens, block_table, schedule_meta, max_context_len, clean_logits
+    return fp8_fp4_paged_mqa_logits((q, None), kv_cache, weights, *rest, indices=indices)
 
 
 def fp8_fp4_paged_mqa_logits(

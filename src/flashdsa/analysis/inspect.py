@@ -13,8 +13,7 @@ from flashdsa.analysis.sass import read_code
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import Variant, find_kernel
-from flashdsa.toolchain.nvdisasm import Disassembler, OldCubinError
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler, Disassembler, OldCubinError
 
 logger = logging.getLogger("flashdsa.inspect")
 

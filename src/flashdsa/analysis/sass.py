@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from flashdsa.toolchain.nvdisasm import Disassembler
+from flashdsa.toolchain import Disassembler
 
 _SECTION = re.compile(r"^//-+ \.text\.(\S+)")
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;")

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from flashdsa.backends.e4m3_scales import scale_of
 from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.problem import E4M3_MAX, MIN_AMAX
 from flashdsa.row_formats import RowFormat, find_row_format
@@ -44,6 +43,16 @@ def pack(rows: Tensor, form: RowFormat, *, power_of_two: bool) -> Tensor:
     rope = rows[:, form.columns :].to(torch.bfloat16).contiguous().view(torch.uint8)
     stored = pad(stored, (0, form.unused))
     return torch.cat([codes, rope, stored] if form.split else [codes, stored, rope], dim=1)
+
+
+def scale_of(x: Tensor) -> Tensor:
+    """``max(amax, 1e-4) / 448`` over the last dimension of fp32 `x`, which the result lacks.
+
+    Divided as IEEE 754 says: torch on a GPU multiplies by the reciprocal of a divisor that is a
+    number or lies on the CPU, and the last bit differs.
+    """
+    largest = x.abs().amax(-1).clamp_min(MIN_AMAX)
+    return largest / largest.new_full((), E4M3_MAX)
 
 
 def _scales(groups: Tensor, form: RowFormat, power_of_two: bool) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
+from flashdsa.settings import Settings
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,16 @@ def by_torch(
     """Bind a function of the CPU backend, which takes tensors of any device."""
     kind = type(operands)
     return runner.on_device(lambda given: function(kind(*given), **parameters))
+
+
+def allowed_clusters(capacity: Mapping[int, int], usual: int) -> dict[int, int]:
+    """Return the entries of `capacity`, clusters of each size, that are not too large.
+
+    Args:
+        usual: the most CTAs of a cluster if FLASHDSA_MAX_CLUSTER is not set.
+    """
+    most = Settings.from_environment().max_cluster or usual
+    return {size: number for size, number in capacity.items() if size <= most}
 
 
 class Runner(Protocol):

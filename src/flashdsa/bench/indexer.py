@@ -142,10 +142,10 @@ def indexer_task(x: IndexerInputs, backend: str) -> Task:
     return Task(call, partial(judge_ids, x), work, ceiling, x, launches, exact=True)
 
 
-def judge_ids(x: IndexerInputs, ids: Tensor, rows: Sequence[int] | None = None) -> Verdict:
-    """The form and the scores of `rows`; by default every row's form, and SCORED_ROWS' scores."""
-    findings, scored = [], scored_rows(len(x.lengths)) if rows is None else rows
-    for row in range(len(x.lengths)) if rows is None else rows:
+def judge_ids(x: IndexerInputs, ids: Tensor) -> Verdict:
+    """Every row's form, and SCORED_ROWS' scores."""
+    findings, scored = [], scored_rows(len(x.lengths))
+    for row in range(len(x.lengths)):
         positions, finding = positions_of(x, row, ids[row])
         if finding is None and row in scored:
             finding = judge_positions(x, row, positions)

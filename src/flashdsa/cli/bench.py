@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashdsa.cli.console import json_option, new_console, new_table, print_table, progress_bar
-from flashdsa.cli.output_options import JsonOrFolder
-from flashdsa.settings import BACKENDS
+from flashdsa.cli.output_options import JsonOrFolder, backend_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,13 +39,7 @@ _MIB = 1 << 20
 @click.option("--dtype", type=click.Choice(DTYPES), help="Of q and kv.")
 @click.option("--repeats", type=_SIZE, help="Samples of each time.  [default: 7; on a GPU 15]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of inputs.")
-@click.option(
-    "--backend",
-    type=click.Choice(BACKENDS[1:]),
-    default="cpu",
-    show_default=True,
-    help="Which implementation to time.",
-)
+@backend_option("cpu", "Which implementation to time.")
 @click.option("--quick", is_flag=True, help="Two small cases each, 3 repeats: does it work?")
 @click.option(
     "--out",

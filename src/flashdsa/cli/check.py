@@ -19,7 +19,7 @@ from flashdsa.cli.console import (
     print_table,
     progress_bar,
 )
-from flashdsa.settings import BACKENDS
+from flashdsa.cli.output_options import backend_option
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -51,13 +51,7 @@ def _known(ctx: click.Context, option: click.Parameter, names: tuple[str, ...]) 
 
 
 @click.command(cls=_Check)
-@click.option(
-    "--backend",
-    type=click.Choice(BACKENDS[1:]),
-    default="cpu",
-    show_default=True,
-    help="Which implementation to check.",
-)
+@backend_option("cpu", "Which implementation to check.")
 @click.option(
     "--operation",
     "operations",

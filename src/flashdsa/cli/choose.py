@@ -162,7 +162,7 @@ def dsa_topk_indexer(
     from flashdsa.backends.emulated.devices import H200
     from flashdsa.backends.indexer.choice import Call, gpu_of, ways
     from flashdsa.kernels.catalog import INDEXER
-    from flashdsa.kernels.indexer.sm90.unscored.plan import most_pages
+    from flashdsa.kernels.indexer.plan import most_pages
     from flashdsa.problem import PAGE_SIZE
     from flashdsa.verify.launch_list import Recorder
 

@@ -7,9 +7,10 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+RIGHT, LEFT, WRAP = "right", "left", "wrap"
+Rows = list[tuple[str, ...]]
 PIPE_COLUMNS = 100
 PLAIN_SECONDS = 10.0
 OnProgress = Callable[[float, int, str], None]
@@ -75,6 +78,42 @@ def print_table(console: Console, title: str, table: Table) -> None:
     console.print(title, style="bold", markup=False)
     console.print(table)
     console.print()
+
+
+class TextTable(NamedTuple):
+    """A table: its columns as `new_table` takes them, its rows, and a line under it."""
+
+    title: str
+    columns: list[tuple[str, str]]
+    rows: Rows
+    note: str = ""
+
+
+def print_tables(
+    console: Console, tables: Iterable[TextTable], colours: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Each table, its note under it; cells that `colours` names are in colour."""
+    from rich.markup import escape
+
+    def shown(cell: str) -> str:
+        return f"[{colours[cell]}]{cell}[/]" if cell in colours else escape(cell)
+
+    for title, columns, rows, note in tables:
+        table = new_table(columns)
+        for row in rows:
+            table.add_row(*map(shown, row))
+        print_table(console, title, table)
+        if note:
+            console.print(note + "\n", markup=False)
+
+
+def table_as_markdown(table: TextTable) -> str:
+    """A bold title, the table under it, its note."""
+    lines = [" | ".join(name for name, _ in table.columns)]
+    lines.append(" | ".join("--:" if kind == RIGHT else "---" for _, kind in table.columns))
+    lines += [" | ".join(cell.replace("|", "\\|") for cell in row) for row in table.rows]
+    parts = [f"**{table.title}**", "\n".join(f"| {line} |" for line in lines), table.note]
+    return "\n\n".join(part for part in parts if part)
 
 
 @contextmanager

@@ -11,12 +11,17 @@ from typing import Any
 from flashdsa.analysis.cubin import CTA_REGISTERS
 from flashdsa.analysis.report import KernelReport, Peak, RoleReport
 from flashdsa.analysis.sass import PTX_TEXT
-from flashdsa.cli.console import new_console, new_table, print_table
+from flashdsa.cli.console import (
+    LEFT,
+    RIGHT,
+    WRAP,
+    Rows,
+    TextTable,
+    new_console,
+    print_tables,
+    table_as_markdown,
+)
 
-Rows = list[tuple[str, ...]]
-Table = tuple[str, list[tuple[str, str]], Rows]
-"""Title, columns as `new_table` takes them, rows."""
-_LEFT, _RIGHT, _WRAP = "left", "right", "wrap"
 _NAME_CHARACTERS = 60
 _HOW = {"made": "makes them", "needed": "needs them"}
 _COLOURS = {"ok": "green", "tight": "yellow", "spills": "bold red"}
@@ -31,11 +36,7 @@ def print_report(report: KernelReport) -> None:
     """Tables on the screen, then a sentence for each role."""
     console = new_console()
     console.print(_heading(report) + "\n", markup=False, style="bold")
-    for title, columns, rows in _tables(report):
-        table = new_table(columns)
-        for row in rows:
-            table.add_row(*(_coloured(cell) for cell in row))
-        print_table(console, title, table)
+    print_tables(console, _tables(report), _COLOURS)
     for line in [*_advice(report), *report.notes]:
         console.print(f"- {line}", markup=False)
     console.print()
@@ -43,21 +44,9 @@ def print_report(report: KernelReport) -> None:
 
 def as_markdown(report: KernelReport) -> str:
     """The same for a document."""
-    parts = [f"### {_heading(report)}"]
-    for title, columns, rows in _tables(report):
-        lines = [" | ".join(name for name, _ in columns)]
-        lines.append(" | ".join("--:" if kind == _RIGHT else "---" for _, kind in columns))
-        lines += [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
-        parts += [f"**{title}**", "\n".join(f"| {line} |" for line in lines)]
-    parts.append("\n".join(f"- {line}" for line in [*_advice(report), *report.notes]))
-    return "\n\n".join(parts)
-
-
-def _coloured(cell: str) -> str:
-    from rich.markup import escape
-
-    colour = _COLOURS.get(cell)
-    return f"[{colour}]{cell}[/]" if colour else escape(cell)
+    rest = "\n".join(f"- {line}" for line in [*_advice(report), *report.notes])
+    tables = map(table_as_markdown, _tables(report))
+    return "\n\n".join([f"### {_heading(report)}", *tables, rest])
 
 
 def _heading(report: KernelReport) -> str:
@@ -68,15 +57,12 @@ def _heading(report: KernelReport) -> str:
     return f"{short} for {report.arch}"
 
 
-def _tables(report: KernelReport) -> list[Table]:
-    tables = [_facts(report), _mix(report), _roles(report)]
-    for role in report.roles:
-        if role.peak.holders:
-            tables.append(_peak(role))
-    return tables
+def _tables(report: KernelReport) -> list[TextTable]:
+    peaks = [_peak(role) for role in report.roles if role.peak.holders]
+    return [_facts(report), _mix(report), _roles(report), *peaks]
 
 
-def _facts(report: KernelReport) -> Table:
+def _facts(report: KernelReport) -> TextTable:
     threads = "" if report.threads is None else f" with {report.threads} threads a CTA"
     rows: Rows = [
         ("registers at launch", str(report.registers), f"of {report.register_limit}{threads}")
@@ -97,22 +83,23 @@ def _facts(report: KernelReport) -> Table:
         ("named barriers", str(report.barriers), ""),
         ("code", f"{report.code_bytes:,}", f"bytes, {report.instructions:,} instructions"),
     ]
-    return "Resources", [("resource", _LEFT), ("amount", _RIGHT), ("of what", _WRAP)], rows
+    columns = [("resource", LEFT), ("amount", RIGHT), ("of what", WRAP)]
+    return TextTable("Resources", columns, rows)
 
 
-def _mix(report: KernelReport) -> Table:
-    columns = [("class", _LEFT), ("instructions", _RIGHT), ("share", _RIGHT)]
+def _mix(report: KernelReport) -> TextTable:
+    columns = [("class", LEFT), ("instructions", RIGHT), ("share", RIGHT)]
     rows: Rows = [
         (kind, f"{count:,}", f"{count / report.instructions:.1%}")
         for kind, count in report.mix.items()
     ]
-    return "Instruction mix, as written (loops count once)", columns, rows
+    return TextTable("Instruction mix, as written (loops count once)", columns, rows)
 
 
-def _roles(report: KernelReport) -> Table:
+def _roles(report: KernelReport) -> TextTable:
     columns = [
-        ("role", _LEFT), ("threads", _RIGHT), ("budget", _RIGHT), ("live", _RIGHT),
-        ("named", _RIGHT), ("STL", _RIGHT), ("LDL", _RIGHT), ("instr.", _RIGHT), ("grade", _LEFT),
+        ("role", LEFT), ("threads", RIGHT), ("budget", RIGHT), ("live", RIGHT),
+        ("named", RIGHT), ("STL", RIGHT), ("LDL", RIGHT), ("instr.", RIGHT), ("grade", LEFT),
     ]  # fmt: skip
     rows: Rows = [
         (
@@ -128,11 +115,11 @@ def _roles(report: KernelReport) -> Table:
         )
         for role in report.roles
     ]
-    return "Roles: registers of a thread", columns, rows
+    return TextTable("Roles: registers of a thread", columns, rows)
 
 
-def _peak(role: RoleReport) -> Table:
-    columns = [("registers", _RIGHT), ("line", _WRAP), ("that", _LEFT), ("made by", _WRAP)]
+def _peak(role: RoleReport) -> TextTable:
+    columns = [("registers", RIGHT), ("line", WRAP), ("that", LEFT), ("made by", WRAP)]
     rows: Rows = [
         (
             str(holder.registers),
@@ -147,7 +134,7 @@ def _peak(role: RoleReport) -> Table:
         rows.append((str(rest), "other lines", "", ""))
     what = role.peak.sass.partition(" ")[0]
     title = f"{role.name}: what holds {role.live} registers at {_place(role.peak)}, {what}"
-    return title, columns, rows
+    return TextTable(title, columns, rows)
 
 
 def _place(peak: Peak) -> str:

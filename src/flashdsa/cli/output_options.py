@@ -1,16 +1,25 @@
-"""Options that say where a command writes: a path that cannot be written ends it at once."""
+"""Options of several commands. A path that cannot be written ends a command at once."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from flashdsa.output_paths import require_creatable, require_creatable_folder
+from flashdsa.settings import BACKENDS
 
 PICTURES = (".png", ".svg", ".pdf")
+
+
+def backend_option(default: str, text: str) -> Callable[[Any], Any]:
+    """--backend, of those that a command can name."""
+    return click.option(
+        "--backend", type=click.Choice(BACKENDS[1:]), default=default, show_default=True, help=text
+    )
 
 
 class _Output(click.Path):

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
-from flashdsa.cli.console import new_console, new_table, print_json, print_table
+from flashdsa.cli.console import (
+    LEFT,
+    RIGHT,
+    WRAP,
+    Rows,
+    TextTable,
+    new_console,
+    print_json,
+    print_tables,
+    table_as_markdown,
+)
 from flashdsa.hw import ARCHITECTURES, TMEM_LANES
 from flashdsa.plan import Barrier, LiveRange, Role, SmemPlan, TmemPlan
 from flashdsa.plan.kernel_spec import Variant
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-RIGHT, LEFT, WRAP = "right", "left", "wrap"
-Rows = list[tuple[str, ...]]
 Regions = Sequence[dict[str, Any]]
 
 
-class PlanTable(NamedTuple):
-    """A table: its columns as `new_table` takes them, its rows, and a line under it."""
-
-    title: str
-    columns: list[tuple[str, str]]
-    rows: list[tuple[str, ...]]
-    note: str = ""
-
-
-def tables(document: dict[str, Any]) -> list[PlanTable]:
+def tables(document: dict[str, Any]) -> list[TextTable]:
     """Every table of a plan, in order."""
     found = [_smem_table(document["smem"])]
     if "tmem" in document:
@@ -45,14 +41,14 @@ def tables(document: dict[str, Any]) -> list[PlanTable]:
     return found
 
 
-def _smem_table(smem: dict[str, Any]) -> PlanTable:
+def _smem_table(smem: dict[str, Any]) -> TextTable:
     total, capacity = smem["total"], smem["capacity"]
     free = capacity - total
     rows: Rows = [
         (r["name"], f"{r['offset']:,}", f"{r['bytes']:,}", f"{r['share']:.1%}", r["holds"])
         for r in smem["regions"]
     ]
-    table = PlanTable(
+    table = TextTable(
         f"Shared memory: {total:,} of {capacity:,} bytes ({total / capacity:.1%})",
         [("region", LEFT), ("offset", RIGHT), ("bytes", RIGHT), ("share", RIGHT), ("holds", WRAP)],
         [*rows, ("(free)", f"{total:,}", f"{free:,}", f"{free / capacity:.1%}", "")],
@@ -60,14 +56,14 @@ def _smem_table(smem: dict[str, Any]) -> PlanTable:
     return _with_sharing(table, smem["regions"], "shares bytes with")
 
 
-def _tmem_table(tmem: dict[str, Any]) -> PlanTable:
+def _tmem_table(tmem: dict[str, Any]) -> TextTable:
     allocated, capacity = tmem["allocated"], tmem["capacity"]
     rows: Rows = [
         (r["name"], f"{r['column']}-{r['column'] + r['columns']}", str(r["columns"]),
          f"{r['bytes'] // 1024}", f"{r['share']:.1%}", r["holds"])
         for r in tmem["regions"]
     ]  # fmt: skip
-    table = PlanTable(
+    table = TextTable(
         f"Tensor memory: {allocated} of {capacity} columns ({allocated / capacity:.1%})",
         [("region", LEFT), ("columns", RIGHT), ("count", RIGHT), ("KiB", RIGHT),
          ("share", RIGHT), ("holds", WRAP)],
@@ -76,7 +72,7 @@ def _tmem_table(tmem: dict[str, Any]) -> PlanTable:
     return _with_sharing(table, tmem["regions"], "shares columns with")
 
 
-def _with_sharing(table: PlanTable, regions: Regions, title: str) -> PlanTable:
+def _with_sharing(table: TextTable, regions: Regions, title: str) -> TextTable:
     """Add a column before the last one, if there are regions that share memory."""
     if not any(region["shares_with"] for region in regions):
         return table
@@ -88,7 +84,7 @@ def _with_sharing(table: PlanTable, regions: Regions, title: str) -> PlanTable:
     )
 
 
-def _live_table(memories: dict[str, Regions]) -> PlanTable:
+def _live_table(memories: dict[str, Regions]) -> TextTable:
     rows: Rows = []
     for memory, regions in memories.items():
         for region in regions:
@@ -97,7 +93,7 @@ def _live_table(memories: dict[str, Regions]) -> PlanTable:
                 rows.append(
                     (memory, region["name"] + stage, live["holds"], live["from"], live["to"])
                 )
-    return PlanTable(
+    return TextTable(
         "What lives where when; a range that ends before it begins runs on into the next block",
         [("memory", LEFT), ("region", LEFT), ("holds", LEFT), ("from step", LEFT),
          ("to step", LEFT)],
@@ -106,8 +102,8 @@ def _live_table(memories: dict[str, Regions]) -> PlanTable:
     )  # fmt: skip
 
 
-def _barrier_table(barriers: Sequence[dict[str, Any]]) -> PlanTable:
-    return PlanTable(
+def _barrier_table(barriers: Sequence[dict[str, Any]]) -> TextTable:
+    return TextTable(
         "Barriers: arrivals and bytes of one phase",
         [
             ("mbarriers", LEFT),
@@ -133,9 +129,9 @@ def _barrier_table(barriers: Sequence[dict[str, Any]]) -> PlanTable:
     )
 
 
-def _role_table(document: dict[str, Any]) -> PlanTable:
+def _role_table(document: dict[str, Any]) -> TextTable:
     registers = document["registers"]
-    return PlanTable(
+    return TextTable(
         f"Roles: {document['threads']} threads",
         [
             ("role", LEFT),
@@ -152,9 +148,9 @@ def _role_table(document: dict[str, Any]) -> PlanTable:
     )
 
 
-def _timeline_table(timeline: Regions) -> PlanTable:
+def _timeline_table(timeline: Regions) -> TextTable:
     names = [name for name in timeline[0] if name != "step"]
-    return PlanTable(
+    return TextTable(
         "Timeline: what each role does, step by step",
         [("step" if name == "name" else name, WRAP) for name in names],
         [tuple(row[name] for name in names) for row in timeline],
@@ -179,31 +175,9 @@ def show(document: dict[str, Any], as_json: bool, markdown: bool) -> None:
         print_tables(console, tables(document))
 
 
-def print_tables(console: Console, found: Iterable[PlanTable]) -> None:
-    """Each table, its note under it."""
-    from rich.markup import escape
-
-    for title, columns, rows, note in found:
-        table = new_table(columns)
-        for row in rows:
-            table.add_row(*map(escape, row))
-        print_table(console, title, table)
-        if note:
-            console.print(note + "\n", markup=False)
-
-
 def as_markdown(document: dict[str, Any]) -> str:
     """The tables for a document."""
     return "\n\n".join([heading(document), *map(table_as_markdown, tables(document))])
-
-
-def table_as_markdown(table: PlanTable) -> str:
-    """A bold title, the table under it, its note."""
-    lines = [" | ".join(name for name, _ in table.columns)]
-    lines.append(" | ".join("--:" if kind == RIGHT else "---" for _, kind in table.columns))
-    lines += [" | ".join(row) for row in table.rows]
-    parts = [f"**{table.title}**", "\n".join(f"| {line} |" for line in lines), table.note]
-    return "\n\n".join(part for part in parts if part)
 
 
 COLUMN_BYTES = TMEM_LANES * 4

@@ -11,20 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flashdsa import compress_kv, rotate_tail
-from flashdsa.demo.model import (
-    D_INDEX,
-    D_KEY,
-    D_LATENT,
-    D_MODEL,
-    D_ROPE,
-    INDEX_HEADS,
-    Attention,
-    Near,
-    attend,
-    normalise,
-    select,
-    weight,
-)
+from flashdsa.demo import model
 
 RATIO = 4
 """Bytes of an entry's own window; it also pools those of the window before."""
@@ -37,7 +24,10 @@ class Compressor(nn.Module):
     def __init__(self, columns: int, backend: str) -> None:
         super().__init__()
         self.backend = backend
-        self.w_kv, self.w_gate = weight(D_KEY, 2 * columns), weight(D_KEY, 2 * columns)
+        self.w_kv, self.w_gate = (
+            model.weight(model.D_KEY, 2 * columns),
+            model.weight(model.D_KEY, 2 * columns),
+        )
         self.ape = nn.Parameter(torch.zeros(RATIO, 2 * columns))
         self.norm = nn.Parameter(torch.ones(columns))
 
@@ -62,9 +52,9 @@ class EntryIndexer(nn.Module):
 
     def __init__(self, backend: str) -> None:
         super().__init__()
-        self.w_q = weight(D_MODEL, INDEX_HEADS, D_INDEX)
-        self.w_weights = weight(D_MODEL, INDEX_HEADS)
-        self.compressor = Compressor(D_INDEX, backend)
+        self.w_q = model.weight(model.D_MODEL, model.INDEX_HEADS, model.D_INDEX)
+        self.w_weights = model.weight(model.D_MODEL, model.INDEX_HEADS)
+        self.compressor = Compressor(model.D_INDEX, backend)
 
     def forward(
         self, hidden: Tensor, key_input: Tensor, own: Tensor, rotation: Tables
@@ -74,7 +64,7 @@ class EntryIndexer(nn.Module):
         hidden, key_input = hidden.detach(), key_input.detach()
         q = rotate_tail(torch.einsum("sd,dhk->shk", hidden, self.w_q), own, rotation)
         k = self.compressor(key_input, rotation).float()
-        return q, k, hidden @ self.w_weights * (INDEX_HEADS * D_INDEX) ** -0.5
+        return q, k, hidden @ self.w_weights * (model.INDEX_HEADS * model.D_INDEX) ** -0.5
 
 
 class CompressedSparseAttention(nn.Module):
@@ -85,34 +75,38 @@ class CompressedSparseAttention(nn.Module):
         super().__init__()
         self.topk, self.backend = topk, backend
         self.indexer = EntryIndexer(backend)
-        self.compressor = Compressor(D_LATENT, backend)
-        self.w_kv = weight(D_KEY, D_LATENT)
+        self.compressor = Compressor(model.D_LATENT, backend)
+        self.w_kv = model.weight(model.D_KEY, model.D_LATENT)
         # Queries and entries start as keys do, so equal contexts attract from the first step on.
         self.compressor.w_kv.data = self.w_kv.detach().repeat(1, 2)
-        w_q = self.w_kv.detach()[:D_MODEL, None].repeat(1, num_heads, 1)
-        self.w_q = nn.Parameter(w_q + 0.5 * weight(D_MODEL, num_heads, D_LATENT).detach())
+        w_q = self.w_kv.detach()[: model.D_MODEL, None].repeat(1, num_heads, 1)
+        self.w_q = nn.Parameter(
+            w_q + 0.5 * model.weight(model.D_MODEL, num_heads, model.D_LATENT).detach()
+        )
         self.sink = nn.Parameter(torch.zeros(num_heads))
 
-    def forward(self, hidden: Tensor, key_input: Tensor, num_queries: int) -> Attention:
+    def forward(self, hidden: Tensor, key_input: Tensor, num_queries: int) -> model.Attention:
         """hidden [T, D_MODEL], key_input [T, D_KEY]; the last `num_queries` positions attend."""
         positions = torch.arange(len(hidden), device=hidden.device, dtype=torch.int32)
         rotation, own = rotation_of(positions), positions[-num_queries:]
-        window = rotate_tail(normalise(key_input @ self.w_kv), positions, rotation)
+        window = rotate_tail(model.normalise(key_input @ self.w_kv), positions, rotation)
         entries = self.compressor(key_input, rotation).float()
         hidden = hidden[-num_queries:]
-        q = normalise(torch.einsum("sd,dhc->shc", hidden, self.w_q))
+        q = model.normalise(torch.einsum("sd,dhc->shc", hidden, self.w_q))
         q = rotate_tail(q, own, rotation)
 
         q_index, k_index, weights = self.indexer(hidden, key_input, own, rotation)
         ends = (own + 1) // RATIO  # entries whose bytes are all there
-        indices = select(q_index, k_index, weights, ends, self.topk, self.backend)
-        near = Near(window, own, self.sink, rotation)
+        indices = model.select(q_index, k_index, weights, ends, self.topk, self.backend)
+        near = model.Near(window, own, self.sink, rotation)
         tensors = q, entries, q_index, k_index, weights, ends, indices
-        return attend(tensors, D_LATENT**-0.5, near, self.backend)
+        return model.attend(tensors, model.D_LATENT**-0.5, near, self.backend)
 
 
 def rotation_of(positions: Tensor) -> Tables:
     """Cosines and sines [T, 32] of the last 64 columns."""
-    frequency = 10_000.0 ** (-torch.arange(0, D_ROPE, 2, device=positions.device) / D_ROPE)
+    frequency = 10_000.0 ** (
+        -torch.arange(0, model.D_ROPE, 2, device=positions.device) / model.D_ROPE
+    )
     angle = positions[:, None] * frequency
     return angle.cos(), angle.sin()

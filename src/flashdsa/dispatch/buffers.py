@@ -8,15 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.dispatch import checks
 from flashdsa.dispatch.autograd import refuse_tangents
-from flashdsa.dispatch.checks import (
-    require_device,
-    require_dtype,
-    require_shape,
-    require_tensor,
-    require_writable,
-    wants_gradient,
-)
 from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
 from flashdsa.dispatch.registration import call
 from flashdsa.dispatch.rows import Output
@@ -71,11 +64,11 @@ def require_totals(
     """
     names, first = [operand.name for operand in spec.operands], operands[0]
     for name, tensor, shape, layout in totals:
-        require_tensor(name, tensor)
-        require_dtype(name, tensor, dtype)
-        require_shape(name, tensor, shape, layout)
-        require_device(name, tensor, first.device, names[0])
-        require_writable(name, tensor)
+        checks.require_tensor(name, tensor)
+        checks.require_dtype(name, tensor, dtype)
+        checks.require_shape(name, tensor, shape, layout)
+        checks.require_device(name, tensor, first.device, names[0])
+        checks.require_writable(name, tensor)
         require_addresses_of_its_own(name, tensor)
         require_apart((name, *names), (tensor, *operands), written=[0])
         require_batch(spec.operation, name, tensor, operands)
@@ -145,11 +138,11 @@ class IntoBuffers:
                 dtype = output.dtype(first.dtype, {spec.operands[0].name: first})
                 result = first.new_empty(place.shape(operands, values), dtype=dtype)
             elif result is not None and is_told:  # the operation takes any such size
-                require_tensor(output.name, result)
-                require_shape(output.name, result, place.shape(operands, values), layout)
+                checks.require_tensor(output.name, result)
+                checks.require_shape(output.name, result, place.shape(operands, values), layout)
             results.append(result)
         refuse_tangents(spec.operation, operands)
-        if wants_gradient(operands):
+        if checks.wants_gradient(operands):
             raise UnsupportedError(
                 f"{spec.operation}: results in the caller's buffers have no gradient; leave "
                 f"{' and '.join(buffers)} away, or call under torch.no_grad()"

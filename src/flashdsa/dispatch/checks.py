@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from numbers import Real
 from typing import Any
 
@@ -15,11 +16,9 @@ from torch.compiler import is_dynamo_compiling
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from flashdsa.problem import PAGE_SIZE
+from flashdsa.problem import INT32_MAX, PAGE_SIZE
 from flashdsa.row_formats import V32, RowFormat, find_row_format
 from flashdsa.settings import BACKENDS
-
-INT32_MAX = 2**31 - 1
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -325,3 +324,25 @@ def int32_slots(operands: Any) -> Any:
 
 def _shape(tensor: Tensor) -> str:
     return f"shape {list(tensor.shape)}"
+
+
+def require_offsets(name: str, offsets: Tensor) -> int:
+    """The last of `offsets`, which begin at 0, do not decrease and fit int32."""
+    values = offsets.tolist()
+    if values[0] != 0:
+        raise ArgumentValueError(
+            f"{name}: expected offsets that begin at 0; got {name}[0] = {values[0]}"
+        )
+    for sequence, (before, value) in enumerate(pairwise(values), 1):
+        if value < before:
+            raise ArgumentValueError(
+                f"{name}: expected offsets that do not decrease; "
+                f"got {name}[{sequence}] = {value} after {before}"
+            )
+        if value > INT32_MAX:
+            raise ArgumentValueError(
+                f"{name}: expected at most {INT32_MAX} (int32 rows); "
+                f"got {name}[{sequence}] = {value}"
+            )
+    last: int = values[-1]
+    return last

@@ -12,18 +12,12 @@ from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import Implementation
-from flashdsa.dispatch.autograd import (
-    autograd_kernel,
-    recorded_function,
-    recording,
-    require_backward,
-)
+from flashdsa.dispatch import autograd, transforms
 from flashdsa.dispatch.call_cache import INSIDE, Serve
 from flashdsa.dispatch.checks import require_backend, wants_gradient
-from flashdsa.dispatch.eager import is_plain_call
 from flashdsa.dispatch.rows import Parameters
 from flashdsa.dispatch.spec import OpSpec
-from flashdsa.dispatch.transforms import AUTOCAST_DEVICES, autocast, one_by_one, without_autocast
+from flashdsa.dispatch.transforms import is_plain_call, without_autocast
 from flashdsa.errors import UnsupportedError
 
 # NOTE: of a call `torch.library.custom_op` takes 14 us (57 on a busy machine), a definition 3.
@@ -80,10 +74,10 @@ def _call(spec: OpSpec, given: Sequence[Any], values: tuple[Any, ...], backend: 
 def _recording(spec: OpSpec, operands: Any, values: Sequence[Any], backend: str) -> Serve:
     """A function of operands like these, of which gradients are asked for."""
     assert spec.gradient is not None
-    require_backward(spec, spec.gradient.by, (*operands, *values, backend))
+    autograd.require_backward(spec, spec.gradient.by, (*operands, *values, backend))
     with torch.no_grad():
         serve = bind(spec, operands, values, backend)
-    apply, parameters = recorded_function(spec, _run), spec.named(values)
+    apply, parameters = autograd.recorded_function(spec, _run), spec.named(values)
     return lambda given: apply(serve, parameters, *given)
 
 
@@ -220,12 +214,12 @@ def register(spec: OpSpec) -> OpSpec:
     _library.impl(name, _implementation(spec), "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, _fake(spec), lib=_library)
     written = {number: spec.operands[number].name for number in spec.written}
-    torch.library.register_vmap(qualified, one_by_one(op, written), lib=_library)
+    torch.library.register_vmap(qualified, transforms.one_by_one(op, written), lib=_library)
     if spec.outputs:
-        _library.impl(name, autograd_kernel(spec, op, _run), "Autograd", with_keyset=True)
+        _library.impl(name, autograd.autograd_kernel(spec, op, _run), "Autograd", with_keyset=True)
     if spec.autocast:
-        for key, device in AUTOCAST_DEVICES.items():
-            _library.impl(name, autocast(spec, op, device), key)
+        for key, device in transforms.AUTOCAST_DEVICES.items():
+            _library.impl(name, transforms.autocast(spec, op, device), key)
     OPERATIONS[name] = spec
     if spec.cpu:
         function = f"flashdsa.backends.cpu.{spec.cpu}"
@@ -250,9 +244,11 @@ def opaque(
         op = getattr(torch.ops.flashdsa, name).default
         _library.impl(name, partial(without_autocast, function), "CompositeExplicitAutograd")
         torch.library.register_fake(f"flashdsa::{name}", fake, lib=_library)
-        torch.library.register_vmap(f"flashdsa::{name}", one_by_one(op, {}), lib=_library)
+        torch.library.register_vmap(
+            f"flashdsa::{name}", transforms.one_by_one(op, {}), lib=_library
+        )
         if gradient:
-            _library.impl(name, recording(op, *gradient), "Autograd", with_keyset=True)
+            _library.impl(name, autograd.recording(op, *gradient), "Autograd", with_keyset=True)
         return op
 
     return define

@@ -16,19 +16,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.features import ANY, IntSet, OneOf
-from flashdsa.dispatch.checks import (
-    as_float,
-    require_backend,
-    require_bool,
-    require_dense_rows,
-    require_device,
-    require_dtype,
-    require_dtype_or_none,
-    require_positive,
-    require_rank,
-    require_shape,
-    scale_or_default,
-)
+from flashdsa.dispatch import checks
 from flashdsa.dispatch.overlap import require_addresses_of_its_own
 from flashdsa.errors import ArgumentValueError
 from flashdsa.row_formats import row_format
@@ -104,7 +92,7 @@ class Operand:
         """`tensor` has a dimension for each of the table's."""
         rank = len(self.shape.split())  # a first call that is compiled cannot fill a cache
         advice = f"; {self.batched}" if tensor.dim() == rank + 1 and self.batched else ""
-        require_rank(self.name, tensor, (rank,), self.layout, advice)
+        checks.require_rank(self.name, tensor, (rank,), self.layout, advice)
 
     def check(self, tensor: Tensor, first: Tensor, first_name: str, sizes: Sizes) -> None:
         """Hold `tensor` against this row of the table; sizes seen for the first time are noted.
@@ -118,7 +106,7 @@ class Operand:
         """
         dtypes = self.dtypes(first.dtype) if callable(self.dtypes) else self.dtypes
         if tensor.dtype not in dtypes:
-            require_dtype(self.name, tensor, *dtypes)
+            checks.require_dtype(self.name, tensor, *dtypes)
         shape, dims, numbers = tensor.shape, self.dims, self.fixed
         if len(shape) != len(dims):
             dims = self.pages.split()
@@ -131,15 +119,15 @@ class Operand:
                     int(d) if d.isdecimal() else sizes.get(d, n)
                     for d, n in zip(dims, shape, strict=True)
                 ]
-                require_shape(self.name, tensor, expected, self.layout + self.note, self.why)
+                checks.require_shape(self.name, tensor, expected, self.layout + self.note, self.why)
         if self.nonempty and 0 in shape[1:]:
             raise ArgumentValueError(f"{self.name}: {self.nonempty.format(shape=list(shape))}")
         if tensor.device != first.device:
-            require_device(self.name, tensor, first.device, first_name)
+            checks.require_device(self.name, tensor, first.device, first_name)
         if self.rule is not None:
             self.rule(self.name, tensor, sizes)
         if not self.strided and len(shape) > 1:
-            require_dense_rows(self.name, tensor)
+            checks.require_dense_rows(self.name, tensor)
         if self.written:
             require_addresses_of_its_own(self.name, tensor)
 
@@ -159,15 +147,15 @@ def _row_format(_: str, value: object) -> None:
 
 def _float(name: str, value: object) -> None:
     if not isinstance(value, torch.SymFloat):
-        as_float(name, value)
+        checks.as_float(name, value)
 
 
 _REQUIRE: Mapping[str, Callable[[str, Any], None]] = {
-    "int": require_positive,
+    "int": checks.require_positive,
     "float": _float,
-    "bool": require_bool,
-    "ScalarType?": require_dtype_or_none,
-    "str": require_backend,
+    "bool": checks.require_bool,
+    "ScalarType?": checks.require_dtype_or_none,
+    "str": checks.require_backend,
     "str?": _row_format,
 }
 """Functions by a parameter's kind: raise for a value that the schema does not take."""
@@ -210,7 +198,7 @@ class Parameter:
             first: the operation's first operand.
         """
         if self.kind == "float" and self.default is None:
-            value = scale_or_default(value, first)
+            value = checks.scale_or_default(value, first)
         elif value is None and self.kind in _DEFAULTS:
             value = _DEFAULTS[self.kind]
         elif value is None and self.kind in ("int", "float") and self.default is not None:

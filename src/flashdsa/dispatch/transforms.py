@@ -1,4 +1,4 @@
-"""torch's transforms of a call other than gradients: vmap and autocast."""
+"""torch's transforms of a call other than gradients: vmap and autocast; and calls without any."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import (
-    get_interpreter_stack,
-    get_unwrapped,
-    is_batchedtensor,
-    is_functorch_wrapped_tensor,
-    maybe_get_level,
-)
+from torch._C import _functorch
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
 
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import UnsupportedError
@@ -87,7 +83,7 @@ def one_by_one(op: torch._ops.OpOverload, written: Mapping[int, str]) -> Callabl
 
 def refuse_transforms(function: str) -> None:
     """Raise UnsupportedError where a transform of torch.func is active."""
-    active = [str(x.key()).rpartition(".")[2] for x in get_interpreter_stack() or ()]
+    active = [str(x.key()).rpartition(".")[2] for x in _functorch.get_interpreter_stack() or ()]
     for key, transform in (("Grad", "func.grad"), ("Vmap", "vmap"), ("Jvp", "func.jvp")):
         if key in active:
             raise UnsupportedError(
@@ -118,10 +114,10 @@ def require_byte_views(function: str, *tensors: Tensor) -> None:
 
 def _batches(tensor: Tensor) -> set[int]:
     """Levels of the vmaps whose batch a tensor has a dimension of."""
-    if is_dynamo_compiling() or not is_functorch_wrapped_tensor(tensor):
+    if is_dynamo_compiling() or not _functorch.is_functorch_wrapped_tensor(tensor):
         return set()
-    own = {maybe_get_level(tensor)} if is_batchedtensor(tensor) else set()
-    return own | _batches(get_unwrapped(tensor))
+    own = {_functorch.maybe_get_level(tensor)} if _functorch.is_batchedtensor(tensor) else set()
+    return own | _batches(_functorch.get_unwrapped(tensor))
 
 
 def _one_buffer(function: str, name: str) -> UnsupportedError:
@@ -146,3 +142,44 @@ def autocast(spec: OpSpec, op: torch._ops.OpOverload, device: str) -> Callable[.
         return without_autocast(op, *operands, *arguments[count:])
 
     return run
+
+
+_INFERENCE = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+_EAGER = _INFERENCE.add(torch._C.DispatchKey.ADInplaceOrView)
+_PLAIN = (_EAGER.raw_repr(), _INFERENCE.raw_repr())
+"""Dispatch keys that torch includes in every call of a thread: outside and in inference mode."""
+
+
+def is_plain_eager() -> bool:
+    """Whether the dispatcher would do nothing but call the implementation, if all operands are
+    just `torch.Tensor`: no mode (fake tensors, tracing, torch functions), transform or profiler.
+
+    Those of torch.func wrap tensors in ones of the same type; like vmap, functionalization, jit and
+    dispatch modes they are seen by the key that each includes.
+    """
+    return (
+        torch._C._dispatch_tls_local_include_set().raw_repr() in _PLAIN
+        and not torch._C._len_torch_function_stack()
+        and not torch._C._autograd._profiler_enabled()
+    )
+
+
+def is_plain_call(operands: Iterable[Tensor | None]) -> bool:
+    """Whether this holds of a call, but for gradients: also nothing is cast, and no operand has a
+    tangent, is of a subclass other than `Parameter`, without data, or a view that its dispatch keys
+    say how to read."""
+    # Autocast is no key that torch includes: it ceases to exclude one.
+    if forward_ad._current_level >= 0 or torch._C._is_any_autocast_enabled():
+        return False
+    if not is_plain_eager():
+        return False
+    return all(
+        x is None
+        or (
+            type(x) in (Tensor, Parameter)
+            and x.layout is torch.strided
+            and (x.is_cuda or x.is_cpu)
+            and not x.is_neg()
+        )
+        for x in operands
+    )

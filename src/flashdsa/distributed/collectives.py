@@ -192,8 +192,3 @@ def reduce_scatter_in_order(parts: Tensor, group: Group, dtype: torch.dtype) -> 
     for share in shares[1:]:
         total += share
     return total
-
-
-def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which values of `dtype` are added: fp32, or fp64 for fp64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -29,10 +29,10 @@ from flashdsa.distributed.group import (
 )
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.ops.attention import SPARSE_MLA_FWD, SparseMlaOperands, sparse_mla_fwd
-from flashdsa.ops.ids import valid_first
+from flashdsa.ops.blocks import valid_first
 from flashdsa.ops.indexer import IndexerOperands, indexer_logits, topk_indices
 from flashdsa.ops.merge import merge_attention
-from flashdsa.problem import D_V, INDEX_TOPK, PAGE_SIZE
+from flashdsa.problem import D_V, INDEX_TOPK, INT32_MAX, PAGE_SIZE
 
 
 def local_seq_lens(seq_lens: Tensor, mesh: DeviceMesh | dist.ProcessGroup) -> Tensor:
@@ -179,10 +179,10 @@ def decode_topk_indexer(
         local = topk_indices(scores, x.seq_lens, topk, backend=backend)
     best = scores.gather(1, local.clamp_min(0).long())
     page = local // PAGE_SIZE * group.size + group.rank
-    token = torch.where(local < 0, checks.INT32_MAX, page * PAGE_SIZE + local % PAGE_SIZE).int()
+    token = torch.where(local < 0, INT32_MAX, page * PAGE_SIZE + local % PAGE_SIZE).int()
     # Candidates in the order of tokens: the tie rule of the second ranking is that of the first.
     scores, token = _candidates(best, token, group)
-    count = (token < checks.INT32_MAX).sum(1).int()
+    count = (token < INT32_MAX).sum(1).int()
     chosen = topk_indices(scores, count, topk, backend=backend)
     picked = token.gather(1, chosen.clamp_min(0).long())
     return torch.where(chosen < 0, -1, picked)

@@ -1,6 +1,9 @@
-"""The kv rows of all ranks: gathered at once, or by a handle that other work overlaps."""
+"""The kv rows of all ranks: gathered at once, with a gradient, or by a handle that other work
+overlaps."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -8,9 +11,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.dispatch.checks import require_dtype, require_tensor
+from flashdsa.dispatch.dtypes import sum_dtype
 from flashdsa.distributed.agree import agreed, agreement
-from flashdsa.distributed.collectives import start_all_gather, wait
-from flashdsa.distributed.gather import all_gather_differentiable
+from flashdsa.distributed.collectives import (
+    all_gather,
+    reduce_scatter_in_order,
+    start_all_gather,
+    wait,
+)
 from flashdsa.distributed.group import (
     Group,
     describe,
@@ -19,6 +27,29 @@ from flashdsa.distributed.group import (
     require_device_of_group,
 )
 from flashdsa.errors import ArgumentValueError
+
+
+class _AllGather(torch.autograd.Function):
+    """An all-gather whose gradient is the ordered sum of all ranks' gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, group: Group) -> Tensor:
+        ctx.group = group
+        return all_gather(agreed(local, {}, "local", "all_gather", group), group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        total = reduce_scatter_in_order(gradient, ctx.group, sum_dtype(gradient.dtype))
+        return total.to(gradient.dtype), None
+
+
+def all_gather_differentiable(local: Tensor, group: Group) -> Tensor:
+    """`all_gather` with a gradient: the shares of all ranks, in their dtype, added in rank order in
+    fp32 (fp64 for fp64)."""
+    apply: Any = _AllGather.apply
+    gathered: Tensor = apply(local, group)
+    return gathered
 
 
 class GatheredLatents:

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flashdsa.dispatch.checks import INT32_MAX, require_positive, require_tensor
+from flashdsa.dispatch.checks import require_positive, require_tensor
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.collectives import as_bytes, of_dtype
-from flashdsa.distributed.gather import all_gather_differentiable
 from flashdsa.distributed.group import Mesh, describe, device_of_group, group_of
+from flashdsa.distributed.latents import all_gather_differentiable
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
-from flashdsa.problem import PAGE_SIZE
+from flashdsa.problem import INT32_MAX, PAGE_SIZE
 
 PADDING = -1
 """Value instead of a page, a token or a row that does not exist."""

@@ -12,14 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from flashdsa.backends.catalog import registry
 from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.checks import as_int32, require_tensor, scale_or_default
+from flashdsa.dispatch.dtypes import sum_dtype
 from flashdsa.dispatch.transforms import as_autocast_casts
 from flashdsa.distributed.agree import agreed, agreement
-from flashdsa.distributed.collectives import (
-    all_gather,
-    reduce_scatter,
-    reduce_scatter_in_order,
-    sum_dtype,
-)
+from flashdsa.distributed.collectives import all_gather, reduce_scatter, reduce_scatter_in_order
 from flashdsa.distributed.dtensors import as_dtensor, local_parts
 from flashdsa.distributed.group import (
     Group,
@@ -48,25 +44,6 @@ class AttentionOptions(TypedDict, total=False):
     attn_sink: Tensor | None
     deterministic: bool
     backend: str
-
-
-class _Call(NamedTuple):
-    """Arguments of a call besides its tensors."""
-
-    group: Group
-    d_v: int
-    sm_scale: float
-    deterministic: bool
-    grad_wire: GradWire
-    save_gathered: bool
-    backend: str
-
-    @property
-    def options(self) -> str:
-        return (
-            f"d_v={self.d_v} sm_scale={self.sm_scale} deterministic={self.deterministic} "
-            f"grad_wire={self.grad_wire} save_gathered={self.save_gathered} backend={self.backend}"
-        )
 
 
 def context_parallel_sparse_mla(
@@ -133,28 +110,12 @@ def context_parallel_sparse_mla(
             facts |= {"grad_wire": grad_wire, "save_gathered": str(bool(save_gathered))}
             facts["kv_gathered"] = "none" if kv_gathered is None else "given"
     scale = scale_or_default(options.sm_scale, x.q)
+    options = options._replace(sm_scale=scale, topk_length=x.topk_length)
     if group.size == 1:
-        out = sparse_mla(
-            x.q,
-            x.kv,
-            x.indices,
-            d_v=options.d_v,
-            sm_scale=scale,
-            topk_length=x.topk_length,
-            attn_sink=x.attn_sink,
-            deterministic=options.deterministic,
-            backend=options.backend,
-        )
+        out = sparse_mla(x.q, x.kv, x.indices, **options._asdict())
     else:
-        call = _Call(
-            group,
-            options.d_v,
-            scale,
-            options.deterministic,
-            grad_wire,
-            save_gathered,
-            options.backend,
-        )
+        options = options._replace(topk_length=None, attn_sink=None)
+        call = _Call(group, options, grad_wire, save_gathered)
         gathered = None if kv_gathered is None else as_autocast_casts(kv_gathered.wait())
         apply: Any = _ContextParallelSparseMla.apply
         out = apply(x.q, x.kv, x.indices, x.topk_length, x.attn_sink, gathered, call)
@@ -170,6 +131,23 @@ class _Options(NamedTuple):
     attn_sink: Tensor | None = None
     deterministic: bool = False
     backend: str = "auto"
+
+
+class _Call(NamedTuple):
+    """Arguments of a call besides its tensors; `options` have a scale, and no tensors."""
+
+    group: Group
+    options: _Options
+    grad_wire: GradWire
+    save_gathered: bool
+
+    @property
+    def text(self) -> str:
+        x = self.options
+        return (
+            f"d_v={x.d_v} sm_scale={x.sm_scale} deterministic={x.deterministic} "
+            f"grad_wire={self.grad_wire} save_gathered={self.save_gathered} backend={x.backend}"
+        )
 
 
 def _options(attention: AttentionOptions) -> _Options:
@@ -302,18 +280,16 @@ class _ContextParallelSparseMla(torch.autograd.Function):
     ) -> Tensor:
         if gathered is None:
             others = {"q_local": q, "indices": indices}
-            gathered = all_gather(
-                agreed(kv, others, "kv_local", call.options, call.group), call.group
-            )
+            gathered = all_gather(agreed(kv, others, "kv_local", call.text, call.group), call.group)
         out, lse = sparse_mla_fwd(
             q,
             gathered,
             indices,
-            d_v=call.d_v,
-            sm_scale=call.sm_scale,
+            d_v=call.options.d_v,
+            sm_scale=call.options.sm_scale,
             topk_length=topk_length,
             attn_sink=attn_sink,
-            backend=call.backend,
+            backend=call.options.backend,
         )
         saved = gathered if call.save_gathered else kv
         ctx.save_for_backward(q, saved, indices, topk_length, attn_sink, out, lse)
@@ -333,11 +309,11 @@ class _ContextParallelSparseMla(torch.autograd.Function):
             lse,
             out,
             indices,
-            sm_scale=call.sm_scale,
+            sm_scale=call.options.sm_scale,
             topk_length=topk_length,
             attn_sink=attn_sink,
-            deterministic=call.deterministic,
-            backend=call.backend,
+            deterministic=call.options.deterministic,
+            backend=call.options.backend,
         )
         dkv_local = _sum_over_ranks(dkv, kv.dtype, call) if ctx.needs_input_grad[1] else None
         sink = d_sink[0] if d_sink and ctx.needs_input_grad[4] else None
@@ -349,6 +325,6 @@ def _sum_over_ranks(dkv: Tensor, dtype: torch.dtype, call: _Call) -> Tensor:
     sums = sum_dtype(dtype)
     if call.grad_wire == "bf16":
         return reduce_scatter_in_order(dkv.to(torch.bfloat16), call.group, sums).to(dtype)
-    if call.deterministic:
+    if call.options.deterministic:
         return reduce_scatter_in_order(dkv, call.group, sums).to(dtype)
     return reduce_scatter(dkv, call.group).to(dtype)

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.dispatch.checks import require_positive, require_rank, require_shape, require_tensor
+from flashdsa.dispatch.dtypes import sum_dtype
 from flashdsa.distributed.agree import agreement
-from flashdsa.distributed.collectives import all_to_all, sum_dtype
+from flashdsa.distributed.collectives import all_to_all
 from flashdsa.distributed.group import Group, describe, group_of, require_device_of_group
 from flashdsa.distributed.layout import PADDING, SequenceLayout, require_layout
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError

@@ -6,18 +6,12 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl import cluster, tmem
-from flashdsa.dsl.memory import Memory, Region, initialise_barriers
-
-
-class PairMemory(Memory):
-    """The region that an `Sm100Plan` adds to a kernel's own."""
-
-    tmem_start: Region
+from flashdsa.dsl.memory import Memory, initialise_barriers
 
 
 @cute.jit
 def enter_pair(
-    memory: PairMemory, thread: Int32, warp: Int32, cta_group: cutlass.Constexpr[int]
+    memory: Memory, thread: Int32, warp: Int32, cta_group: cutlass.Constexpr[int]
 ) -> Any:
     """Initialise the barriers; return the holder of this CTA's tensor memory address.
 

@@ -47,3 +47,9 @@ def words(*shape: Any) -> Any:
 def numbers(*shape: Any) -> Any:
     """A fake tensor of fp32 at a multiple of 4 bytes."""
     return fake_tensor(Float32, shape, WORD_ALIGNMENT)
+
+
+def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
+    """A fake matrix of 32-bit numbers whose rows may have any distance."""
+    stride = cute.sym_int64(), 1
+    return make_fake_tensor(dtype, (rows, width), stride=stride, assumed_align=WORD_ALIGNMENT)

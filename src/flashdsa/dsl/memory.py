@@ -1,7 +1,6 @@
 """A CTA's dynamic shared memory: a plan's regions and barriers as attributes."""
 
-from functools import partial
-from typing import Any, NamedTuple, Self, get_type_hints
+from typing import Any, NamedTuple, Self
 
 import cutlass
 from cutlass import Int32, Int64, cute
@@ -42,21 +41,29 @@ class Region(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """One block of shared memory. The plan has `smem`, a SmemPlan, and `barriers`.
+    """One block of shared memory. Each region and each barrier of its plan is an attribute, by the
+    name that the plan gives it: a `Region`, or `Barriers`.
 
-    A kernel's class annotates their names as `Region` or `Barriers`, all of them, and those that
-    only some variants have, too: tests/kernels/test_shared_memory.py compares both.
+    The plan has `smem`, a SmemPlan, and `barriers`.
     """
 
     base: Any  # pointer to bytes, at a multiple of ALIGNMENT
     static: Static  # the plan
 
-    @classmethod
-    def __init_subclass__(cls) -> None:
-        """Make a property of each annotation."""
-        find, kinds = {Region: cls.region, Barriers: _barriers}, get_type_hints(cls)
-        for name in cls.__annotations__:
-            setattr(cls, name, property(partial(find[kinds[name]], name=name)))
+    def __getattr__(self, name: str) -> Any:
+        """The barrier of that name, or else the region.
+
+        Raises:
+            AttributeError: the plan has neither.
+        """
+        plan = self.plan
+        for barrier in plan.barriers:
+            if barrier.name == name:
+                first = cute.recast_ptr(self.base + barrier_offset(plan, barrier), dtype=Int64)
+                return Barriers(first, Static(barrier))
+        if name in [region.name for region in plan.smem.regions]:
+            return Region(self.base, Static(plan.smem.offset(name)))
+        raise AttributeError(f"no region or barrier {name!r} in this plan")
 
     @classmethod
     def allocate(cls, plan: Any) -> Self:
@@ -75,20 +82,6 @@ class Memory(NamedTuple):
     def plan(self) -> Any:
         """The plan, which has the offsets."""
         return self.static.value
-
-    def region(self, name: str) -> Region:
-        """The region of a name that the plan gives."""
-        return Region(self.base, Static(self.plan.smem.offset(name)))
-
-
-def _barriers(memory: Memory, name: str) -> Barriers:
-    """Return the barrier of a name of the plan."""
-    plan = memory.plan
-    for planned in plan.barriers:
-        if planned.name == name:
-            first = cute.recast_ptr(memory.base + barrier_offset(plan, planned), dtype=Int64)
-            return Barriers(first, Static(planned))
-    raise KeyError(f"no barrier {name!r} in this plan")
 
 
 def barrier_offset(plan: Any, barrier: Barrier) -> int:
@@ -111,5 +104,5 @@ def initialise_barriers(memory: Memory, thread: Int32, warps: cutlass.Constexpr 
         if thread == warp * WARP_SIZE:
             own = slice(warp, None if warp == warps - 1 else warp + 1)
             for barrier in memory.plan.barriers[own]:
-                _barriers(memory, barrier.name).initialise()
+                getattr(memory, barrier.name).initialise()
     cute.arch.mbarrier_init_fence()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import cutlass
 from cutlass import Float32, Int32, Vector, cute
 from cutlass._mlir.dialects import llvm
 from cutlass.experimental import primitives as prims
@@ -29,6 +30,18 @@ def store4(array: cute.Tensor, index: Any, values: Any) -> None:
 def _four(array: cute.Tensor, index: Any) -> cute.Tensor:
     pointer = (array.iterator + VECTOR * index).align(VECTOR_BYTES)
     return cute.make_tensor(pointer, cute.make_layout(VECTOR))
+
+
+@cute.jit
+def clear(
+    array: cute.Tensor, thread: Int32, end: Int32, threads: Any, unroll: cutlass.Constexpr = 4
+) -> None:
+    """Set words 4 i to 4 i + 3 of an array to 0 for i = thread, thread + threads, ... below
+    `end`."""
+    nothing = cute.make_rmem_tensor(VECTOR, Int32)
+    nothing.fill(0)
+    for at in cutlass.range(thread, end, threads, unroll=unroll):
+        store4(array, at, nothing.load())
 
 
 def shared_pointer(address: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Constants measured on an H200, by which kernels are chosen: one class an operation."""
+"""Constants measured on an H200, by which kernels are chosen: one class an operation.
+
+`python -m workbench ways --fit` fits those of attention to documents, of another GPU, too.
+"""
 
 from __future__ import annotations
 

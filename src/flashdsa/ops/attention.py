@@ -8,16 +8,8 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.dispatch import checks
 from flashdsa.dispatch.buffers import IntoBuffers
-from flashdsa.dispatch.checks import (
-    int32_slots,
-    kv_rows,
-    require_bool,
-    require_shape,
-    row_format_of,
-    scale_or_default,
-    wants_gradient,
-)
 from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, INT32, same_dtype, sum_dtype
 from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import (
@@ -60,14 +52,14 @@ def rows_and_slots(operands: Any) -> Any:
     Raises:
         UnsupportedError: kv has packed rows, and a gradient is asked for.
     """
-    if wants_gradient(operands):
+    if checks.wants_gradient(operands):
         refuse_packed(operands.kv, "sparse_mla_fwd")
-    slots = int32_slots(operands)
+    slots = checks.int32_slots(operands)
     extra_kv = getattr(operands, "extra_kv", None)
     if slots.kv.dim() != 2:
-        slots = slots._replace(kv=kv_rows("kv", operands.kv))
+        slots = slots._replace(kv=checks.kv_rows("kv", operands.kv))
     if extra_kv is not None and extra_kv.dim() != 2:
-        slots = slots._replace(extra_kv=kv_rows("extra_kv", extra_kv))
+        slots = slots._replace(extra_kv=checks.kv_rows("extra_kv", extra_kv))
     return slots
 
 
@@ -143,7 +135,7 @@ def _require_kv_columns(name: str, kv: Tensor, sizes: Sizes) -> None:
     if kv.dtype not in PACKED:
         size = "S_kv" if name == "kv" else "S_extra"
         shape = kv.shape[0], sizes["d_qk"]
-        require_shape(name, kv, shape, f"[{size}, d_qk] or [{size}, 1, d_qk]")
+        checks.require_shape(name, kv, shape, f"[{size}, d_qk] or [{size}, 1, d_qk]")
 
 
 def _require_row_format(name: str, kv_format: str | None, operands: Any) -> None:
@@ -151,7 +143,7 @@ def _require_row_format(name: str, kv_format: str | None, operands: Any) -> None
     sources = [("kv", operands.kv), ("extra_kv", operands.extra_kv)]
     named = False
     for source, kv in sources:
-        form = None if kv is None else row_format_of(source, kv, kv_format, alone=False)
+        form = None if kv is None else checks.row_format_of(source, kv, kv_format, alone=False)
         if form is None:
             continue
         named = named or form.name == kv_format
@@ -161,7 +153,7 @@ def _require_row_format(name: str, kv_format: str | None, operands: Any) -> None
                 f"columns; expected as many of q, got {operands.q.shape[2]}"
             )
     if kv_format is not None and not named:
-        row_format_of("kv", operands.kv, kv_format)
+        checks.row_format_of("kv", operands.kv, kv_format)
 
 
 def _sink_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
@@ -405,11 +397,11 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
         NotImplementedError: no implementation serves the call, or a gradient is asked for where
             buffers are given or kv has packed rows.
     """
-    require_bool("return_max_logits", return_max_logits)
-    require_bool("batch_invariant", batch_invariant)
+    checks.require_bool("return_max_logits", return_max_logits)
+    checks.require_bool("batch_invariant", batch_invariant)
     lists = indices, topk_length, attn_sink, extra_kv, extra_indices, extra_topk_length
     operands = q, kv, *lists_of(*lists)
-    scale = scale_or_default(sm_scale, q)
+    scale = checks.scale_or_default(sm_scale, q)
     choices = index_block, batch_invariant, kv_format
     values = d_v, scale, False, backend, return_max_logits, *choices
     if out is not None or lse is not None:
@@ -463,7 +455,7 @@ def sparse_mla(  # noqa: PLR0913 - the contract fixes these arguments
     operands = q, kv, *lists_of(*lists)
     forward, backward = _pair(backend)
     choices = index_block, batch_invariant, kv_format
-    values = d_v, scale_or_default(sm_scale, q), deterministic, backward, False, *choices
+    values = d_v, checks.scale_or_default(sm_scale, q), deterministic, backward, False, *choices
     results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, forward)
     return results[0]
 

@@ -14,32 +14,15 @@ from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentValueError
-from flashdsa.ops.attention import (
-    DETERMINISTIC,
-    INDEX_BLOCK,
-    SCALE,
-    AttnSink,
-    Ends,
-    ExtraIndices,
-    ExtraKv,
-    Indices,
-    Kv,
-    Q,
-    Rows,
-    TopkLength,
-    lists_of,
-    refuse_packed,
-    require_lists,
-    rows_and_slots,
-)
+from flashdsa.ops import attention
 
 __all__ = ["mla_bwd"]
 
 
 def _rows_with_gradient(operands: Any) -> Any:
     """`rows_and_slots`, of rows that are not packed."""
-    normalised = rows_and_slots(operands)
-    refuse_packed(normalised.kv)
+    normalised = attention.rows_and_slots(operands)
+    attention.refuse_packed(normalised.kv)
     return normalised
 
 
@@ -65,19 +48,19 @@ _O = Operand("S H d_v", same_dtype, why=" (d_v is dO's; one of the two is wrong)
 class MlaBwdOperands(NamedTuple):
     """Operands of `mla_bwd`: the forward's, the gradient of its O, its lse and O."""
 
-    q: Q
-    kv: Kv
+    q: attention.Q
+    kv: attention.Kv
     dO: Annotated[Tensor, _DO]
     lse: Lse
     O: Annotated[Tensor, _O]
-    indices: Indices
-    topk_length: TopkLength = None
-    attn_sink: AttnSink = None
-    ends: Ends = None
-    extra_kv: ExtraKv = None
-    extra_indices: ExtraIndices = None
-    extra_topk_length: TopkLength = None
-    extra_ends: Ends = None
+    indices: attention.Indices
+    topk_length: attention.TopkLength = None
+    attn_sink: attention.AttnSink = None
+    ends: attention.Ends = None
+    extra_kv: attention.ExtraKv = None
+    extra_indices: attention.ExtraIndices = None
+    extra_topk_length: attention.TopkLength = None
+    extra_ends: attention.Ends = None
 
 
 MLA_BWD = register(
@@ -86,15 +69,15 @@ MLA_BWD = register(
         MlaBwdOperands,
         cpu="sparse_mla:backward",
         parameters=(
-            SCALE,
-            DETERMINISTIC,
+            attention.SCALE,
+            attention.DETERMINISTIC,
             Parameter(
                 "dkv_dtype",
                 "ScalarType?",
                 default=lambda q: sum_dtype(q.dtype),
                 rule=_require_dkv_dtype,
             ),
-            INDEX_BLOCK,
+            attention.INDEX_BLOCK,
         ),
         outputs=(
             Output("dQ", "S H d_qk", ("q",)),
@@ -102,7 +85,7 @@ MLA_BWD = register(
             Output("dextra_kv", "S_extra d_qk", ("dkv_dtype", sum_dtype), when="extra_kv"),
             Output("d_sink", "H", ("attn_sink", sum_dtype), when="attn_sink"),
         ),
-        rule=require_lists,
+        rule=attention.require_lists,
         normalise=_rows_with_gradient,
         backward_of="sparse_mla",
     )
@@ -115,7 +98,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
     dO: Tensor,
     lse: Tensor,
     O: Tensor,
-    indices: Rows,
+    indices: attention.Rows,
     *,
     sm_scale: float | None = None,
     topk_length: Tensor | None = None,
@@ -123,7 +106,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
     deterministic: bool = False,
     dkv_dtype: torch.dtype | None = None,
     extra_kv: Tensor | None = None,
-    extra_indices: Rows | None = None,
+    extra_indices: attention.Rows | None = None,
     extra_topk_length: Tensor | None = None,
     index_block: int = 1,
     dkv: Tensor | None = None,
@@ -161,7 +144,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
         TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
     """
     lists = indices, topk_length, attn_sink, extra_kv, extra_indices, extra_topk_length
-    operands = MlaBwdOperands(q, kv, dO, lse, O, *lists_of(*lists))
+    operands = MlaBwdOperands(q, kv, dO, lse, O, *attention.lists_of(*lists))
     values = scale_or_default(sm_scale, q), deterministic, dkv_dtype, index_block
     if extra_dkv is not None and extra_kv is None:
         raise ArgumentValueError("extra_dkv: expected extra_kv beside it; got None")

@@ -1,19 +1,11 @@
-"""Blocks of rows: the ids of their rows, and a query's own incomplete block."""
+"""Blocks of rows: ids of their rows, and of a query's own incomplete block; valid ids first."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from flashdsa.dispatch.checks import (
-    as_int32,
-    require_device,
-    require_dtype,
-    require_positive,
-    require_rank,
-    require_shape,
-    require_tensor,
-)
+from flashdsa.dispatch import checks
 
 __all__ = ["expand_blocks"]
 
@@ -37,19 +29,37 @@ def expand_blocks(indices: Tensor, block: int, *, positions: Tensor | None = Non
     Raises:
         TypeError, ValueError: a wrong argument.
     """
-    require_tensor("indices", indices)
-    require_dtype("indices", indices, torch.int32, torch.int64)
-    require_rank("indices", indices, (2,), "[S, topk]")
-    require_positive("block", block)
+    checks.require_tensor("indices", indices)
+    checks.require_dtype("indices", indices, torch.int32, torch.int64)
+    checks.require_rank("indices", indices, (2,), "[S, topk]")
+    checks.require_positive("block", block)
     offset = torch.arange(block, device=indices.device)
-    ids = as_int32(indices, -1).long()[..., None]  # INVARIANT: times block it fits int64
+    ids = checks.as_int32(indices, -1).long()[..., None]  # INVARIANT: times block it fits int64
     rows = torch.where(ids >= 0, ids * block + offset, -1).flatten(1)
     if positions is not None:
-        require_tensor("positions", positions)
-        require_dtype("positions", positions, torch.int32, torch.int64)
-        require_shape("positions", positions, indices.shape[:1], "[S]")
-        require_device("positions", positions, indices.device, "indices")
-        own = as_int32(positions, -1).long()[:, None]
+        checks.require_tensor("positions", positions)
+        checks.require_dtype("positions", positions, torch.int32, torch.int64)
+        checks.require_shape("positions", positions, indices.shape[:1], "[S]")
+        checks.require_device("positions", positions, indices.device, "indices")
+        own = checks.as_int32(positions, -1).long()[:, None]
         tail = (own + 1) // block * block + offset[:-1]
         rows = torch.cat((rows, torch.where(tail <= own, tail, -1)), dim=1)
-    return as_int32(rows, -1)
+    return checks.as_int32(rows, -1)
+
+
+def valid_first(ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Each list's ids that are not negative first, in their order, then -1.
+
+    Args:
+        ids: (B, n) int32.
+
+    Returns:
+        ids (B, n) int32; their number (B,) int32.
+    """
+    valid, n = ids >= 0, ids.shape[1]
+    # Each id has a place of its own: those that are not valid come last.
+    upto = valid.cumsum(1)
+    number = torch.arange(1, n + 1, device=ids.device)
+    place = torch.where(valid, upto - 1, n - number + upto)
+    packed = torch.empty_like(ids).scatter_(1, place, ids.clamp_min(-1))
+    return packed, valid.sum(1, dtype=torch.int32)

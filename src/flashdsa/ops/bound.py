@@ -13,14 +13,8 @@ from torch.nn import Parameter
 
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import resolve_backend
+from flashdsa.dispatch import checks
 from flashdsa.dispatch.autograd import refuse_tangents
-from flashdsa.dispatch.checks import (
-    capability,
-    require_backend,
-    require_dtype_or_none,
-    require_positive,
-    wants_gradient,
-)
 from flashdsa.dispatch.registration import OPERATIONS, choose
 from flashdsa.dispatch.registration import bind as bind_call
 from flashdsa.dispatch.spec import OpSpec
@@ -77,7 +71,7 @@ def bind(
         NotImplementedError: no implementation serves the call, or a gradient is asked for.
     """
     spec = _spec(operation)
-    require_backend("backend", backend)
+    checks.require_backend("backend", backend)
     missing = (None,) * (len(spec.operands) - len(operands))
     given = (*operands, *missing)
     if len(given) != len(spec.operands):
@@ -89,7 +83,7 @@ def bind(
             kind = "one on the device meta" if tensor.is_meta else f"a {type(tensor).__name__}"
             raise ArgumentTypeError(f"{operand.name}: expected a tensor with data; got {kind}")
     refuse_tangents(operation, given)
-    if wants_gradient(given):
+    if checks.wants_gradient(given):
         raise UnsupportedError(
             f"{operation}: a bound function records no gradient; call it under torch.no_grad()"
         )
@@ -134,7 +128,7 @@ def warm_up(operation: str, *, backend: str = "auto", **choices: Any) -> None:
         NotImplementedError: no implementation serves such a call.
     """
     spec = _spec(operation)
-    require_backend("backend", backend)
+    checks.require_backend("backend", backend)
     names = _names(spec)
     unknown = [name for name in choices if name not in names]
     if unknown:
@@ -195,7 +189,7 @@ def _combinations(spec: OpSpec, choices: Mapping[str, Any]) -> Iterator[dict[str
         chosen = dict(zip(options, values, strict=True))
         for name in sizes:
             if name in chosen:
-                require_positive(name, chosen[name])
+                checks.require_positive(name, chosen[name])
         following = {n: _FOLLOWING[n](chosen) for n in sizes if n not in chosen}
         for others in product(*following.values()):
             yield {**chosen, **dict(zip(following, others, strict=True))}
@@ -238,7 +232,7 @@ def _zeros(spec: OpSpec, chosen: Mapping[str, Any], device: str) -> Iterator[Ten
             continue
         dtypes = operand.dtypes(first) if callable(operand.dtypes) else operand.dtypes
         dtype = chosen.get(f"{operand.name}_dtype", dtypes[0])
-        require_dtype_or_none(f"{operand.name}_dtype", dtype)
+        checks.require_dtype_or_none(f"{operand.name}_dtype", dtype)
         if not number:
             first = dtype
         shape = [int(dim) if dim.isdecimal() else chosen[dim] for dim in operand.dims]
@@ -250,7 +244,7 @@ def _device(spec: OpSpec, backend: str) -> str:
     serves."""
     if not torch.cuda.is_available():
         return "cpu"
-    here = capability(torch.device("cuda", torch.cuda.current_device()))
+    here = checks.capability(torch.device("cuda", torch.cuda.current_device()))
     backend = resolve_backend(backend)
     on_gpu = any(
         "cuda" in implementation.features.devices

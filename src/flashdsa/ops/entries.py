@@ -9,29 +9,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.entries import rotated
-from flashdsa.dispatch.checks import (
-    are_values_read,
-    as_float,
-    as_int32,
-    holds_values,
-    require_bool,
-    require_dense_rows,
-    require_device,
-    require_dtype,
-    require_positive,
-    require_rank,
-    require_shape,
-    require_tensor,
-    wants_gradient,
-)
-from flashdsa.dispatch.dtypes import (
-    ATTENTION_DTYPES,
-    INT32,
-    same_dtype,
-    sum_dtype,
-    sum_dtypes,
-    sums_or_same,
-)
+from flashdsa.dispatch import checks, dtypes
 from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Gradient, Operand, Output, Parameter, Parameters
 from flashdsa.dispatch.spec import OpSpec
@@ -42,16 +20,17 @@ from flashdsa.ops.entries_kept import (
     require_state,
     write_entries,
 )
-from flashdsa.ops.offsets import require_offsets
 
 __all__ = ["compress_kv", "compress_kv_bwd", "rotate_tail"]
 
-_KV = Operand("T columns", ATTENTION_DTYPES, nonempty="expected [T, width], width >= 1; got 0")
-Gate = Annotated[Tensor, Operand("T columns", same_dtype)]
-Offsets = Annotated[Tensor, Operand("offsets", INT32, note=", one more than sequences")]
-Ape = Annotated[Tensor | None, Operand("ratio columns", sums_or_same)]
-NormWeight = Annotated[Tensor | None, Operand("d", sums_or_same)]
-Table = Annotated[Tensor | None, Operand("P half", sum_dtypes)]
+_KV = Operand(
+    "T columns", dtypes.ATTENTION_DTYPES, nonempty="expected [T, width], width >= 1; got 0"
+)
+Gate = Annotated[Tensor, Operand("T columns", dtypes.same_dtype)]
+Offsets = Annotated[Tensor, Operand("offsets", dtypes.INT32, note=", one more than sequences")]
+Ape = Annotated[Tensor | None, Operand("ratio columns", dtypes.sums_or_same)]
+NormWeight = Annotated[Tensor | None, Operand("d", dtypes.sums_or_same)]
+Table = Annotated[Tensor | None, Operand("P half", dtypes.sum_dtypes)]
 
 
 class CompressKvOperands(NamedTuple):
@@ -64,8 +43,8 @@ class CompressKvOperands(NamedTuple):
     norm_weight: NormWeight = None
     cos: Table = None
     sin: Table = None
-    state: Annotated[Tensor | None, Operand("B R 2 columns", same_dtype)] = None
-    seen: Annotated[Tensor | None, Operand("B", INT32)] = None
+    state: Annotated[Tensor | None, Operand("B R 2 columns", dtypes.same_dtype)] = None
+    seen: Annotated[Tensor | None, Operand("B", dtypes.INT32)] = None
 
 
 class CompressKvBwdOperands(NamedTuple):
@@ -74,7 +53,7 @@ class CompressKvBwdOperands(NamedTuple):
     kv: Annotated[Tensor, _KV]
     gate: Gate
     cu_seqlens: Offsets
-    grad_entries: Annotated[Tensor, Operand("num_entries d", same_dtype)]
+    grad_entries: Annotated[Tensor, Operand("num_entries d", dtypes.same_dtype)]
     ape: Ape = None
     norm_weight: NormWeight = None
     cos: Table = None
@@ -96,22 +75,22 @@ def _require_overlap(name: str, value: bool, operands: Any) -> None:
     if operands.cos is not None:
         _require_tables(operands.cos, d)
     if operands.norm_weight is not None:
-        require_shape("norm_weight", operands.norm_weight, (d,), "[d]")
+        checks.require_shape("norm_weight", operands.norm_weight, (d,), "[d]")
     gradient = getattr(operands, "grad_entries", None)
     if gradient is not None:
-        require_shape("grad_entries", gradient, (gradient.shape[0], d), "[T // ratio, d]")
+        checks.require_shape("grad_entries", gradient, (gradient.shape[0], d), "[T // ratio, d]")
     state = getattr(operands, "state", None)
     if (state is None) != (getattr(operands, "seen", None) is None):
         raise ArgumentValueError("state: expected it and seen, or neither")
     if state is not None:
         shape = offsets.shape[0] - 1, *state.shape[1:]
-        require_shape("state", state, shape, "[B, R, 2, width], B sequences,")
+        checks.require_shape("state", state, shape, "[B, R, 2, width], B sequences,")
 
 
 def _require_ratio(name: str, value: int, operands: Any) -> None:
     """`ape` has a row a token of a window; the state holds the tokens that an entry may want."""
     if operands.ape is not None:
-        require_shape("ape", operands.ape, (value, operands.kv.shape[1]), "[ratio, width]")
+        checks.require_shape("ape", operands.ape, (value, operands.kv.shape[1]), "[ratio, width]")
     state = getattr(operands, "state", None)
     if state is not None and state.shape[1] < value:
         raise ArgumentValueError(f"state: expected R >= {value} rows; got {state.shape[1]}")
@@ -167,8 +146,8 @@ COMPRESS_KV_BWD = register(
         outputs=(
             Output("d_kv", "T columns", ("kv",)),
             Output("d_gate", "T columns", ("kv",)),
-            Output("d_ape", "ratio columns", ("ape", sum_dtype), when="ape"),
-            Output("d_norm_weight", "d", ("norm_weight", sum_dtype), when="norm_weight"),
+            Output("d_ape", "ratio columns", ("ape", dtypes.sum_dtype), when="ape"),
+            Output("d_norm_weight", "d", ("norm_weight", dtypes.sum_dtype), when="norm_weight"),
         ),
         backward_of="compress_kv",
     )
@@ -227,8 +206,8 @@ def compress_kv(  # noqa: PLR0913 - pooling, norm, rotation, state and cache of 
     """
     offsets, seen = _offsets(kv, ratio, cu_seqlens, seen)
     cos, sin = _tables(rotation, "kv", kv)
-    require_bool("overlap", overlap)
-    eps = as_float("eps", eps)
+    checks.require_bool("overlap", overlap)
+    eps = checks.as_float("eps", eps)
     if (out is None) != (slots is None):
         raise ArgumentValueError("slots: expected them and out, or neither")
     if out is None and kv_format is not None:
@@ -237,7 +216,7 @@ def compress_kv(  # noqa: PLR0913 - pooling, norm, rotation, state and cache of 
     written = [name for name, x in (("state", state), ("out", out)) if x is not None]
     if written:
         COMPRESS_KV.require_tensors(operands)
-        if wants_gradient((kv, gate, ape, norm_weight)):
+        if checks.wants_gradient((kv, gate, ape, norm_weight)):
             raise UnsupportedError(
                 f"compress_kv: with {' and '.join(written)} no gradient is available; call it "
                 "under torch.no_grad()"
@@ -284,12 +263,12 @@ def compress_kv_bwd(  # noqa: PLR0913 - `compress_kv`'s arguments
     offsets, _ = _offsets(kv, ratio, cu_seqlens, None)
     cos, sin = _tables(rotation, "kv", kv)
     _require_values(offsets, None, kv.shape[0], ratio, cos)
-    require_tensor("grad_entries", grad_entries)
+    checks.require_tensor("grad_entries", grad_entries)
     rows = kv.shape[0] // ratio, *grad_entries.shape[1:]
-    require_shape("grad_entries", grad_entries, rows, "[T // ratio, d]")
+    checks.require_shape("grad_entries", grad_entries, rows, "[T // ratio, d]")
     operands = kv, gate, offsets, grad_entries, ape, norm_weight, cos, sin
     gradients: tuple[Tensor, Tensor, Tensor, Tensor] = call(
-        COMPRESS_KV_BWD, operands, (ratio, overlap, as_float("eps", eps)), backend
+        COMPRESS_KV_BWD, operands, (ratio, overlap, checks.as_float("eps", eps)), backend
     )
     return gradients
 
@@ -314,17 +293,17 @@ def rotate_tail(
         TypeError, ValueError: a wrong argument; where values are checked (on the CPU, or with
             FLASHDSA_CHECK=1) a position outside [0, P). Otherwise the nearest one counts.
     """
-    require_tensor("x", x)
-    require_dtype("x", x, *ATTENTION_DTYPES)
-    require_rank("x", x, (2, 3), "[S, d] or [S, H, d]")
+    checks.require_tensor("x", x)
+    checks.require_dtype("x", x, *dtypes.ATTENTION_DTYPES)
+    checks.require_rank("x", x, (2, 3), "[S, d] or [S, H, d]")
     cos, sin = _pair_of_tables(rotation, "x", x)
     _require_tables(cos, x.shape[-1])
-    require_tensor("positions", positions)
-    require_dtype("positions", positions, torch.int32, torch.int64)
-    require_shape("positions", positions, (x.shape[0],), "[S], one a row of x,")
-    require_device("positions", positions, x.device, "x")
-    require_bool("inverse", inverse)
-    if x.shape[0] and holds_values(positions) and are_values_read(positions):
+    checks.require_tensor("positions", positions)
+    checks.require_dtype("positions", positions, torch.int32, torch.int64)
+    checks.require_shape("positions", positions, (x.shape[0],), "[S], one a row of x,")
+    checks.require_device("positions", positions, x.device, "x")
+    checks.require_bool("inverse", inverse)
+    if x.shape[0] and checks.holds_values(positions) and checks.are_values_read(positions):
         low, high = (int(y) for y in positions.aminmax())
         if low < 0 or high >= cos.shape[0]:
             raise ArgumentValueError(
@@ -344,16 +323,16 @@ def _offsets(
     kv: Tensor, ratio: int, cu_seqlens: Tensor | None, seen: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """Offsets of the sequences, and tokens seen, as int32."""
-    require_tensor("kv", kv)
-    require_rank("kv", kv, (2,), "[T, width]")
-    require_positive("ratio", ratio)
+    checks.require_tensor("kv", kv)
+    checks.require_rank("kv", kv, (2,), "[T, width]")
+    checks.require_positive("ratio", ratio)
     if cu_seqlens is None:
         cu_seqlens = torch.arange(2, dtype=torch.int32, device=kv.device) * kv.shape[0]
     for name, value in (("cu_seqlens", cu_seqlens), ("seen", seen)):
         if value is not None:
-            require_tensor(name, value)
-            require_dtype(name, value, torch.int32, torch.int64)
-    return as_int32(cu_seqlens, 0), None if seen is None else as_int32(seen, -1)
+            checks.require_tensor(name, value)
+            checks.require_dtype(name, value, torch.int32, torch.int64)
+    return checks.as_int32(cu_seqlens, 0), None if seen is None else checks.as_int32(seen, -1)
 
 
 def _require_tables(cos: Tensor, d: int) -> None:
@@ -371,7 +350,7 @@ def _tables(rotation: object, like: str, x: Tensor) -> tuple[Tensor | None, Tens
         return None, None
     pair = _pair_of_tables(rotation, like, x)
     for number, table in enumerate(pair):
-        require_dense_rows(f"rotation[{number}]", table)
+        checks.require_dense_rows(f"rotation[{number}]", table)
     return pair
 
 
@@ -390,11 +369,11 @@ def _pair_of_tables(rotation: object, like: str, x: Tensor) -> tuple[Tensor, Ten
         raise ArgumentTypeError(f"rotation: expected a pair (cos, sin); got {got}")
     for number, table in enumerate(rotation):
         name = f"rotation[{number}]"
-        require_tensor(name, table)
-        require_dtype(name, table, sum_dtype(x.dtype))
-        require_rank(name, table, (2,), "[P, n]")
-        require_shape(name, table, rotation[0].shape, "[P, n]")
-        require_device(name, table, x.device, like)
+        checks.require_tensor(name, table)
+        checks.require_dtype(name, table, dtypes.sum_dtype(x.dtype))
+        checks.require_rank(name, table, (2,), "[P, n]")
+        checks.require_shape(name, table, rotation[0].shape, "[P, n]")
+        checks.require_device(name, table, x.device, like)
     return rotation[0], rotation[1]
 
 
@@ -402,9 +381,11 @@ def _require_values(
     offsets: Tensor, seen: Tensor | None, tokens: int, ratio: int, cos: Tensor | None
 ) -> None:
     """Check, if values are, that offsets go to T and that positions are within the tables."""
-    if not (holds_values(offsets) and are_values_read(offsets) and offsets.numel() > 1):
+    if not (
+        checks.holds_values(offsets) and checks.are_values_read(offsets) and offsets.numel() > 1
+    ):
         return
-    last = require_offsets("cu_seqlens", offsets)
+    last = checks.require_offsets("cu_seqlens", offsets)
     if last != tokens:
         raise ArgumentValueError(f"cu_seqlens: expected the last to be T, {tokens}; got {last}")
     ends = offsets.long().diff()

@@ -10,14 +10,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.entries import places
-from flashdsa.dispatch.checks import (
-    require_device,
-    require_dtype,
-    require_rank,
-    require_shape,
-    require_tensor,
-    require_writable,
-)
+from flashdsa.dispatch import checks
 from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
 from flashdsa.dispatch.transforms import require_batch
 from flashdsa.errors import ArgumentValueError
@@ -34,11 +27,11 @@ _INDEX_KEYS = replace(CACHE, name="out", written=True)
 
 def require_state(state: Tensor, operands: CompressKvOperands, least: int) -> None:
     """The state holds the tokens that an entry may want, in memory of its own."""
-    require_rank("state", state, (4,), "[B, R, 2, width]")
+    checks.require_rank("state", state, (4,), "[B, R, 2, width]")
     if state.shape[1] < least:
         raise ArgumentValueError(f"state: expected R >= {least} rows; got {state.shape[1]}")
     require_batch("compress_kv", "state", state, operands)
-    require_writable("state", state)
+    checks.require_writable("state", state)
     require_addresses_of_its_own("state", state)
     names = operands._fields
     require_apart(names, operands, written=[names.index("state")])
@@ -49,11 +42,11 @@ def require_cache_of_entries(
 ) -> None:
     """The cache takes entries of d columns; it lies in memory of its own."""
     kv = operands.kv
-    require_tensor("slots", slots)
-    require_dtype("slots", slots, torch.int32, torch.int64)
-    require_shape("slots", slots, kv.shape[:1], "[T], one a token,")
-    require_device("slots", slots, kv.device, "kv")
-    require_tensor("out", out)
+    checks.require_tensor("slots", slots)
+    checks.require_dtype("slots", slots, torch.int32, torch.int64)
+    checks.require_shape("slots", slots, kv.shape[:1], "[T], one a token,")
+    checks.require_device("slots", slots, kv.device, "kv")
+    checks.require_tensor("out", out)
     if _has_index_keys(out):
         if not is_dynamo_compiling():  # which cannot fill a row's cache, and reads the operation's
             _INDEX_KEYS.check(out, kv, "kv", {})

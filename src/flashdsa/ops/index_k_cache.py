@@ -8,9 +8,9 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.e4m3_scales import scale_of
+from flashdsa import problem
 from flashdsa.backends.mxfp4 import quantize as quantize_mxfp4
-from flashdsa.backends.packed_rows import next_power_of_two
+from flashdsa.backends.packed_rows import next_power_of_two, scale_of
 from flashdsa.dispatch.checks import require_dtype, require_tensor
 from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, E4M3, FP32
 from flashdsa.dispatch.registration import call, register
@@ -18,13 +18,6 @@ from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.dispatch.transforms import require_byte_views
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
-from flashdsa.problem import (
-    INDEX_HEAD_DIM,
-    INDEX_TOKEN_BYTES,
-    MXFP4_TOKEN_BYTES,
-    PAGE_SIZE,
-    SCALE_BYTES,
-)
 
 __all__ = [
     "fake_quantize_index",
@@ -34,9 +27,9 @@ __all__ = [
     "write_index_k_cache",
 ]
 
-TOKEN_BYTES = (INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES)
+TOKEN_BYTES = (problem.INDEX_TOKEN_BYTES, problem.MXFP4_TOKEN_BYTES)
 """Bytes that a key may have in the cache."""
-MAX_PAGES = 2**31 // PAGE_SIZE
+MAX_PAGES = 2**31 // problem.PAGE_SIZE
 """Token ids are int32."""
 
 
@@ -44,16 +37,16 @@ def _require_packed_pages(name: str, cache: Tensor, sizes: Sizes) -> None:
     """Each page's bytes are those of 64 tokens and contiguous, its scales aligned, its ids within
     int32."""
     if cache.shape[3] not in TOKEN_BYTES:
-        names = " or ".join(f"[num_pages, {PAGE_SIZE}, 1, {size}]" for size in TOKEN_BYTES)
+        names = " or ".join(f"[num_pages, {problem.PAGE_SIZE}, 1, {size}]" for size in TOKEN_BYTES)
         raise ArgumentValueError(f"{name}: expected shape {names}; got {list(cache.shape)}")
     if cache.stride(3) != 1 or cache.stride(1) != cache.shape[3]:
         raise ArgumentValueError(
             f"{name}: expected each page's bytes to be contiguous; got strides "
             f"{list(cache.stride())}"
         )
-    if cache.stride(0) % SCALE_BYTES or cache.storage_offset() % SCALE_BYTES:
+    if cache.stride(0) % problem.SCALE_BYTES or cache.storage_offset() % problem.SCALE_BYTES:
         raise ArgumentValueError(
-            f"{name}: expected pages aligned to {SCALE_BYTES} bytes for their fp32 scales; "
+            f"{name}: expected pages aligned to {problem.SCALE_BYTES} bytes for their fp32 scales; "
             f"got page stride {cache.stride(0)} and offset {cache.storage_offset()}"
         )
     if sizes["num_pages"] > MAX_PAGES:
@@ -63,16 +56,16 @@ def _require_packed_pages(name: str, cache: Tensor, sizes: Sizes) -> None:
         )
 
 
-_K = Operand(f"T {INDEX_HEAD_DIM}", (torch.bfloat16, torch.float32))
+_K = Operand(f"T {problem.INDEX_HEAD_DIM}", (torch.bfloat16, torch.float32))
 _SLOTS = Operand("T", (torch.int32, torch.int64))
 CACHE = Operand(
-    f"num_pages {PAGE_SIZE} 1 token_bytes",
+    f"num_pages {problem.PAGE_SIZE} 1 token_bytes",
     (torch.uint8, torch.int8),
     rule=_require_packed_pages,
     among={"token_bytes": TOKEN_BYTES},
-    begins_at=SCALE_BYTES,
+    begins_at=problem.SCALE_BYTES,
 )
-_KEYS_AND_SCALES = (Output("fp8", f"T {INDEX_HEAD_DIM}", E4M3), Output("scale", "T", FP32))
+_KEYS_AND_SCALES = (Output("fp8", f"T {problem.INDEX_HEAD_DIM}", E4M3), Output("scale", "T", FP32))
 
 
 class IndexKOperands(NamedTuple):
@@ -84,7 +77,7 @@ class IndexKOperands(NamedTuple):
 class IndexQOperands(NamedTuple):
     """Operands of `quantize_index_q`."""
 
-    q: Annotated[Tensor, replace(_K, shape=f"B H {INDEX_HEAD_DIM}")]
+    q: Annotated[Tensor, replace(_K, shape=f"B H {problem.INDEX_HEAD_DIM}")]
     weights: Annotated[Tensor, Operand("B H", FP32, strided=True)]
 
 
@@ -120,7 +113,7 @@ QUANTIZE_INDEX_Q = register(
         cpu="quantize:quantize_index_q",
         parameters=(_MXFP4,),
         outputs=(
-            Output("fp8", f"B H {INDEX_HEAD_DIM}", E4M3),
+            Output("fp8", f"B H {problem.INDEX_HEAD_DIM}", E4M3),
             Output("folded_weights", "B H", FP32),
         ),
     )
@@ -191,9 +184,9 @@ def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
     """
     require_tensor("x", x)
     require_dtype("x", x, *ATTENTION_DTYPES)
-    if x.dim() < 1 or x.shape[-1] != INDEX_HEAD_DIM:
+    if x.dim() < 1 or x.shape[-1] != problem.INDEX_HEAD_DIM:
         raise ArgumentValueError(
-            f"x: expected a last dimension of {INDEX_HEAD_DIM}; got shape {list(x.shape)}"
+            f"x: expected a last dimension of {problem.INDEX_HEAD_DIM}; got shape {list(x.shape)}"
         )
     if scale not in ("ue8m0", "fp32", "mxfp4"):
         error = ArgumentValueError if isinstance(scale, str) else ArgumentTypeError

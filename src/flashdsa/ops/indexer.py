@@ -8,14 +8,14 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.dispatch.checks import INT32_MAX, require_rank, require_shape, wants_positions
+from flashdsa.dispatch.checks import require_rank, require_shape, wants_positions
 from flashdsa.dispatch.dtypes import E4M3, FP32, INT32
 from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.index_k_cache import CACHE, MAX_PAGES
-from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N, PAGE_SIZE
+from flashdsa.problem import INDEX_HEAD_DIM, INT32_MAX, MAX_NEXT_N, PAGE_SIZE
 
 __all__ = ["dsa_topk_indexer", "indexer_logits", "topk_indices"]
 

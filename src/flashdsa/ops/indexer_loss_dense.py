@@ -9,15 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.dispatch.checks import (
-    require_device,
-    require_dtype,
-    require_positive,
-    require_rank,
-    require_shape,
-    require_tensor,
-    scale_or_default,
-)
+from flashdsa.dispatch import checks
 from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, INT32, sum_dtype, sums_or_same
 from flashdsa.dispatch.registration import opaque
 from flashdsa.errors import ArgumentValueError, DoubleBackwardError
@@ -70,7 +62,7 @@ def indexer_kl_loss_dense(  # noqa: PLR0913 - two sets of operands and a range o
     Raises:
         TypeError, ValueError: a wrong argument.
     """
-    scale = scale_or_default(sm_scale, q)
+    scale = checks.scale_or_default(sm_scale, q)
     problem = _Problem(
         q_index, k_index, weights, q, k, lse, key_end, key_start, row_weight, scale, chunk_bytes
     )
@@ -97,36 +89,40 @@ class _Problem(NamedTuple):
     def check(self) -> None:
         """Raise for a wrong argument."""
         for name in ("q_index", "k_index", "weights", "q", "k", "lse", "key_end"):
-            require_tensor(name, getattr(self, name))
+            checks.require_tensor(name, getattr(self, name))
         dtype = self.q_index.dtype
-        require_dtype("q_index", self.q_index, *ATTENTION_DTYPES)
+        checks.require_dtype("q_index", self.q_index, *ATTENTION_DTYPES)
         for name in ("k_index", "q", "k"):
-            require_dtype(name, getattr(self, name), dtype)
-        require_dtype("weights", self.weights, *sums_or_same(dtype))
-        require_dtype("lse", self.lse, sum_dtype(dtype))
-        require_rank("q_index", self.q_index, (3,), "[S, H_I, 128]")
-        require_rank("k_index", self.k_index, (2,), "[S_kv, 128]")
-        require_rank("q", self.q, (3,), "[S, H, d]")
-        require_rank("k", self.k, (2, 3), "[S_kv, d] or [S_kv, H, d]")
+            checks.require_dtype(name, getattr(self, name), dtype)
+        checks.require_dtype("weights", self.weights, *sums_or_same(dtype))
+        checks.require_dtype("lse", self.lse, sum_dtype(dtype))
+        checks.require_rank("q_index", self.q_index, (3,), "[S, H_I, 128]")
+        checks.require_rank("k_index", self.k_index, (2,), "[S_kv, 128]")
+        checks.require_rank("q", self.q, (3,), "[S, H, d]")
+        checks.require_rank("k", self.k, (2, 3), "[S_kv, d] or [S_kv, H, d]")
         rows, keys = self.q_index.shape[0], self.k_index.shape[0]
         heads, index_heads = self.q.shape[1], self.q_index.shape[1]
-        require_shape("q_index", self.q_index, (rows, index_heads, INDEX_HEAD_DIM), "[S, H_I, 128]")
-        require_shape("k_index", self.k_index, (keys, INDEX_HEAD_DIM), "[S_kv, 128]")
-        require_shape("weights", self.weights, (rows, index_heads), "[S, H_I]")
-        require_shape("q", self.q, (rows, heads, self.k.shape[-1]), "[S, H, d]")
+        checks.require_shape(
+            "q_index", self.q_index, (rows, index_heads, INDEX_HEAD_DIM), "[S, H_I, 128]"
+        )
+        checks.require_shape("k_index", self.k_index, (keys, INDEX_HEAD_DIM), "[S_kv, 128]")
+        checks.require_shape("weights", self.weights, (rows, index_heads), "[S, H_I]")
+        checks.require_shape("q", self.q, (rows, heads, self.k.shape[-1]), "[S, H, d]")
         shape = (keys, self.q.shape[2]) if self.k.dim() == 2 else (keys, *self.q.shape[1:])
-        require_shape("k", self.k, shape, "[S_kv, d] or [S_kv, H, d]")
-        require_shape("lse", self.lse, (rows, heads), "[S, H]")
+        checks.require_shape("k", self.k, shape, "[S_kv, d] or [S_kv, H, d]")
+        checks.require_shape("lse", self.lse, (rows, heads), "[S, H]")
         for name in ("key_end", "key_start", "row_weight"):
             value = getattr(self, name)
             if value is not None:
-                require_tensor(name, value)
-                require_dtype(name, value, *((sum_dtype(dtype),) if "row" in name else INT32))
-                require_shape(name, value, (rows,), "[S]")
+                checks.require_tensor(name, value)
+                checks.require_dtype(
+                    name, value, *((sum_dtype(dtype),) if "row" in name else INT32)
+                )
+                checks.require_shape(name, value, (rows,), "[S]")
         for name, value in zip(self._fields, self, strict=True):
             if isinstance(value, Tensor):
-                require_device(name, value, self.q_index.device, "q_index")
-        require_positive("chunk_bytes", self.chunk_bytes, 2**63 - 1)
+                checks.require_device(name, value, self.q_index.device, "q_index")
+        checks.require_positive("chunk_bytes", self.chunk_bytes, 2**63 - 1)
         if not index_heads or not heads:
             raise ArgumentValueError("q and q_index: expected at least one head; got 0")
 

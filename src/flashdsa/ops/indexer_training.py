@@ -8,31 +8,13 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.dispatch import dtypes
 from flashdsa.dispatch.buffers import Total, require_totals
 from flashdsa.dispatch.checks import int32_slots, require_positive, scale_or_default
-from flashdsa.dispatch.dtypes import (
-    ATTENTION_DTYPES,
-    require_sums_or_same,
-    same_dtype,
-    sum_dtype,
-    sum_dtypes,
-    sums_or_same,
-)
 from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Gradient, Operand, Output, Parameter, Parameters, fold_batch
 from flashdsa.dispatch.spec import OpSpec
-from flashdsa.ops.attention import (
-    DETERMINISTIC,
-    OF_BACKWARD,
-    SCALE,
-    VALID_INDICES,
-    AttnSink,
-    Indices,
-    Kv,
-    Q,
-    TopkLength,
-    rows_and_slots,
-)
+from flashdsa.ops import attention
 from flashdsa.ops.attention_backward import Lse
 from flashdsa.ops.blocks import expand_blocks
 from flashdsa.problem import INDEX_HEAD_DIM
@@ -42,31 +24,31 @@ __all__ = ["attention_target", "indexer_bwd", "indexer_scores"]
 
 def _require_dk_dtype(name: str, value: torch.dtype | None, operands: IndexerBwdOperands) -> None:
     """dk_index in the precision of its sums, or in k_index's dtype."""
-    require_sums_or_same(name, value, operands.k_index.dtype)
+    dtypes.require_sums_or_same(name, value, operands.k_index.dtype)
 
 
 QIndex = Annotated[
     Tensor,
     Operand(
         f"S H {INDEX_HEAD_DIM}",
-        ATTENTION_DTYPES,
-        batched=fold_batch("q_index", "k_index", VALID_INDICES),
+        dtypes.ATTENTION_DTYPES,
+        batched=fold_batch("q_index", "k_index", attention.VALID_INDICES),
         nonempty="expected shape [S, H, 128] with H >= 1; got H = 0",
     ),
 ]
-KIndex = Annotated[Tensor, Operand(f"S_kv {INDEX_HEAD_DIM}", same_dtype)]
-Weights = Annotated[Tensor, Operand("S H", sums_or_same)]
+KIndex = Annotated[Tensor, Operand(f"S_kv {INDEX_HEAD_DIM}", dtypes.same_dtype)]
+Weights = Annotated[Tensor, Operand("S H", dtypes.sums_or_same)]
 
 
 class AttentionTargetOperands(NamedTuple):
     """Operands of `attention_target`: those of `sparse_mla_fwd`, and its lse."""
 
-    q: Q
-    kv: Kv
+    q: attention.Q
+    kv: attention.Kv
     lse: Lse
-    indices: Indices
-    topk_length: TopkLength = None
-    attn_sink: AttnSink = None
+    indices: attention.Indices
+    topk_length: attention.TopkLength = None
+    attn_sink: attention.AttnSink = None
 
 
 class IndexerScoresOperands(NamedTuple):
@@ -75,8 +57,8 @@ class IndexerScoresOperands(NamedTuple):
     q_index: QIndex
     k_index: KIndex
     weights: Weights
-    indices: Indices
-    topk_length: TopkLength = None
+    indices: attention.Indices
+    topk_length: attention.TopkLength = None
 
 
 class IndexerBwdOperands(NamedTuple):
@@ -85,9 +67,9 @@ class IndexerBwdOperands(NamedTuple):
     q_index: QIndex
     k_index: KIndex
     weights: Weights
-    indices: Indices
-    grad_scores: Annotated[Tensor, Operand("S topk", sum_dtypes)]
-    topk_length: TopkLength = None
+    indices: attention.Indices
+    grad_scores: Annotated[Tensor, Operand("S topk", dtypes.sum_dtypes)]
+    topk_length: attention.TopkLength = None
 
 
 def _arguments_of_backward(
@@ -103,10 +85,10 @@ ATTENTION_TARGET = register(
         "attention_target",
         AttentionTargetOperands,
         cpu="indexer_training:attention_target",
-        parameters=(SCALE,),
-        outputs=(Output("target", "S topk", (sum_dtype,)),),
+        parameters=(attention.SCALE,),
+        outputs=(Output("target", "S topk", (dtypes.sum_dtype,)),),
         autocast=("q", "kv"),
-        normalise=rows_and_slots,
+        normalise=attention.rows_and_slots,
         detached=True,
     )
 )
@@ -115,8 +97,8 @@ INDEXER_SCORES = register(
         "indexer_scores",
         IndexerScoresOperands,
         cpu="indexer_training:scores",
-        parameters=OF_BACKWARD,
-        outputs=(Output("scores", "S topk", (sum_dtype,)),),
+        parameters=attention.OF_BACKWARD,
+        outputs=(Output("scores", "S topk", (dtypes.sum_dtype,)),),
         autocast=("q_index", "k_index"),
         normalise=int32_slots,
         gradient=Gradient(
@@ -130,17 +112,17 @@ INDEXER_BWD = register(
         IndexerBwdOperands,
         cpu="indexer_training:backward",
         parameters=(
-            DETERMINISTIC,
+            attention.DETERMINISTIC,
             Parameter(
                 "dk_dtype",
                 "ScalarType?",
-                default=lambda q_index: sum_dtype(q_index.dtype),
+                default=lambda q_index: dtypes.sum_dtype(q_index.dtype),
                 rule=_require_dk_dtype,
             ),
         ),
         outputs=(
             Output("dq_index", f"S H {INDEX_HEAD_DIM}", ("q_index",)),
-            Output("dk_index", f"S_kv {INDEX_HEAD_DIM}", ("dk_dtype", sum_dtype)),
+            Output("dk_index", f"S_kv {INDEX_HEAD_DIM}", ("dk_dtype", dtypes.sum_dtype)),
             Output("d_weights", "S H", ("weights",)),
         ),
         normalise=int32_slots,
@@ -195,7 +177,7 @@ def attention_target(
         operands = ATTENTION_TARGET.normalised(operands)
     if accumulate_into is not None:
         total = Total("accumulate_into", accumulate_into, operands.indices.shape, "[S, topk]")
-        require_totals([total], sum_dtype(q.dtype), ATTENTION_TARGET, operands)
+        require_totals([total], dtypes.sum_dtype(q.dtype), ATTENTION_TARGET, operands)
     if index_block > 1:
         # Rows beyond those of kv are invalid slots.
         index_block = max(1, min(index_block, operands.kv.shape[0]))

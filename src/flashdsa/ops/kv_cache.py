@@ -6,17 +6,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.packed_rows import pack, parts_of, put, take, unpack
+from flashdsa.dispatch import checks
 from flashdsa.dispatch.autograd import refuse_tangents
-from flashdsa.dispatch.checks import (
-    are_values_read,
-    require_device,
-    require_dtype,
-    require_rank,
-    require_shape,
-    require_tensor,
-    require_writable,
-    row_format_of,
-)
 from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
 from flashdsa.dispatch.registration import opaque
 from flashdsa.dispatch.transforms import require_batch, require_byte_views
@@ -76,7 +67,7 @@ def write_kv_cache(
         TypeError, ValueError: a wrong argument.
     """
     refuse_tangents("write_kv_cache", (kv,))
-    require_tensor("kv", kv)
+    checks.require_tensor("kv", kv)
     pages, form = require_cache("cache", cache, kv_format, kv, "kv")
     power_of_two = _is_power_of_two(scale, form)
     rows = _rows(kv, columns_of(pages, form))
@@ -86,7 +77,7 @@ def write_kv_cache(
     if form is not None:
         require_byte_views("write_kv_cache", kv, cache)
     num_slots = pages.shape[0] * pages.shape[1]
-    if are_values_read(slots):
+    if checks.are_values_read(slots):
         slots = _checked_slots(slots, num_slots, True)
     if not slots.shape[0] or not num_slots:
         return
@@ -111,11 +102,11 @@ def read_kv_cache(cache: Tensor, slots: Tensor, *, kv_format: str | None = None)
     """
     pages, form = _pages("cache", cache, kv_format)
     _check_slots(slots)
-    require_device("slots", slots, cache.device, "cache")
+    checks.require_device("slots", slots, cache.device, "cache")
     if form is not None:
         require_byte_views("read_kv_cache", cache, slots)
     num_slots = pages.shape[0] * pages.shape[1]
-    if are_values_read(slots):
+    if checks.are_values_read(slots):
         slots = _checked_slots(slots, num_slots, False)
     if not num_slots:
         return torch.zeros(
@@ -138,27 +129,29 @@ def _is_power_of_two(scale: object, form: RowFormat | None) -> bool:
 
 def _rows(kv: Tensor, columns: int) -> Tensor:
     """kv as (T, columns)."""
-    require_tensor("kv", kv)
-    require_dtype("kv", kv, *_ROW_DTYPES)
+    checks.require_tensor("kv", kv)
+    checks.require_dtype("kv", kv, *_ROW_DTYPES)
     layout = f"[T, {columns}] or [T, 1, {columns}]"
-    require_rank("kv", kv, (2, 3), layout)
+    checks.require_rank("kv", kv, (2, 3), layout)
     count = kv.shape[0]
-    require_shape("kv", kv, (count, columns) if kv.dim() == 2 else (count, 1, columns), layout)
+    checks.require_shape(
+        "kv", kv, (count, columns) if kv.dim() == 2 else (count, 1, columns), layout
+    )
     return kv.detach().reshape(count, columns)
 
 
 def _pages(name: str, cache: Tensor, kv_format: str | None) -> tuple[Tensor, RowFormat | None]:
     """A view of the cache as (num_pages, page_size, width), bytes as uint8, and their format. Rows
     without pages are pages of one row."""
-    require_tensor(name, cache)
-    require_dtype(name, cache, *_CACHE_DTYPES)
+    checks.require_tensor(name, cache)
+    checks.require_dtype(name, cache, *_CACHE_DTYPES)
     layout = "[S_kv, d], [num_pages, page_size, d] or [num_pages, page_size, 1, d]"
-    require_rank(name, cache, (2, 3, 4), layout)
+    checks.require_rank(name, cache, (2, 3, 4), layout)
     if cache.dim() == 4:
-        require_shape(name, cache, [*cache.shape[:2], 1, cache.shape[3]], layout)
+        checks.require_shape(name, cache, [*cache.shape[:2], 1, cache.shape[3]], layout)
     pages = cache.squeeze(2) if cache.dim() == 4 else cache
     pages = pages[:, None] if cache.dim() == 2 else pages
-    form = row_format_of(name, cache, kv_format)
+    form = checks.row_format_of(name, cache, kv_format)
     if form is not None and pages.dtype is not torch.uint8:
         pages = pages.view(torch.uint8)
     return pages, form
@@ -175,21 +168,21 @@ def require_cache(
     """Return the pages and the format of a cache to which `rows`, argument `like`, can be
     written."""
     pages, form = _pages(name, cache, kv_format)
-    require_dtype(like, rows, *_ROW_DTYPES)
-    require_device(name, cache, rows.device, like)
-    require_writable(name, cache)
+    checks.require_dtype(like, rows, *_ROW_DTYPES)
+    checks.require_device(name, cache, rows.device, like)
+    checks.require_writable(name, cache)
     require_addresses_of_its_own(name, cache)
     return pages, form
 
 
 def _check_slots(slots: Tensor, rows: Tensor | None = None) -> None:
     """One slot a row, on its device."""
-    require_tensor("slots", slots)
-    require_dtype("slots", slots, torch.int32, torch.int64)
-    require_rank("slots", slots, (1,), "[T]")
+    checks.require_tensor("slots", slots)
+    checks.require_dtype("slots", slots, torch.int32, torch.int64)
+    checks.require_rank("slots", slots, (1,), "[T]")
     if rows is not None:
-        require_shape("slots", slots, (rows.shape[0],), "[T], one a row of kv,")
-        require_device("slots", slots, rows.device, "kv")
+        checks.require_shape("slots", slots, (rows.shape[0],), "[T], one a row of kv,")
+        checks.require_device("slots", slots, rows.device, "kv")
 
 
 @opaque(

@@ -7,25 +7,14 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.dispatch.checks import (
-    INT32_MAX,
-    are_values_read,
-    as_int32,
-    dtype_name,
-    holds_values,
-    require_device,
-    require_positive,
-    require_rank,
-    require_tensor,
-)
+from flashdsa.dispatch import checks
 from flashdsa.dispatch.dtypes import E4M3, FP32, INT32, same_dtype
 from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes, fold_batch
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.ops.indexer import BLOCK
-from flashdsa.ops.offsets import require_offsets
-from flashdsa.problem import INDEX_HEAD_DIM
+from flashdsa.problem import INDEX_HEAD_DIM, INT32_MAX
 
 __all__ = ["causal_ranges", "dsa_topk_prefill", "prefill_logits"]
 
@@ -47,7 +36,8 @@ def _require_scales_of_e4m3_keys(operands: PrefillOperands | TopkPrefillOperands
         )
     if dtype != torch.float8_e4m3fn and scales is not None:
         raise ArgumentTypeError(
-            f"k_scale: expected None, as keys of {dtype_name(dtype)} have no scales; got a tensor"
+            f"k_scale: expected None, as keys of {checks.dtype_name(dtype)} have no scales; "
+            "got a tensor"
         )
 
 
@@ -223,12 +213,12 @@ def causal_ranges(
             from the last offset on count as the last sequence's, with ends beyond its keys, and
             queries from `num_queries` on are left out; `dsa_topk_prefill` clamps ends to S_kv.
     """
-    require_positive("ratio", ratio)
+    checks.require_positive("ratio", ratio)
     ends_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     for name, value in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", ends_k)):
-        require_tensor(name, value)
-        require_rank(name, value, (1,), "[B + 1]")
-        require_device(name, value, cu_seqlens_q.device, "cu_seqlens_q")
+        checks.require_tensor(name, value)
+        checks.require_rank(name, value, (1,), "[B + 1]")
+        checks.require_device(name, value, cu_seqlens_q.device, "cu_seqlens_q")
         if value.dtype not in (torch.int32, torch.int64):
             raise ArgumentTypeError(f"{name}: expected dtype int32 or int64; got {value.dtype}")
         if not value.numel() or value.shape != cu_seqlens_q.shape:
@@ -237,10 +227,14 @@ def causal_ranges(
                 f" where cu_seqlens_q has {list(cu_seqlens_q.shape)}"
             )
     if num_queries is not None and (num_queries != 0 or isinstance(num_queries, bool)):
-        require_positive("num_queries", num_queries)
-    if holds_values(cu_seqlens_q) and holds_values(ends_k) and are_values_read(ends_k):
-        last = require_offsets("cu_seqlens_q", cu_seqlens_q)
-        require_offsets("cu_seqlens_k", ends_k)
+        checks.require_positive("num_queries", num_queries)
+    if (
+        checks.holds_values(cu_seqlens_q)
+        and checks.holds_values(ends_k)
+        and checks.are_values_read(ends_k)
+    ):
+        last = checks.require_offsets("cu_seqlens_q", cu_seqlens_q)
+        checks.require_offsets("cu_seqlens_k", ends_k)
         if num_queries not in (None, last):
             raise ArgumentValueError(
                 f"num_queries: expected the last of cu_seqlens_q, {last}; got {num_queries}"
@@ -256,4 +250,4 @@ def causal_ranges(
     starts = (keys.cumsum(0) - keys)[sequence]
     behind = cu_seqlens_q[1:].long()[sequence] - query - 1
     ends = starts + (tokens[sequence] - behind).clamp(min=0) // ratio
-    return as_int32(starts, 0), as_int32(ends, 0)
+    return checks.as_int32(starts, 0), checks.as_int32(ends, 0)

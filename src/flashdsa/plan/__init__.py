@@ -1,6 +1,6 @@
 """Budgets as data: kernels allocate from them, `flashdsa plan` prints them, tests check them."""
 
-from flashdsa.plan.budgets import CtaPlan, Sm90Plan, Sm100Plan
+from flashdsa.plan.budgets import CtaPlan, FixedPlan, Sm90Plan, Sm100Plan, UniformPlan
 from flashdsa.plan.roles import (
     Arrives,
     Barrier,
@@ -18,6 +18,7 @@ __all__ = [
     "Barrier",
     "BudgetError",
     "CtaPlan",
+    "FixedPlan",
     "LiveRange",
     "Role",
     "Sm90Plan",
@@ -26,6 +27,7 @@ __all__ = [
     "SmemRegion",
     "TmemPlan",
     "TmemRegion",
+    "UniformPlan",
     "check_arrivals",
     "check_barriers",
     "check_registers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -20,6 +21,10 @@ class CtaPlan(ABC):
     """
 
     arch: ClassVar[ArchSpec]
+
+    def __post_init__(self) -> None:
+        """Raises BudgetError, which names the region or role that does not fit."""
+        self.check()
 
     @property
     @abstractmethod
@@ -71,6 +76,39 @@ class CtaPlan(ABC):
     @property
     def smem_bytes(self) -> int:
         return self.smem.total
+
+
+class UniformPlan:
+    """Base of frozen dataclasses that describe kernels whose warps all do the same.
+
+    Attributes:
+        arch: whose budgets it has.
+    """
+
+    arch: ClassVar[ArchSpec] = SM90
+    roles: ClassVar[tuple[Role, ...]] = ()
+    barriers: ClassVar[tuple[Barrier, ...]] = ()
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """Shared memory regions, in order."""
+        return []
+
+    @cached_property
+    def smem(self) -> SmemPlan:
+        return plan_smem(self.regions, self.arch.smem_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        return self.smem.total
+
+
+@dataclass(frozen=True)
+class FixedPlan(UniformPlan):
+    """The plan of a kernel that has nothing to choose."""
+
+    name: str
+    smem_bytes: int = 0
 
 
 class Sm90Plan(CtaPlan):

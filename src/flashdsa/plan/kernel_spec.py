@@ -63,6 +63,12 @@ class KernelSpec:
         return getattr(import_module(module), name) if module else ()
 
     @property
+    def plan(self) -> Any:
+        """The plan of a kernel that has nothing to choose."""
+        (only,) = self.plans
+        return only
+
+    @property
     def variants(self) -> tuple[Variant, ...]:
         return tuple(Variant(self, plan) for plan in self.plans)
 

@@ -6,15 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from flashdsa.hw import (
-    MAX_CLUSTER_SIZE,
-    MAX_MBARRIER_COUNT,
-    MAX_REGISTERS,
-    REGISTER_STEP,
-    SM_PARTITIONS,
-    WARP_SIZE,
-    WARPGROUP_SIZE,
-)
+from flashdsa import hw
 from flashdsa.plan.smem import BudgetError
 
 
@@ -46,7 +38,7 @@ class Role:
 
     @property
     def warps(self) -> int:
-        return self.threads // WARP_SIZE
+        return self.threads // hw.WARP_SIZE
 
 
 @dataclass(frozen=True)
@@ -101,24 +93,24 @@ def _arrivals_of(role: Role, arrives: Arrives) -> int:
         Arrives.COMMIT: 1,
         Arrives.EVERY_THREAD: role.threads,
         Arrives.EVERY_WARP: role.warps,
-        Arrives.EVERY_LANE_OF_ONE_WARP: WARP_SIZE,
-        Arrives.WARPS_OF_ONE_GROUP: WARPGROUP_SIZE // WARP_SIZE,
-        Arrives.THREADS_OF_ONE_GROUP: WARPGROUP_SIZE,
-        Arrives.EVERY_CTA: MAX_CLUSTER_SIZE,
+        Arrives.EVERY_LANE_OF_ONE_WARP: hw.WARP_SIZE,
+        Arrives.WARPS_OF_ONE_GROUP: hw.WARPGROUP_SIZE // hw.WARP_SIZE,
+        Arrives.THREADS_OF_ONE_GROUP: hw.WARPGROUP_SIZE,
+        Arrives.EVERY_CTA: hw.MAX_CLUSTER_SIZE,
     }[arrives]
 
 
-def check_registers(roles: Sequence[Role], registers: int, most: int = MAX_REGISTERS) -> None:
+def check_registers(roles: Sequence[Role], registers: int, most: int = hw.MAX_REGISTERS) -> None:
     """Hold the roles' register counts against what setmaxnreg takes and the CTA has.
 
     Raises:
         BudgetError: names the role.
     """
     for role in roles:
-        if role.registers % REGISTER_STEP or not 24 <= role.registers <= most:
+        if role.registers % hw.REGISTER_STEP or not 24 <= role.registers <= most:
             raise BudgetError(
                 f"registers: {role.name} has {role.registers} a thread; setmaxnreg takes "
-                f"multiples of {REGISTER_STEP} from 24 to {most}"
+                f"multiples of {hw.REGISTER_STEP} from 24 to {most}"
             )
     total = sum(role.threads * role.registers for role in roles)
     if total > registers:
@@ -136,10 +128,10 @@ def registers_each(threads: int, registers: int) -> int:
     are in one partition, and their threads get 65,536 / 4 / (5 * 32) in steps of 8, which is 96
     and not 65,536 / 544 = 120. ptxas derives the same cap from .reqntid.
     """
-    warps = -(-threads // WARP_SIZE)
-    of_one = -(-warps // SM_PARTITIONS)
-    share = registers // SM_PARTITIONS // (of_one * WARP_SIZE)
-    return min(share // REGISTER_STEP * REGISTER_STEP, MAX_REGISTERS)
+    warps = -(-threads // hw.WARP_SIZE)
+    of_one = -(-warps // hw.SM_PARTITIONS)
+    share = registers // hw.SM_PARTITIONS // (of_one * hw.WARP_SIZE)
+    return min(share // hw.REGISTER_STEP * hw.REGISTER_STEP, hw.MAX_REGISTERS)
 
 
 def check_barriers(barriers: Sequence[Barrier], roles: Sequence[Role]) -> None:
@@ -156,17 +148,17 @@ def check_barriers(barriers: Sequence[Barrier], roles: Sequence[Role]) -> None:
         for role, arrives in barrier.arriving:
             _check_producer(barrier, role, arrives)
         for what, number in (("arrivals", barrier.arrivals), ("bytes", barrier.transaction_bytes)):
-            if number > MAX_MBARRIER_COUNT:
+            if number > hw.MAX_MBARRIER_COUNT:
                 raise BudgetError(
                     f"barriers: {barrier.name}: {number} {what} in a phase; "
-                    f"at most {MAX_MBARRIER_COUNT}"
+                    f"at most {hw.MAX_MBARRIER_COUNT}"
                 )
 
 
 def _check_producer(barrier: Barrier, role: Role, arrives: Arrives) -> None:
     of_group = (Arrives.WARPS_OF_ONE_GROUP, Arrives.THREADS_OF_ONE_GROUP)
-    least = WARPGROUP_SIZE if arrives in of_group else WARP_SIZE
-    if role.threads % WARP_SIZE or role.threads < least:
+    least = hw.WARPGROUP_SIZE if arrives in of_group else hw.WARP_SIZE
+    if role.threads % hw.WARP_SIZE or role.threads < least:
         raise BudgetError(
             f"barriers: {barrier.name}: {arrives} of {role.name} cannot arrive: "
             f"it has {role.threads} threads"

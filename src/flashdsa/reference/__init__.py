@@ -6,12 +6,9 @@ floating dtype and live on any device; outputs are float64 (or the exact integer
 
 # ruff: noqa: F403 - a file's `__all__` says what is public
 
-from flashdsa.reference.dense_kl import *
 from flashdsa.reference.entries import *
 from flashdsa.reference.indexer import *
 from flashdsa.reference.indexer_training import *
-from flashdsa.reference.kv_cache import *
-from flashdsa.reference.merge import *
 from flashdsa.reference.packed_kv import *
 from flashdsa.reference.prefill import *
 from flashdsa.reference.quant import *

@@ -1,4 +1,4 @@
-"""Packed kv rows by the addresses of their bytes: codes, scales and bf16 columns."""
+"""Packed kv rows by the addresses of their bytes: codes, scales and bf16 columns; kv caches."""
 
 import math
 from typing import NamedTuple
@@ -6,16 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.reference.quant import (
-    AMAX_FLOOR,
-    E4M3_MAX,
-    decode_e2m1,
-    decode_e4m3,
-    encode_e2m1,
-    encode_e4m3,
-)
+from flashdsa.reference import quant
 
-__all__ = ["fields", "quantize_kv", "unpack_kv"]
+__all__ = ["fields", "quantize_kv", "read_kv_cache", "unpack_kv", "write_kv_cache"]
 
 
 class _Row(NamedTuple):
@@ -80,7 +73,7 @@ def unpack_kv(rows: Tensor, form: str = "v32", slots: Tensor | None = None) -> T
         slots = torch.arange(rows[..., 0].numel(), device=rows.device)
     raw = rows.detach().reshape(-1).view(torch.uint8)
     codes, scales, rope = (raw[at] for at in fields(form, page_size, slots.long()))
-    values = decode_e2m1(codes) if form == "v41_fp4" else decode_e4m3(codes)
+    values = quant.decode_e2m1(codes) if form == "v41_fp4" else quant.decode_e4m3(codes)
     values *= _decode_scales(scales, form).repeat_interleave(ROWS[form].group, dim=1)
     if not ROWS[form].rope:
         return values
@@ -92,7 +85,7 @@ def _decode_scales(stored: Tensor, form: str) -> Tensor:
     if row.scale == "fp32":
         return stored.view(torch.float32).double()
     if row.scale == "e4m3":
-        return decode_e4m3(stored)
+        return quant.decode_e4m3(stored)
     powers = [2.0 ** (byte - 127) for byte in range(255)]
     table = torch.tensor([*powers, math.nan], dtype=torch.float64, device=stored.device)
     return table[stored[:, : row.columns // row.group].long()]
@@ -108,7 +101,7 @@ def quantize_kv(kv: Tensor, scale: str, form: str = "v32") -> Tensor:
         group = x[:, first : first + row.group]
         scales, written = _scales(group.abs().amax(dim=-1), form, scale)
         scaled = group / scales[:, None]
-        codes.append(encode_e2m1(scaled) if form == "v41_fp4" else encode_e4m3(scaled))
+        codes.append(quant.encode_e2m1(scaled) if form == "v41_fp4" else quant.encode_e4m3(scaled))
         stored.append(written)
     rows = torch.zeros(len(x), row.row_bytes, dtype=torch.uint8)
     rope = x[:, row.columns :].to(torch.bfloat16).contiguous().view(torch.uint8)
@@ -122,21 +115,21 @@ def quantize_kv(kv: Tensor, scale: str, form: str = "v32") -> Tensor:
 
 def _scales(amax: Tensor, form: str, rule: str) -> tuple[Tensor, Tensor]:
     """A group's scales `[T]` in fp32, and their bytes `[T, 1 or 4]`."""
-    floor = torch.tensor(AMAX_FLOOR, dtype=torch.float32)
+    floor = torch.tensor(quant.AMAX_FLOOR, dtype=torch.float32)
     if ROWS[form].scale == "fp32":
-        scales = torch.maximum(amax, floor) / torch.tensor(E4M3_MAX)
+        scales = torch.maximum(amax, floor) / torch.tensor(quant.E4M3_MAX)
         if rule == "ue8m0":
             scales = torch.tensor([_power_of_two(one) for one in scales.tolist()])
         return scales, scales[:, None].view(torch.uint8)
     if ROWS[form].scale == "e8m0":
-        wanted = torch.maximum(amax / torch.tensor(E4M3_MAX), floor).tolist()
+        wanted = torch.maximum(amax / torch.tensor(quant.E4M3_MAX), floor).tolist()
         scales = torch.tensor([_power_of_two(one) for one in wanted])
         logs = [math.log2(x) if math.isfinite(x) else 128 for x in scales.tolist()]
         stored = [127 + int(log) for log in logs]
         return scales, torch.tensor(stored, dtype=torch.uint8)[:, None]
-    nearest = encode_e4m3((amax / torch.tensor(6.0)).clamp(2.0**-9, E4M3_MAX))
+    nearest = quant.encode_e4m3((amax / torch.tensor(6.0)).clamp(2.0**-9, quant.E4M3_MAX))
     code = torch.where(amax.isfinite(), nearest, 0x7F).to(torch.uint8)
-    return decode_e4m3(code).float(), code[:, None]
+    return quant.decode_e4m3(code).float(), code[:, None]
 
 
 def _power_of_two(value: float) -> float:
@@ -144,3 +137,33 @@ def _power_of_two(value: float) -> float:
     if not math.isfinite(value):
         return value
     return 2.0 ** next(n for n in range(-40, 130) if 2.0**n >= value)
+
+
+def write_kv_cache(
+    kv: Tensor, slots: Tensor, cache: Tensor, scale: str, form: str = "v32"
+) -> Tensor:
+    """A copy of the cache, without gaps, in which slot `page * page_size + offset` has the row; -1
+    skips it.
+
+    kv `[T, d]`; cache `[S_kv, width]` or `[num_pages, page_size, width]`, with or without a 1
+    before the width. `form` names packed rows.
+    """
+    written = cache.detach().cpu().clone(memory_format=torch.contiguous_format)
+    kept = slots.cpu() >= 0
+    rows, places = kv.detach().cpu()[kept], slots.cpu()[kept].long()
+    if not is_packed(cache):
+        written.view(-1, written.shape[-1])[places] = rows.to(cache.dtype)
+        return written
+    packed = quantize_kv(rows, scale, form).view(-1)
+    page_size = 1 if cache.dim() == 2 else cache.shape[1]
+    from_fields = fields(form, 1, torch.arange(len(rows)))
+    for source, place in zip(from_fields, fields(form, page_size, places), strict=True):
+        written.view(-1).view(torch.uint8)[place] = packed[source]
+    return written
+
+
+def read_kv_cache(cache: Tensor, slots: Tensor, form: str = "v32") -> Tensor:
+    """Rows `[T, d]` in float64; `form` names packed rows."""
+    if is_packed(cache):
+        return unpack_kv(cache, form, slots)
+    return quant.f64(cache.reshape(-1, cache.shape[-1])[slots.long()])

@@ -15,6 +15,7 @@ from flashdsa.reference.quant import f64, full
 __all__ = [
     "MlaBackward",
     "join_sources",
+    "merge_attention",
     "mla_bwd",
     "num_rows",
     "sparse_mla_fwd",
@@ -349,3 +350,20 @@ def mla_bwd(
         dKV[:, :d_v].index_add_(0, one.rows, one.p.T @ one.do)
         d_sink -= one.sink_share * one.delta
     return dQ, dKV.reshape(kv.shape), None if attn_sink is None else d_sink
+
+
+def merge_attention(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """O `[S, H, d_v]` and lse `[S, H]` of P parts of such shapes, both float64.
+
+    `lse = log sum_p exp(lse_p)`, `O = sum_p exp(lse_p - lse) O_p` over the parts that have a key:
+    an lse of +inf says that a part has none. If there is no part, O = 0 and lse = +inf.
+    """
+    parts = [(f64(out), f64(lse)) for out, lse in zip(outs, lses, strict=True)]
+    O, total = torch.zeros_like(parts[0][0]), torch.full_like(parts[0][1], torch.inf)
+    for s in range(O.shape[0]):
+        for h in range(O.shape[1]):
+            own = [(out[s, h], lse[s, h]) for out, lse in parts if lse[s, h] != torch.inf]
+            if own:
+                total[s, h] = torch.logsumexp(torch.stack([lse for _, lse in own]), dim=0)
+                O[s, h] = sum(((lse - total[s, h]).exp() * out for out, lse in own), start=O[s, h])
+    return O, total

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.problem import INT32_MAX
 from flashdsa.reference import valid_slots
 
 if TYPE_CHECKING:
     from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 
-INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+INT32_MIN = -(2**31)
 
 
 def invalid_values(num_keys: int) -> list[int]:

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
+from flashdsa.problem import INDEX_HEAD_DIM, INT32_MAX, PAGE_SIZE
 from flashdsa.reference import quantize_index_k, quantize_index_q
 from flashdsa.verify.layouts import poisoned_rows, strided_copy
 
-INT32_MAX = 2**31 - 1
 SPARE_PAGES = 3
 SPARE_COLUMNS = 2
 
@@ -231,83 +230,3 @@ def make_indexer_inputs(
         block_table=finish(table),
         candidates=None if candidates is None else finish(candidates),
     )
-
-
-_EDGES = (0, 1, 63, 64, 65, 127, 200)
-_ALL_FEATURES: dict[str, Any] = {
-    "negative_weights": True,
-    "plateaus": True,
-    "repeated_pages": True,
-    "nan_keys": True,
-    "int8_cache": True,
-    "strided": True,
-}
-
-# fmt: off
-INDEXER_CASES: list[IndexerCase] = [
-    IndexerCase("page edges", _EDGES, 32),
-    IndexerCase("page edges, sorted", _EDGES, 32, sorted=True),
-    IndexerCase("topk at the lengths", (63, 64, 65), 64),
-    IndexerCase("topk at the lengths, sorted", (63, 64, 65), 64, sorted=True),
-    IndexerCase("topk beyond every length", (0, 5, 100), 500),
-    IndexerCase("topk beyond every length, sorted", (0, 5, 100), 500, sorted=True),
-    IndexerCase("topk 1", (1, 2, 70, 300), 1),
-    IndexerCase("model sizes", (2047, 2048, 2049, 5000), 2048),
-    IndexerCase("model sizes, sorted", (100, 4000), 2048, sorted=True),
-    IndexerCase("one head", (0, 40, 300), 50, num_heads=1, negative_weights=True),
-    IndexerCase("odd heads", (130, 700), 100, num_heads=3),
-    IndexerCase("negative weights", (64, 500), 100, negative_weights=True),
-    IndexerCase("plateaus", (40, 500, 1000), 100, plateaus=True),
-    IndexerCase("plateaus, sorted", (40, 500, 1000), 100, plateaus=True, sorted=True),
-    IndexerCase("zero scores", (40, 700), 100, zero_scores=True, negative_weights=True),
-    IndexerCase("zero scores, sorted", (40, 700), 100, zero_scores=True, negative_weights=True,
-                sorted=True),
-    IndexerCase("repeated pages", (64, 300, 700), 200, repeated_pages=True),
-    IndexerCase("one sequence", tuple(range(2080, 2120)), 2048, one_sequence=True),
-    IndexerCase("one sequence, short, sorted", (5, 70, 64, 0, 130, 128), 60, one_sequence=True,
-                plateaus=True, sorted=True),
-    IndexerCase("NaN keys", (40, 500), 100, nan_keys=True),
-    IndexerCase("NaN keys within topk, sorted", (40, 90), 80, nan_keys=True, sorted=True),
-    IndexerCase("NaN keys at the cut, sorted", (200, 500), 199, nan_keys=True, sorted=True),
-    IndexerCase("int8 cache", (64, 300), 100, int8_cache=True),
-    IndexerCase("strided", (64, 300), 100, strided=True),
-    IndexerCase("positions", (0, 30, 64, 300, 700), 100, positions=True),
-    IndexerCase("positions, sorted", (40, 700), 100, positions=True, sorted=True,
-                repeated_pages=True),
-    IndexerCase("2 queries a request", (600, 601, 99, 100, 101, 101, 0, 1), 100, next_n=2),
-    IndexerCase("3 queries a request, sorted", (70, 300, 65, 128, 129, 130), 64, next_n=3,
-                sorted=True, plateaus=True),
-    IndexerCase("4 queries a request", (130, 64, 700, 0, 90, 91, 92, 93), 64, next_n=4,
-                positions=True, nan_keys=True, strided=True),
-    IndexerCase("a slot a token", (0, 1, 64, 300, 701), 100, table_page_size=1, nan_keys=True),
-    IndexerCase("a slot a token, sorted, 2 queries a request", (70, 71, 64, 701), 80, next_n=2,
-                table_page_size=1, sorted=True, plateaus=True, strided=True),
-    IndexerCase("16 tokens a page of the table", (0, 15, 16, 17, 700), 90, table_page_size=16,
-                positions=True, repeated_pages=True),
-    IndexerCase("keys of 68 bytes", (0, 1, 64, 300, 701), 100, mxfp4=True, negative_weights=True),
-    IndexerCase("keys of 68 bytes, sorted, plateaus, NaN keys, int8", (40, 500, 701), 90,
-                mxfp4=True, sorted=True, plateaus=True, nan_keys=True, int8_cache=True),
-    IndexerCase("keys of 68 bytes, a slot a token", (70, 701), 90, mxfp4=True, table_page_size=1,
-                strided=True),
-    IndexerCase("blocks of 8", (0, 1, 8, 9, 300, 701), 20, block=8),
-    IndexerCase("blocks of 8, sorted, plateaus", (40, 300, 701), 20, block=8, sorted=True,
-                plateaus=True),
-    IndexerCase("blocks of 64, 2 queries a request", (130, 64, 700, 701), 4, next_n=2, block=64),
-    IndexerCase("blocks of 4, NaN keys, a slot a token", (90, 500), 90, block=4, nan_keys=True,
-                table_page_size=1),
-    IndexerCase("blocks of 2, zero scores", (40, 700), 100, block=2, zero_scores=True,
-                negative_weights=True),
-    IndexerCase("candidates of 8", (0, 5, 64, 300, 701), 60, block=8, num_candidates=20),
-    IndexerCase("candidates of 8, sorted, plateaus, positions", (40, 300, 701), 60, block=8,
-                num_candidates=30, sorted=True, plateaus=True, positions=True),
-    IndexerCase("fewer candidates than topk, 3 queries a request", (300, 9, 701), 200, block=4,
-                next_n=3, num_candidates=9, nan_keys=True, strided=True),
-    IndexerCase("candidates of 8, keys of 68 bytes", (90, 500), 60, num_heads=32, block=8,
-                num_candidates=20, mxfp4=True),
-    IndexerCase("candidates of 1, a slot a token", (90, 500), 100, num_candidates=120,
-                table_page_size=1, zero_scores=True),
-    IndexerCase("no query", (), 16),
-    IndexerCase("every feature", (0, 64, 65, 600), 90, **_ALL_FEATURES),
-    IndexerCase("every feature, sorted", (0, 64, 65, 600), 90, sorted=True, **_ALL_FEATURES),
-]
-# fmt: on

@@ -9,12 +9,7 @@ from torch import Tensor
 
 from flashdsa import reference
 from flashdsa.problem import INDEX_HEAD_DIM
-from flashdsa.verify.sparse_mla_cases import (
-    SPARSE_MLA_CASES,
-    SparseMlaCase,
-    SparseMlaInputs,
-    make_sparse_mla_inputs,
-)
+from flashdsa.verify import sparse_mla_cases
 
 SCALE = INDEX_HEAD_DIM**-0.5
 
@@ -23,7 +18,7 @@ SCALE = INDEX_HEAD_DIM**-0.5
 class IndexerTrainingCase:
     """An attention, and an indexer for it; data are standard normal unless a field says else."""
 
-    attention: SparseMlaCase
+    attention: sparse_mla_cases.SparseMlaCase
     index_heads: int = 16
     weight_scale: float = 1.0
     """Weights are normal numbers of this size: with 1e3, scores go to about 1e4."""
@@ -41,7 +36,7 @@ class IndexerTrainingInputs:
     """q_index (S, H_I, 128), k_index (S_kv, 128), weights (S, H_I), grad_scores (S, topk)."""
 
     case: IndexerTrainingCase
-    attention: SparseMlaInputs
+    attention: sparse_mla_cases.SparseMlaInputs
     q_index: Tensor
     k_index: Tensor
     weights: Tensor
@@ -66,7 +61,7 @@ def make_indexer_training_inputs(
     If the attention's case poisons, poison is also in keys that no valid slot names, in gradients
     of invalid slots, and in the queries and weights of rows without a valid slot.
     """
-    attention = make_sparse_mla_inputs(case.attention, seed, device)
+    attention = sparse_mla_cases.make_sparse_mla_inputs(case.attention, seed, device)
     generator = torch.Generator().manual_seed(seed + 1)
     rows, keys = case.attention.num_queries, case.attention.num_keys
     dtype = case.attention.dtype
@@ -101,30 +96,3 @@ def make_indexer_training_inputs(
         scores = reference.indexer_scores(*made.operands, topk_length=attention.topk_length)
         made.grad_scores[(scores == -torch.inf).to(device)] = torch.nan
     return made
-
-
-def _attention(name: str) -> SparseMlaCase:
-    return next(case for case in SPARSE_MLA_CASES if case.name == name)
-
-
-INDEXER_TRAINING_CASES: list[IndexerTrainingCase] = [
-    IndexerTrainingCase(_attention("plain"), index_heads=64),
-    IndexerTrainingCase(_attention("one slot, one head"), index_heads=1),
-    IndexerTrainingCase(_attention("more slots than keys, duplicates")),
-    IndexerTrainingCase(_attention("duplicates"), index_heads=32, bf16_weights=True),
-    IndexerTrainingCase(_attention("invalid indices")),
-    IndexerTrainingCase(_attention("rows without a valid slot")),
-    IndexerTrainingCase(_attention("topk_length"), weight_scale=1e3),
-    IndexerTrainingCase(_attention("poisoned rows")),
-    IndexerTrainingCase(_attention("poisoned rows past topk_length"), equal_scores=True),
-    IndexerTrainingCase(_attention("infinite sinks")),
-    IndexerTrainingCase(_attention("logits to 1e4"), index_heads=8),
-    IndexerTrainingCase(_attention("no key")),
-    IndexerTrainingCase(_attention("no query")),
-    IndexerTrainingCase(_attention("5000 slots, every feature"), index_heads=4),
-    IndexerTrainingCase(_attention("450 queries"), index_heads=4),
-    IndexerTrainingCase(_attention("every feature"), index_heads=64),
-    IndexerTrainingCase(_attention("fp32, every feature"), index_heads=5),
-    IndexerTrainingCase(_attention("fp64, every feature"), index_heads=5),
-]
-"""Cases that every backend with these operations runs."""

@@ -15,7 +15,8 @@ from flashdsa.verify.judge_sparse_mla import (
     forward_results,
     judge_backward,
 )
-from flashdsa.verify.sparse_mla_cases import SPARSE_MLA_CASES, SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
+from tests.support.cases import SPARSE_MLA_CASES
 
 FEATURES = next(case for case in SPARSE_MLA_CASES if case.name == "every feature")
 BF16_CASES = [case for case in SPARSE_MLA_CASES if case.dtype == torch.bfloat16]
@@ -32,21 +33,27 @@ def backward(inputs, O, lse, backend, **options):
 
 
 def test_backward_is_within_the_contract(subtests, backend, device, seed):
-    for case, deterministic in product(SPARSE_MLA_CASES, [False, True]):
+    forms = [False, True] if device == "cuda" else [False]  # the CPU's additions are in order
+    for case, deterministic in product(SPARSE_MLA_CASES, forms):
         with subtests.test(f"{case.name}, {deterministic=}"):
             inputs = make_sparse_mla_inputs(case, seed, device)
             assert failures(check_backward(inputs, backend, deterministic=deterministic)) == []
 
 
+def some_of(cases, device):
+    """All on a GPU; on the CPU, whose gradients are those of the test above, each third one."""
+    return cases if device == "cuda" else cases[::3]
+
+
 def test_dkv_in_bf16_is_within_the_contract(subtests, backend, device, seed):
-    for case in BF16_CASES:
+    for case in some_of(BF16_CASES, device):
         with subtests.test(case.name):
             inputs = make_sparse_mla_inputs(case, seed, device)
             assert failures(check_backward(inputs, backend, dkv_dtype=torch.bfloat16)) == []
 
 
 def test_autograd_is_within_the_contract(subtests, backend, device, seed):
-    for case in SPARSE_MLA_CASES:
+    for case in some_of(SPARSE_MLA_CASES, device):
         with subtests.test(case.name):
             assert (
                 failures(check_autograd(make_sparse_mla_inputs(case, seed, device), backend)) == []

@@ -87,7 +87,7 @@ def test_padding_writes_nothing(slots: list[int]) -> None:
 def test_where_values_are_not_checked_slots_outside_are_skipped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("flashdsa.ops.kv_cache.are_values_read", lambda slots: False)
+    monkeypatch.setattr("flashdsa.dispatch.checks.are_values_read", lambda slots: False)
     cache = torch.full((4, 576), 3.0).bfloat16()
     rows = rows_of_any_size().bfloat16()
     flashdsa.write_kv_cache(rows, torch.tensor([-7, 4, 0, 99, 3, -1]), cache)

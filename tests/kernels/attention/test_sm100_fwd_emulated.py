@@ -15,20 +15,20 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.analysis.compile_kernel import compile_and_keep
 from flashdsa.backends.emulated.runner import Emulator
-from flashdsa.backends.sm100.sparse_mla import bind_plan
+from flashdsa.backends.sm100.sparse_mla import bind_plan, write_apart
 from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import KERNELS, SPARSE_MLA_FWD_SM100
+from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.plan.kernel_spec import find_kernel
-from flashdsa.toolchain.nvdisasm import Disassembler
-from flashdsa.toolchain.ptxas import Assembler
+from flashdsa.toolchain import Assembler, Disassembler
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
-from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from ptxemu import Policy
-from tests.kernels.assembled import ptx_of
-from tests.kernels.features import EVERY_FEATURE
-from tests.support.forward_operands import forward_operands
+from tests.kernels.findings import EVERY_FEATURE
+from tests.support.attention_launches import forward_operands
+from tests.support.compilations import ptx_of
 
 PLAN = FwdPlan()
 HEADS = 128
@@ -78,13 +78,13 @@ def test_finite_inputs_do_not_overflow_however_large_the_logits() -> None:
     run(SparseMlaCase("huge", 1, 50, HEADS, 130, logit_scale=1e30))
 
 
+@pytest.mark.slow
 def test_two_queries_of_64_heads_over_the_union_of_their_rows() -> None:
     """Three queries: a whole pair of CTAs, and one whose second CTA has no rows."""
     run(PAIRS, FwdPlan(group=2))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("group", [4, 8])
+@pytest.mark.parametrize("group", [pytest.param(4, marks=pytest.mark.slow), 8])
 def test_groups_of_queries_with_fewer_heads(group: int) -> None:
     case = SparseMlaCase(
         "a group and a half", group + group // 2 + 1, 60, HEADS // group, 20, duplicates=True,
@@ -213,3 +213,42 @@ def test_the_order_of_warps_does_not_matter(group: int) -> None:
 @pytest.mark.timeout(3600)
 def test_the_models_topk() -> None:
     run(SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True))
+
+
+CASE = SparseMlaCase("3 queries of 16 heads, two tiles", 3, 90, 16, 50, invalid=True,
+                     duplicates=True, empty_rows=True, topk_length=True)  # fmt: skip
+ROW = 77
+
+
+def operands_of(inputs: SparseMlaInputs, kv: Tensor) -> SparseMlaOutOperands:
+    """The call's operands with poisoned results."""
+    out = torch.full((*inputs.q.shape[:2], 512), torch.nan, dtype=torch.bfloat16)
+    lse = torch.full(inputs.q.shape[:2], torch.nan)
+    indices = inputs.indices.reshape(CASE.num_queries, CASE.topk)
+    return SparseMlaOutOperands(inputs.q, kv, indices, out, lse, None, inputs.topk_length)
+
+
+@pytest.mark.parametrize("poison", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_results_are_those_of_whole_rows_bit_for_bit(poison: bool) -> None:
+    """With a row of NaN and infinite RoPE columns, too, that one query names: the others of its
+    group are computed again."""
+    inputs = make_sparse_mla_inputs(CASE, 0, "cpu")
+    rows = inputs.kv.view(-1, 576)
+    if poison:
+        assert inputs.topk_length is not None
+        reads = int(inputs.topk_length.argmax())
+        inputs.indices[inputs.indices == ROW] = -1
+        inputs.indices[reads, ..., 0] = ROW
+        rows[ROW, 3], rows[ROW, 570] = torch.nan, torch.inf
+    whole, apart = operands_of(inputs, rows), operands_of(inputs, rows[:, :512].contiguous())
+    emulator, scale = Emulator(on_finding="collect"), 576**-0.5
+    with emulator.launching():
+        bind_plan(emulator, FwdPlan(8), whole.inputs, scale)(whole)
+    write_apart(emulator, apart, rows[:, 512:].contiguous(), scale)
+    assert [str(finding) for finding in emulator.findings] == []
+    for ours, expected in ((apart.out, whole.out), (apart.lse, whole.lse)):
+        assert torch.equal(ours.nan_to_num(7.0), expected.nan_to_num(7.0))
+        assert torch.equal(ours.isnan(), expected.isnan())
+    judged = judge_forward(inputs, apart.out, apart.lse, None, backend="emulate-sm100")
+    assert failures(judged) == []
+    assert poison == bool(apart.out.isnan().any())

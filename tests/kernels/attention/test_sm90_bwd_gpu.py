@@ -15,8 +15,8 @@ from flashdsa.backends.sm90 import mla_bwd
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_backward, forward_results
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
-from tests.support.backward_parts import without_tickets
-from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
+from tests.support.attention_launches import without_tickets
+from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams, capture
 
 pytestmark = HOPPER_GPU
 
@@ -67,10 +67,7 @@ def test_a_graph_replays_it_on_new_values(heads: int) -> None:
         operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
         return flashdsa.mla_bwd(*operands, backend="sm90")[:2]
 
-    backward()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = backward()
+    graph, captured = capture(backward)
     inputs.indices.copy_(inputs.indices[:1].expand_as(inputs.indices).clone())
     graph.replay()
     torch.cuda.synchronize()
@@ -129,10 +126,7 @@ def test_a_graph_replays_the_choice_of_slots(heads: int, queries: int) -> None:
     backward = partial(flashdsa.mla_bwd, q, kv, dO, lse, O, indices, backend="sm90")
     forward()
     torch.full((3 << 28,), torch.nan, device="cuda")
-    backward()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = backward()
+    graph, captured = capture(backward)
     for alike in (False, True, False):
         indices.copy_(ids[:1].expand_as(ids) if alike else ids)
         forward()
@@ -162,10 +156,7 @@ def test_a_graph_replays_two_sources_on_new_ranges(heads: int, deterministic: bo
     def backward() -> tuple[torch.Tensor, ...]:
         return flashdsa.mla_bwd(q, entries, O.sin(), lse, O, ids, **options)
 
-    backward()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = backward()
+    graph, captured = capture(backward)
     starts += 90
     ends += 60
     graph.replay()

@@ -8,15 +8,47 @@ from torch import Tensor
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
+from cutlass import Int32, cute
+from cutlass.cute.runtime import from_dlpack
+
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
-from flashdsa.backends.emulated.runner import emulation
-from flashdsa.backends.sm90 import mla_bwd_slots
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import MOST_PART_GROUPS, PerItemPlan
+from flashdsa.backends.emulated.runner import compiled, emulation
+from flashdsa.backends.sm90 import mla_bwd_memory
+from flashdsa.kernels.attention import union
+from flashdsa.kernels.attention.lists import UNORDERED_SHIFT, Lists
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
+    CURSORS,
+    KEY_WORDS,
+    MOST_PART_GROUPS,
+    PAIR,
+    PerItemPlan,
+)
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import (
+    FEW,
+    HANDED_OUT,
+    LISTED,
+    MOST_FEW,
+    MOST_OF_WARP,
+    OUT_OF_ORDER,
+    THREADS,
+    Offsets,
+    count_kernel,
+    order_kernel,
+    start_kernel,
+    take_kernel,
+)
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
+    ITEM_TILES,
+    MOST_UNEVEN,
+    turns_kernel,
+)
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import THREADS as TURN_THREADS
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_backward, forward_results, judge_backward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
+from ptxemu.cutedsl import emulate
 from tests.kernels.findings import unexpected
 
 ONE_SM = Device(1, {1: 1})
@@ -60,12 +92,12 @@ def test_bits_of_slots_do_not_depend_on_what_runs_first(
     heads: int, queries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Groups of 64 rows, and queries of two row blocks, in parts of four row blocks or fewer."""
-    monkeypatch.setattr(mla_bwd_slots, "MOST_SLOT_BYTES", 4 * 128 * 864)
-    monkeypatch.setattr(mla_bwd_slots, "WAVE", 4)
-    mla_bwd_slots.sizes_of.cache_clear()
+    monkeypatch.setattr(mla_bwd_memory, "MOST_SLOT_BYTES", 4 * 128 * 864)
+    monkeypatch.setattr(mla_bwd_memory, "WAVE", 4)
+    mla_bwd_memory.sizes_of.cache_clear()
     case = SparseMlaCase("slots", queries, 90, heads, 24, topk_length=True, invalid=True)
     assert are_equal(gradients_of(case))
-    mla_bwd_slots.sizes_of.cache_clear()
+    mla_bwd_memory.sizes_of.cache_clear()
 
 
 @pytest.mark.slow
@@ -105,7 +137,7 @@ def test_lists_with_rows_out_of_order(heads: int, queries: int) -> None:
 )
 def test_parts_of_the_groups_have_room(groups: int, capacity: int, blocks: int) -> None:
     """In as many parts as are launched, whatever the lengths of the lists; as the device splits."""
-    room, unit_groups, parts = mla_bwd_slots.sizes_of(
+    room, unit_groups, parts = mla_bwd_memory.sizes_of(
         groups, capacity, blocks, PerItemPlan(slots=True).slot_words
     )
     assert room * blocks * 864 <= max(1 << 31, capacity * blocks * 864)
@@ -137,3 +169,212 @@ def test_keys_of_few_and_of_many_rows_in_order() -> None:
     with emulation(SMALL) as emulator:
         assert failures(check_backward(inputs, "emulate-sm90", deterministic=True)) == []
     assert unexpected(emulator.findings, in_order=True) == []
+
+
+TILE = 64
+SPARE = 3
+"""Groups behind the part's, of which nothing is written."""
+
+
+@cute.jit
+def launch_turns(
+    lists: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor],
+    offsets: tuple[
+        cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor,
+        cute.Tensor, cute.Tensor,
+    ],
+    blocks: Int32,
+    num_ctas: Int32,
+):  # fmt: skip
+    """Write the turns of both parts."""
+    made = turns_kernel(Lists(*lists), Offsets(*offsets), blocks, num_ctas, TILE)
+    made.launch(grid=[2, 1, 1], block=[TURN_THREADS, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("begin", "groups", "blocks", "num_ctas", "alike"),
+    [
+        (0, 1, 1, 7, True),
+        (5, 90, 2, 7, False),
+        (3, TURN_THREADS + 70, 1, 132, True),
+        (3, TURN_THREADS + 70, 2, 7, False),
+        (0, MOST_PART_GROUPS, 1, 132, False),
+        (0, MOST_PART_GROUPS, 2, 7, True),
+    ],
+)
+def test_ctas_end_together(
+    begin: int, groups: int, blocks: int, num_ctas: int, alike: bool
+) -> None:
+    generator = torch.Generator().manual_seed(groups)
+    total = begin + groups + SPARE
+    counts = torch.randint(9 * TILE, (total,), generator=generator, dtype=torch.int32)
+    if alike:
+        counts = counts % TILE + 3 * TILE + 1
+    unordered = torch.randint(4, (total,), generator=generator, dtype=torch.int32)
+    nothing = torch.zeros(1, 4, dtype=torch.int32)
+    lists = [nothing, nothing.byte(), counts, unordered << UNORDERED_SHIFT, counts]
+    offsets = {
+        name: torch.full((total * blocks,), -7, dtype=torch.int32) for name in Offsets._fields
+    }
+    offsets["cursors"] = torch.full((2, CURSORS), -7, dtype=torch.int32)
+    # Part 0 has no groups.
+    offsets["begins"] = torch.tensor([begin, begin, begin + groups], dtype=torch.int32)
+    with emulate() as emulator:
+        launch_turns(
+            tuple(map(from_dlpack, lists)),
+            tuple(map(from_dlpack, offsets.values())),
+            blocks,
+            min(num_ctas, groups * blocks),
+        )
+    assert list(emulator.findings) == []
+
+    of_part = slice(begin, begin + groups)
+    before = unordered[of_part].cumsum(0) - unordered[of_part]
+    assert torch.equal(offsets["unordered"][of_part], before.int())
+    rows = int(unordered[of_part].sum())
+    cursors = offsets["cursors"][1].tolist()
+    assert cursors.pop(OUT_OF_ORDER) == cursors.pop(HANDED_OUT) == rows and not any(cursors)
+
+    order, items = offsets["order"], range(begin * blocks, (begin + groups) * blocks)
+    assert (order[items.stop :] == -7).all() and (order[: items.start] == -7).all()
+    order = order[items.start : items.stop]
+    assert order.sort().values.tolist() == list(items)
+    ctas = min(num_ctas, len(items))
+    times = -(counts // -TILE) + ITEM_TILES
+
+    def longest(some: torch.Tensor) -> int:
+        return max(int(times[some[cta::ctas].long() // blocks].sum()) for cta in range(ctas))
+
+    usual = torch.arange(items.start, items.stop, dtype=torch.int32)
+    mean = float(times[usual.long() // blocks].float().mean())
+    if longest(usual) <= MOST_UNEVEN * -(-len(items) // ctas) * mean:
+        assert torch.equal(order, usual) and (alike or groups != 90)
+    else:
+        assert not alike
+        assert longest(order) <= min(longest(usual), len(items) / ctas * mean + int(times.max()))
+        lengths = times[order.long() // blocks]
+        for turn in range(len(items) // ctas):
+            own = lengths[turn * ctas : (turn + 1) * ctas]
+            steps = own.diff() if turn % 2 else -own.diff()
+            assert (steps >= 0).all()
+            assert (lengths[(turn + 1) * ctas :] <= own.min()).all()
+
+
+CAPACITY = 64
+OF_LISTS = tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]
+OF_OFFSETS = tuple[
+    cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor,
+    cute.Tensor,
+]  # fmt: skip
+
+
+@cute.jit
+def launch_rows(lists: OF_LISTS, offsets: OF_OFFSETS, number: Int32):
+    """Find the rows of a part, by three CTAs."""
+    made = Lists(*lists), Offsets(*offsets), number
+    for kernel in (
+        count_kernel(*made),
+        start_kernel(*made[1:]),
+        take_kernel(*made),
+        order_kernel(*made[1:]),
+    ):
+        kernel.launch(grid=[3, 1, 1], block=[THREADS, 1, 1])
+
+
+def make_lists(groups: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(rows, counts, keys out of order) of lists: key k is named by one in (1 + k)^1.5 groups, and
+    some lists end with keys that they have named."""
+    generator = torch.Generator().manual_seed(groups)
+    rows = torch.full((groups, CAPACITY), -7, dtype=torch.int32)
+    counts, unordered = (torch.zeros(groups, dtype=torch.int32) for _ in range(2))
+    for group in range(groups):
+        named = torch.arange(keys)[
+            torch.rand(keys, generator=generator) * (1 + torch.arange(keys)) ** 1.5 < 1
+        ]
+        again = named[torch.randint(len(named), (group % 7 // 5 * 3,), generator=generator)]
+        counts[group], unordered[group] = len(named) + len(again), len(again)
+        rows[group, : counts[group]] = torch.cat((named, again))
+    return rows, counts, unordered
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(asynchronous="random", seed=4)])
+def test_rows_of_a_key_are_in_the_groups_order(policy: Policy) -> None:
+    """Of two parts of 620 and 110 groups, keys have rows for a CTA, for a warp, few or none."""
+    begins, keys = [0, 620, 730], 45
+    rows, counts, unordered = make_lists(begins[-1], keys)
+    lists = [rows, rows.byte(), counts, unordered << UNORDERED_SHIFT | 1, counts]
+    room, groups = int(counts.sum()), begins[-1]
+    shapes = {
+        "named": (keys, PAIR),
+        "cursors": (2, CURSORS),
+        "begins": (3,),
+        "order": (1,),
+        "keys": (keys, KEY_WORDS),
+        "unordered": (groups,),
+        "owners": (room, PAIR),
+        "rows": (groups, CAPACITY),
+    }
+    offsets = {name: torch.full(shape, -7, dtype=torch.int32) for name, shape in shapes.items()}
+    offsets["named"][:, 0] = 0
+    offsets["begins"] = torch.tensor(begins, dtype=torch.int32)
+    offsets["cursors"].zero_()
+    for number in range(2):
+        some = slice(begins[number], begins[number + 1])
+        offsets["unordered"][some] = unordered[some].cumsum(0) - unordered[some]
+        offsets["cursors"][number, [HANDED_OUT, OUT_OF_ORDER]] = unordered[some].sum().int()
+        with emulate(policy=policy) as emulator:
+            launch_rows(
+                tuple(map(from_dlpack, lists)), tuple(map(from_dlpack, offsets.values())), number
+            )
+        assert list(emulator.findings) == []
+        check_part(lists, offsets, number, some)
+    assert not offsets["named"][:, 0].any()
+
+
+def check_part(lists: list[Tensor], offsets: dict[str, Tensor], number: int, some: slice) -> None:
+    """Rows of a part's lists, and its lists of keys."""
+    rows, _, counts, present, _ = lists
+    own: dict[int, list[int]] = {}
+    again = []
+    for group in range(some.start, some.stop):
+        last = int(counts[group])
+        ordered = last - int(present[group] >> UNORDERED_SHIFT)
+        for place in range(last):
+            key, row = int(rows[group, place]), int(offsets["rows"][group, place])
+            if place < ordered:
+                own.setdefault(key, []).append(row)
+            else:
+                again.append(row)
+                assert offsets["owners"][row, 0] == key
+        assert (offsets["rows"][group, last:] == -7).all()
+    assert again == list(range(len(again)))
+    taken = sorted(row for of_key in own.values() for row in of_key)
+    assert taken == list(range(len(again), len(again) + len(taken)))
+    cursors = offsets["cursors"][number].tolist()
+    assert cursors[HANDED_OUT] == len(again) + len(taken)
+    front, back = cursors[LISTED], cursors[FEW]
+    listed = torch.cat((offsets["keys"][:front], offsets["keys"][len(offsets["keys"]) - back :]))
+    assert sorted(listed[:, 0].tolist()) == sorted(own)
+    for place, (key, first, count, _) in enumerate(listed.tolist()):
+        assert own[key] == list(range(first, first + count))
+        assert (count > MOST_FEW) == (place < front)
+    assert (max(map(len, own.values())) >= MOST_OF_WARP) == (number == 0)
+    assert min(map(len, own.values())) <= MOST_FEW
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_packed_rows_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, afresh: None) -> None:
+    """With rows that a query names again, and invalid slots."""
+    case = SparseMlaCase("far", 3, 300, 64, 140, duplicates=True, invalid=True)
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    O, lse = forward_results(inputs)
+    found = []
+    for rows in (union.FAR_ROWS, 100):
+        monkeypatch.setattr(union, "FAR_ROWS", rows)
+        compiled.cache_clear()
+        with emulation(SMALL) as emulator:
+            operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
+            found.append(flashdsa.mla_bwd(*operands, deterministic=True, backend="emulate-sm90"))
+        assert unexpected(emulator.findings, in_order=True) == []
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

@@ -1,8 +1,10 @@
-"""Dealt tiles of the Hopper decode on ptxemu: within the contract, without a finding, bit-equal."""
+"""Dealt tiles of the Hopper decode on ptxemu: cuts; results within the contract, bit-equal."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,23 +12,31 @@ from torch import Tensor
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
+import cutlass
+from cutlass import Int32, cute
+from cutlass.cute.runtime import from_dlpack
+
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator
-from flashdsa.backends.sm90.decode_cuts import deal
-from flashdsa.backends.sm90.sparse_mla import DECODES, bind_decode
+from flashdsa.backends.sm90.decode_cuts import cut_line, deal
+from flashdsa.backends.sm90.sparse_mla import bind_decode
 from flashdsa.backends.sm90.sparse_mla_ways import Dealt
+from flashdsa.dsl.memory import Memory
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import Batch
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import deal as deal_on_device
+from flashdsa.kernels.attention.sm90.decode.shared.plan import CUT_WORDS, DEALT_WORDS
 from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills
+from ptxemu.cutedsl import emulate
 
 PACKED, BF16, FEW = DealtPlan(packed=True), DealtPlan(), DealtFewHeadsPlan()
 FEW_OF_512 = DealtFewHeadsPlan(ROW_FORMATS["v32_no_rope"])
@@ -96,20 +106,20 @@ def test_cut_items_are_merged_and_calls_are_bit_equal() -> None:
 def test_lengths_are_dealt_zero_and_very_unequal_ones_too() -> None:
     """Two blocks of heads, side by side, of which the second has six; any scales."""
     case = SparseMlaCase("lengths", 4, 900, 70, 900, packed="fp32", topk_length=True, invalid=True)
-    assert max(parts_of([0, 15, 1, 3], 2)) >= 2
-    Launcher(PACKED)(case, [0, 900, 30, 192])
+    assert max(parts_of([0, 12, 0, 1], 2)) >= 2
+    Launcher(PACKED)(case, [0, 768, 0, 30])
 
 
 FEW_HEADS = SparseMlaCase(
     "few heads", 5, 900, 13, 540, packed="fp32", attn_sink="infinite", invalid=True,
     topk_length=True,
 )  # fmt: skip
-FEW_LENGTHS = [430, 540, 540, 30, 0]
+FEW_LENGTHS = [300, 420, 420, 30, 0]
 """Rings go round from stretch to stretch; parts have no key, too."""
 
 
 def test_few_heads_are_dealt_and_calls_are_bit_equal() -> None:
-    assert parts_of([7, 9, 9, 1, 0]) == [1, 2, 2, 1, 1]
+    assert parts_of([5, 7, 7, 1, 0]) == [1, 2, 2, 1, 1]
     late = Launcher(FEW, Policy(asynchronous="late"))
     eager = late.then(Policy(asynchronous="eager", seed=3))
     assert all(map(torch.equal, late(FEW_HEADS, FEW_LENGTHS), eager(FEW_HEADS, FEW_LENGTHS)))
@@ -175,14 +185,77 @@ def test_rows_of_other_formats_are_dealt(plan: Dealt) -> None:
     torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-6, atol=1e-6)
 
 
+PLAN = DealtPlan()
+
+
+@cute.kernel
+def cuts_kernel(
+    lengths: cute.Tensor, cuts: cute.Tensor, queries: Int32, blocks: Int32, most_slots: Int32
+):
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    memory = Memory.allocate(PLAN)
+    deal_on_device(memory, Batch(queries, blocks, most_slots, lengths), thread)
+    if thread == 0:
+        dealt = memory.dealt.array(Int32, DEALT_WORDS)
+        for i in cutlass.range_constexpr(DEALT_WORDS):
+            cuts[cta, i] = dealt[i]
+
+
+@cute.jit
+def find_cuts(
+    lengths: cute.Tensor, cuts: cute.Tensor, queries: Int32, blocks: Int32, most_slots: Int32
+):
+    """Write the words of each CTA to its row of `cuts`."""
+    cuts_kernel(lengths, cuts, queries, blocks, most_slots).launch(
+        grid=(cuts.shape[0], 1, 1), block=(PLAN.threads, 1, 1)
+    )
+
+
+def cuts_on_device(
+    lengths: list[int] | None, queries: int, blocks: int, most_slots: int, num_ctas: int
+) -> list[list[tuple[int, int]]]:
+    """Both cuts of each CTA."""
+    given = torch.tensor(lengths or [], dtype=torch.int32)
+    cuts = torch.full((num_ctas, DEALT_WORDS), -1, dtype=torch.int32)
+    with emulate(arch="sm_90a"):
+        find_cuts(from_dlpack(given), from_dlpack(cuts), queries, blocks, most_slots)
+    of_cta = [row[: 2 * CUT_WORDS].view(2, CUT_WORDS) for row in cuts]
+    return [[(int(cut[0]), int(cut[1])) for cut in both] for both in of_cta]
+
+
 @pytest.mark.parametrize(
-    "plan",
+    ("queries", "blocks", "most_slots", "num_ctas", "kind"),
     [
-        PACKED,
-        FEW,
-        *(pytest.param(plan, marks=LATER) for plan in (OF_TWO_SOURCES, BF16, OF_512, FEW_OF_512)),
+        (5, 1, 530, 4, "none"),
+        (67, 2, 2048, 7, "none"),
+        (7, 1, 900, 4, "none"),
+        (7, 1, 200, 4, "drawn"),
+        (39, 2, 300, 9, "drawn"),
+        (1, 1, 100, 4, "none"),
+        (9, 2, 700, 5, "drawn"),
+        (385, 1, 2048, 6, "drawn"),
+        (1000, 3, 256, 3, "drawn"),
+        (7, 2, 2048, 4, "zero"),
+        (40, 1, 2048, 4, "one"),
     ],
-    ids=lambda plan: plan.name,
 )
-def test_the_newest_assembler_takes_it_and_spills_nothing(plan: Dealt) -> None:
-    assert_it_assembles_without_spills(DECODES[type(plan)], plan)
+def test_they_are_those_of_the_host_s_rule(
+    queries: int, blocks: int, most_slots: int, num_ctas: int, kind: str
+) -> None:
+    draw = random.Random(queries)
+    lengths = {
+        "none": None,
+        "zero": [0] * queries,
+        "one": [0] * (queries // 2) + [most_slots + 9] + [-3] * (queries - queries // 2 - 1),
+        "drawn": [draw.choice((0, 1, most_slots, draw.randint(0, 2 * most_slots)))
+                  for _ in range(queries)],
+    }[kind]  # fmt: skip
+    slots = [min(max(given, 0), most_slots) for given in lengths or [most_slots] * queries]
+    groups = num_ctas // blocks
+    cuts = cut_line([-(-count // 64) for count in slots], groups)
+    cuts += [cuts[-1]] * (groups + 1 - len(cuts))
+    of_groups = [[a, b] for a, b in pairwise(cuts)]
+    of_others = [[cuts[-1]] * 2] * (num_ctas - groups * blocks)
+    found = cuts_on_device(lengths, queries, blocks, most_slots, num_ctas)
+    assert found == of_groups * blocks + of_others

@@ -21,7 +21,7 @@ from flashdsa.backends.packed_rows import parts_of
 from flashdsa.backends.sm90.sparse_mla import bind_decode
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, JOINED_FORMATS, DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
@@ -31,8 +31,8 @@ from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.tolerances import BIAS_TOLERANCE, F16_ROUNDING
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills, ptx_of
-from tests.kernels.features import EVERY_FEATURE
+from tests.kernels.findings import EVERY_FEATURE
+from tests.support.compilations import ptx_of
 
 LATER = pytest.mark.slow
 LATE = Policy(asynchronous="late")
@@ -152,7 +152,7 @@ def pages_of(name: str, rows: Tensor, page_size: int) -> Tensor:
     ],
 )
 def test_pages_of_other_formats(name: str, size: int, page_size: int) -> None:
-    """V4.1's rows are read in test_sm90_mixed_emulated.py, too."""
+    """V4.1's rows are read in test_sm90_joined_emulated.py, too."""
     plan = DecodePlan(packed=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
     check_pages(plan, size, 1, page_size)
 
@@ -320,40 +320,18 @@ def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
     run(SparseMlaCase("huge", 1, 50, 8, 130, packed=packed, logit_scale=1e30), 2)
 
 
-ASSEMBLED = (
-    DecodePlan(),
-    DecodePlan(packed=True, alone=True),
-    DecodePlan(packed=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE),
-)
-"""One of each kind; others are slow tests."""
-
-
 @pytest.mark.parametrize(
     "plan",
     [
-        pytest.param(
-            replace(plan, alone=alone),
-            marks=[] if replace(plan, alone=alone) in ASSEMBLED else pytest.mark.slow,
-        )
-        for plan in (
-            DecodePlan(),
-            DecodePlan(packed=True),
-            DecodePlan(tile=WITHOUT_ROPE),
-            *(DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
-            *(
-                DecodePlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE)
-                for form in JOINED_FORMATS
-            ),
-        )
-        for alone in (False, True)
+        DecodePlan(),
+        DecodePlan(packed=True, alone=True),
+        DecodePlan(packed=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE),
     ],
     ids=lambda plan: plan.name,
 )
-def test_the_newest_assembler_takes_it_and_spills_nothing(plan: DecodePlan) -> None:
-    """Nor does it make a wgmma wait for the one before, which it says as a warning."""
+def test_products_are_of_what_rows_hold(plan: DecodePlan) -> None:
     text = ptx_of(SPARSE_MLA_DECODE, plan)
     kinds = {"f16"} if plan.packed else {"bf16"}
     if plan.tile.has_rope:
         kinds.add("bf16")
     assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == kinds
-    assert_it_assembles_without_spills(SPARSE_MLA_DECODE, plan)

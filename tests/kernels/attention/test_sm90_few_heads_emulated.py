@@ -20,7 +20,6 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills, ptx_of
 from tests.kernels.attention.test_row_formats import rows_of_every_code
 from tests.kernels.attention.test_sm90_decode_emulated import (
     check_pages,
@@ -29,7 +28,8 @@ from tests.kernels.attention.test_sm90_decode_emulated import (
     pages_of,
     run,
 )
-from tests.kernels.features import EVERY_FEATURE
+from tests.kernels.findings import EVERY_FEATURE
+from tests.support.compilations import ptx_of
 
 TWO_STEPS = SparseMlaCase(
     "two steps", 1, 90, 11, 180, packed="ue8m0", duplicates=True, invalid=True, poison=True
@@ -74,8 +74,7 @@ def test_every_code_of_rows_without_rope_beside_every_scale() -> None:
     rows[:, NO_ROPE.scales_at : NO_ROPE.scales_at + 16] = scales.view(torch.uint8)
     q = torch.zeros(5, 9, 512).bfloat16()
     slots = torch.arange(0, 64, 13, dtype=torch.int32)[:, None]
-    given = {"kv_format": NO_ROPE.name}
-    O, lse = flashdsa.sparse_mla_fwd(q, rows, slots, backend="emulate-sm90", **given)
+    O, lse = launched(FewHeadsPlan(NO_ROPE), SparseMlaOperands(q, rows, slots), 1, 1.0)
     expected = reference.unpack_kv(rows, NO_ROPE.name)[slots[:, 0].long(), None].expand_as(O)
     # P of one key is 1, times a scale in f16.
     assert ((O.double() - expected).abs() <= 2.0**-8 * expected.abs() + 2.0**-24).all()
@@ -162,11 +161,9 @@ def test_any_finite_scale_and_large_logits(scale: float) -> None:
     [FewHeadsPlan.formats[0], pytest.param(FewHeadsPlan.formats[1], marks=pytest.mark.slow)],
     ids=lambda form: form.name,
 )
-def test_the_newest_assembler_takes_it_and_spills_nothing(form: RowFormat) -> None:
-    """Nor does it make a wgmma wait for the one before, which it says as a warning."""
+def test_the_products_are_those_of_the_design(form: RowFormat) -> None:
     plan = FewHeadsPlan(form)
     text = ptx_of(SPARSE_MLA_DECODE_FEW_HEADS, plan)
     kinds = {"bf16", "f16"} if plan.tile.has_rope else {"f16"}
     assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == kinds
     assert set(re.findall(r"wgmma\.\S*m64n(\d+)k16", text)) == {str(HEADS)}
-    assert_it_assembles_without_spills(SPARSE_MLA_DECODE_FEW_HEADS, plan)

@@ -6,25 +6,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
+import flashdsa
+from flashdsa import reference
 from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import sparse_mla_ways
 from flashdsa.backends.sm90.decode_cuts import cut_line
-from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
-from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.core.tile import Tile
+from flashdsa.kernels.attention.sm90.decode.full.plan import MIXED_FORMATS
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
-from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_DEALT, SPARSE_MLA_FWD
-from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from ptxemu.launch_setup import LaunchSetup
-from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.attention.test_row_formats import rows_of_every_code
 
 LATER = pytest.mark.slow
 POOLS = SparseMlaCase(
@@ -141,19 +142,68 @@ def test_a_source_of_its_own_may_have_blocks_or_be_a_range(alone: dict[str, Any]
     run(SparseMlaCase("alone", 3, 200, 8, 70, d_qk=512, **alone), Device(6, {1: 6, 2: 3}))
 
 
+V41, FP4 = (form.name for form in MIXED_FORMATS)
+CASE = SparseMlaCase("ids and a window", 3, 192, 20, 150, d_qk=512, extra_keys=128, extra_topk=90,
+                     ranges="extra_kv", invalid=True, empty_rows=True, topk_length=True,
+                     poison=True, attn_sink="finite", packed="ue8m0", page_size=64)  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("spec", "plan"),
+    ("main", "extra", "size"),
     [
-        pytest.param(SPARSE_MLA_FWD, FwdPlan(drawn=True, joined=True), marks=LATER),
-        (SPARSE_MLA_FWD, FwdPlan(drawn=True, joined=True, tile=WITHOUT_ROPE)),
-        pytest.param(SPARSE_MLA_DECODE, DecodePlan(joined=True), marks=LATER),
-        (SPARSE_MLA_DECODE, DecodePlan(joined=True, tile=WITHOUT_ROPE)),
-        pytest.param(
-            SPARSE_MLA_DECODE_DEALT, DealtPlan(joined=True, tile=WITHOUT_ROPE), marks=LATER
+        (V41, FP4, 1),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in ((V41, FP4, 2), (FP4, V41, 2), (FP4, V41, 1), (FP4, FP4, 1), (FP4, FP4, 2))
         ),
     ],
-    ids=lambda x: getattr(x, "name", None),
 )
-def test_the_newest_assembler_takes_it_and_spills_nothing(spec: KernelSpec, plan: Any) -> None:
-    """Nor does it make a wgmma wait for the one before, though half a step is a branch."""
-    assert_it_assembles_without_spills(spec, plan)
+def test_the_decode_joins_rows_of_both_formats(main: str, extra: str, size: int) -> None:
+    """A step may have a tile of each; the next tile's scales are asked for before it is known."""
+    case = replace(CASE, kv_format=main, extra_format=extra)
+    (setup,) = run(case, Device(3 * size, {1: 3 * size, size: 3}), "late" if size == 1 else "eager")
+    assert setup.grid[0] == 3 * size
+
+
+@pytest.mark.parametrize(
+    ("main", "extra"), [(V41, FP4), pytest.param(FP4, V41, marks=pytest.mark.slow)]
+)
+def test_every_code_of_both_formats_is_read(main: str, extra: str) -> None:
+    """Queries that name one row each get it: even ones of the main source, odd ones of the other;
+    f16 holds each value, as scales are small here."""
+    kinds, values = {}, {}
+    for name, form in ((main, ROW_FORMATS[main]), (extra, ROW_FORMATS[extra])):
+        rows = rows_of_every_code(form)
+        scales = rows[:, form.scales_at : form.scales_at + form.stored_scales]
+        # e8m0 of 2^-7 to 2^6; every e4m3 scale that is a number.
+        scales[:] = scales % 14 + 120 if form.scale == "e8m0" else scales % 127
+        if not form.fp4:
+            codes = rows[:, : form.code_bytes]
+            codes[codes % 128 == 127] = 0
+        kinds[name], values[name] = rows, reference.unpack_kv(rows, name)
+    number = torch.arange(0, 256, 16, dtype=torch.int32)[:, None]
+    indices = torch.where(number % 32 == 0, number, -1)
+    others = torch.where(number % 32 == 0, -1, number + 1)
+    q = torch.zeros(len(number), 8, 512, dtype=torch.bfloat16)
+    with emulation(Device(16, {1: 16}), on_finding="collect") as emulator:
+        out, lse = flashdsa.sparse_mla_fwd(
+            q, kinds[main], indices, extra_kv=kinds[extra], extra_indices=others,
+            kv_format=V41, backend="emulate-sm90",
+        )  # fmt: skip
+    assert [str(finding) for finding in emulator.findings] == []
+    rows = torch.where(
+        number % 32 == 0, values[main][number[:, 0]], values[extra][number[:, 0] + 1]
+    )
+    expected = rows.half().bfloat16()[:, None].expand_as(out)
+    assert torch.equal(out, expected)
+    assert not lse.any()
+
+
+def test_other_formats_are_not_mixed() -> None:
+    rows = {name: flashdsa.quantize_kv(torch.zeros(9, 512), kv_format=name) for name in ("v4", V41)}
+    q, indices = torch.zeros(2, 16, 512).bfloat16(), torch.zeros(2, 1, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="mixed_formats: takes v41, v41_fp4; got v4, v41"):
+        flashdsa.sparse_mla_fwd(
+            q, rows["v4"], indices, extra_kv=rows[V41], extra_indices=indices, kv_format=V41,
+            backend="emulate-sm90",
+        )  # fmt: skip

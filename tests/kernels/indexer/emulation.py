@@ -9,14 +9,23 @@ from torch import Tensor
 
 from flashdsa.backends.emulated.runner import POISON, Emulator
 from flashdsa.dispatch.registration import custom_op
-from flashdsa.kernels.indexer.plan import SelectPlan
+from flashdsa.kernels.indexer.plan import By, Lists, SelectPlan, Sharing
 from flashdsa.kernels.indexer.sizes import SLOT_HEADER_WORDS
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
 from ptxemu import Policy
 from tests.kernels.findings import RISING_BOUND
-from tests.kernels.indexer.exact_inputs import Inputs
+from tests.kernels.indexer.inputs import Inputs
 from workbench.small_calls.direct import launch_indexer
 
+SPLITS = IndexerPlan(
+    num_heads=16,
+    rows=By.CLUSTERS,
+    sharing=Sharing(select_pages=1, merge_pages=3),
+    lists=Lists(capacity=3072, first_fill_pages=10, fill_step_pages=2, most_topk=512),
+)
+"""Selecting takes next to no time, so that short rows are split as long ones are; lists are short,
+so that they are soon cut."""
 UNTOUCHED = int.from_bytes(bytes([POISON] * 4), "little")
 
 

@@ -7,20 +7,16 @@ from hypothesis import strategies as st
 
 import flashdsa
 from flashdsa import reference
+from flashdsa.problem import INT32_MAX
 from flashdsa.verify.compare import failures
-from flashdsa.verify.indexer_cases import (
-    INDEXER_CASES,
-    INT32_MAX,
-    IndexerCase,
-    make_indexer_inputs,
-    pack_pages,
-)
+from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs, pack_pages
 from flashdsa.verify.judge_indexer import (
     check_scores,
     check_selection,
     judge_scores,
     judge_selection,
 )
+from tests.support.cases import INDEXER_CASES
 
 INT32_MIN = -(2**31)
 POISON = 0x7B7B7B7B

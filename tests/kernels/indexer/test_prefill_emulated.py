@@ -1,75 +1,131 @@
-"""The Hopper kernel over shared keys on ptxemu: rows of its own scores' best, nothing found."""
+"""The Hopper kernel over shared keys on ptxemu: rows of its own scores' best, nothing found.
+
+A tile of queries has a CTA, or the CTAs of a cluster share it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.backends.emulated.devices import SMALL
-from flashdsa.backends.emulated.runner import emulation
+from flashdsa.backends.emulated.devices import Device
+from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm90 import prefill
+from flashdsa.backends.sm90.prefill_pieces import Piece
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, PrefillPlan
 from flashdsa.ops.prefill import TopkPrefillOperands
 from flashdsa.plan import BudgetError
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_indexer import check_prefill_scores, check_prefill_selection
-from flashdsa.verify.prefill_cases import PrefillCase, causal, make_prefill_inputs
+from flashdsa.verify.prefill_cases import PrefillCase, PrefillInputs, causal, make_prefill_inputs
 from ptxemu import Policy
 
-FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
+BF16 = torch.bfloat16
 RAGGED = ((0, 0), (5, 5), (3, 1570), (400, 1641), (64, 128), (1, 1640), (7, 1100))
 BACKEND = "emulate-sm90"
-ONE_SM = replace(SMALL, num_sms=1)
 LATER = pytest.mark.slow
+Plant = Callable[[PrefillInputs], None]
 
 
-def assert_exact(case: PrefillCase, seed: int = 0, log_keys: int = 0) -> None:
-    """Scores within the contract; of them the best, in ascending row, chosen in two segments."""
+def device_of(size: int, clusters: int = 1) -> Device:
+    """A device that runs so many clusters at once, and that many CTAs alone."""
+    return Device(size * clusters, {1: size * clusters, size: clusters})
+
+
+def choose(runner: Emulator, x: PrefillInputs, size: int, clusters: int, **how: Any) -> Tensor:
+    """Ids by so many clusters."""
+    ids = x.output_buffer()
+    operands = TopkPrefillOperands(
+        x.q_index, x.k_index, x.weights, x.ends, ids, x.starts, x.k_scale
+    )
+    plan = replace(prefill.plan_of(operands.inputs), **how)
+    pieces = (Piece(0, len(ids), size * clusters, size),)
+    with runner.launching():
+        prefill.bind_plan(runner, plan, operands, pieces)(operands)
+    return ids
+
+
+def scores_of(x: PrefillInputs) -> Tensor:
+    """The kernel's own scores."""
+    return flashdsa.prefill_logits(*x.operands, **x.options, backend=BACKEND)
+
+
+def assert_exact(
+    case: PrefillCase,
+    size: int = 1,
+    clusters: int = 1,
+    plant: Plant | None = None,
+    seed: int = 0,
+    **how: Any,
+) -> None:
+    """Scores within the contract; of them the best, in ascending row; nothing found. A CTA alone
+    chooses in segments of a chunk."""
     x = make_prefill_inputs(case, seed)
-    with emulation(ONE_SM, policy=Policy(seed=seed)) as runner:
+    if plant is not None:
+        plant(x)
+    if size == 1:
+        how = {"segment_keys": CHUNK, **how}
+    with emulation(device_of(size, clusters), policy=Policy(seed=seed)) as runner:
         scores, verdicts = check_prefill_scores(x, BACKEND)
-        assert failures(verdicts) == []
-        ids = x.output_buffer()
-        operands = TopkPrefillOperands(
-            x.q_index, x.k_index, x.weights, x.ends, ids, x.starts, x.k_scale
-        )
-        plan = prefill.plan_of(operands.inputs)
-        short = replace(plan, segment_keys=CHUNK, log_keys=log_keys)
-        with runner.launching():
-            prefill.bind_plan(runner, short, operands)(operands)
+        ids = choose(runner, x, size, clusters, **how)
+    assert plant is not None or failures(verdicts) == []
     assert torch.equal(ids, reference.dsa_topk_prefill(scores, x.starts, x.ends, case.topk))
     assert runner.findings == []
 
 
+def of_ragged(name: str, topk: int, heads: int, *more: Any, **features: Any) -> PrefillCase:
+    return PrefillCase(name, RAGGED, topk, heads, *more, **features)
+
+
+ALWAYS = [
+    (of_ragged("ragged", 300, 64, negative_weights=True), 1, 1),
+    (of_ragged("ragged", 300, 64, negative_weights=True), 3, 1),
+    (of_ragged("ties", 512, 64, plateaus=True, nan_keys=True), 3, 1),
+    # A CTA has three tiles of 64 keys or more: of each second one, a warpgroup has no keys.
+    (PrefillCase("documents", causal(33, 60), 20, 64), 1, 1),
+    (PrefillCase("NaN at the cut", causal(5, 500), 480, 64, nan_keys=True), 3, 1),
+    (PrefillCase("no keys for CTAs", causal(5, 100), 20, 64), 8, 1),
+    (PrefillCase("most of 128 keys", causal(5, 128), 100, 64), 5, 1),
+]
+FURTHER = [
+    (of_ragged("ragged", 300, 32, negative_weights=True), 1, 1),
+    (of_ragged("16", 300, 64, negative_weights=True), 16, 1),
+    (PrefillCase("clusters", RAGGED * 3, 300, 64), 2, 2),
+    (of_ragged("ties", 512, 64, plateaus=True, nan_keys=True), 1, 1),
+    (of_ragged("ties", 512, 16, plateaus=True), 1, 1),
+    (of_ragged("ties", 512, 16, plateaus=True), 8, 1),
+    (of_ragged("zeros", 512, 32, zero_scores=True), 1, 1),
+    (of_ragged("zeros", 512, 64, zero_scores=True), 2, 1),
+    (of_ragged("zeros", 512, 32, zero_scores=True), 3, 1),
+    (of_ragged("bf16", 300, 64, BF16, nan_keys=True), 1, 1),
+    (of_ragged("bf16", 300, 64, BF16, nan_keys=True), 3, 1),
+    (of_ragged("bf16", 70, 16, BF16, plateaus=True), 1, 1),
+    (of_ragged("bf16", 70, 16, BF16, plateaus=True), 5, 1),
+    (PrefillCase("bf16", RAGGED * 2, 70, 32, BF16), 8, 1),
+    *((PrefillCase("topk 1", causal(5, 1300), 1, 64), size, 1) for size in (1, 3)),
+    *((PrefillCase("topk 2048", causal(3, 2500), 2048, 64), size, 1) for size in (1, 3)),
+    (PrefillCase("documents", causal(33, 60), 20, 16), 1, 1),
+]
+
+
 @pytest.mark.parametrize(
-    "case",
-    [
-        PrefillCase("ragged", RAGGED, 300, 64, negative_weights=True),
-        pytest.param(PrefillCase("ragged", RAGGED, 300, 32, negative_weights=True), marks=LATER),
-        pytest.param(
-            PrefillCase("ties", RAGGED, 512, 64, plateaus=True, nan_keys=True), marks=LATER
-        ),
-        pytest.param(PrefillCase("ties", RAGGED, 512, 16, plateaus=True), marks=LATER),
-        pytest.param(PrefillCase("zeros", RAGGED, 512, 32, zero_scores=True), marks=LATER),
-        pytest.param(PrefillCase("bf16", RAGGED, 300, 64, BF16, nan_keys=True), marks=LATER),
-        pytest.param(PrefillCase("bf16", RAGGED, 70, 16, BF16, plateaus=True), marks=LATER),
-        pytest.param(PrefillCase("topk 1", causal(5, 1300), 1, 64), marks=LATER),
-        pytest.param(PrefillCase("topk 2048", causal(3, 2500), 2048, 64), marks=LATER),
-    ],
-    ids=lambda case: f"{case.name}-{case.num_heads}",
+    ("case", "size", "clusters"),
+    [*ALWAYS, *(pytest.param(*one, marks=LATER) for one in FURTHER)],
+    ids=lambda x: f"{x.name}-{x.num_heads}" if isinstance(x, PrefillCase) else str(x),
 )
-def test_rows_are_those_of_the_best_of_its_own_scores(case: PrefillCase) -> None:
-    assert_exact(case)
-
-
-@pytest.mark.parametrize("num_heads", [64, pytest.param(16, marks=LATER)])
-def test_tiles_of_64_keys_whose_warpgroup_is_the_second(num_heads: int) -> None:
-    """A CTA has three such tiles or more: of each second one, the first warpgroup has no keys."""
-    assert_exact(PrefillCase("documents", causal(33, 60), 20, num_heads))
+def test_rows_are_those_of_the_best_of_its_own_scores(
+    case: PrefillCase, size: int, clusters: int
+) -> None:
+    assert_exact(case, size, clusters)
 
 
 @pytest.mark.parametrize(
@@ -77,38 +133,84 @@ def test_tiles_of_64_keys_whose_warpgroup_is_the_second(num_heads: int) -> None:
     [
         PrefillCase("sorted", ((0, 0), (3, 300), (200, 700)), 100, 16, sorted=True),
         pytest.param(
-            PrefillCase("ties", RAGGED, 512, 64, plateaus=True, nan_keys=True, sorted=True),
-            marks=LATER,
+            of_ragged("ties", 512, 64, plateaus=True, nan_keys=True, sorted=True), marks=LATER
         ),
-        pytest.param(PrefillCase("bf16", RAGGED, 300, 32, BF16, sorted=True), marks=LATER),
+        pytest.param(of_ragged("bf16", 300, 32, BF16, sorted=True), marks=LATER),
         pytest.param(PrefillCase("few", causal(2, 3000), 60, 32, sorted=True), marks=LATER),
     ],
     ids=lambda case: f"{case.name}-{case.num_heads}",
 )
 def test_rows_in_the_order_of_scores(case: PrefillCase) -> None:
     x = make_prefill_inputs(case, 0)
-    with emulation(ONE_SM) as runner:
-        scores = flashdsa.prefill_logits(*x.operands, **x.options, backend=BACKEND)
-        verdicts = check_prefill_selection(x, scores, BACKEND)
+    with emulation(device_of(1)) as runner:
+        verdicts = check_prefill_selection(x, scores_of(x), BACKEND)
     assert failures(verdicts) == [] and runner.findings == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("plateaus", [False, True])
-def test_a_full_log_is_cut(plateaus: bool) -> None:
-    """Three segments of random scores leave more than 350 of the first two that may be among the
-    best 300; of equal ones an exact search chooses."""
-    case = PrefillCase("full log", causal(2, 2500), 300, 64, plateaus=plateaus)
-    assert_exact(case, log_keys=350)
+@LATER
+@pytest.mark.parametrize(
+    ("heads", "plateaus", "size"),
+    [(64, False, 1), (64, True, 1), (64, False, 2), (64, True, 2), (32, False, 3), (16, True, 3)],
+)
+def test_a_stretch_of_several_segments(heads: int, plateaus: bool, size: int) -> None:
+    """Logs are cut, by bounds or, of equal scores, by an exact search, whose entries are the only
+    ones that count."""
+    case = PrefillCase("segments", causal(5, 2600 * size), 300, heads, plateaus=plateaus)
+    assert_exact(case, size, segment_keys=CHUNK, log_keys=350)
 
 
-@pytest.mark.slow
+def widen(x: PrefillInputs) -> None:
+    """The first sample's scores are so large that all others fall into a few bins."""
+    assert x.k_scale is not None
+    x.k_scale[:64] *= 4096
+
+
+def be_infinite(x: PrefillInputs) -> None:
+    """Three of four keys score inf, -inf, or NaN where the sum is 0."""
+    assert x.k_scale is not None
+    x.k_scale.copy_(torch.where(torch.arange(len(x.k_scale)) % 4 > 0, torch.inf, x.k_scale))
+
+
+@pytest.mark.parametrize("plant", [pytest.param(widen, marks=LATER), be_infinite])
+@pytest.mark.parametrize("topk", [pytest.param(100, marks=LATER), 700])
+def test_windows_that_tell_little(plant: Plant, topk: int) -> None:
+    case = PrefillCase("planted", causal(4, 1500), topk, 64, negative_weights=True)
+    assert_exact(case, 3, plant=plant)
+
+
+@LATER
 @pytest.mark.parametrize("seed", range(1, 4))
-def test_whoever_runs_next(seed: int) -> None:
-    assert_exact(PrefillCase("turns", RAGGED, 300, 64, plateaus=True), seed)
+@pytest.mark.parametrize(("size", "plateaus"), [(1, True), (3, False), (3, True)])
+def test_whoever_runs_next(seed: int, size: int, plateaus: bool) -> None:
+    """Of CTAs that share tiles several, so that messages of one follow those of another."""
+    ranges = RAGGED if size == 1 else RAGGED * 3
+    assert_exact(PrefillCase("turns", ranges, 300, 64, plateaus=plateaus), size, seed=seed)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, pytest.param(5, marks=LATER)])
+def test_logs_that_are_cut_and_segments(size: int) -> None:
+    """However keys are shared, in another order of warps."""
+    case = PrefillCase("scores", (*causal(4, 5200), (9, 200)), 300, 64)
+    assert_exact(case, size, seed=1, segment_keys=CHUNK, log_keys=350)
+
+
+@LATER
+def test_tiles_beyond_a_wave_are_a_second_launch() -> None:
+    """Two CTAs take two tiles, then a pair of them the third."""
+    case = PrefillCase("waves", causal(9, 3900), 40, 64)
+    x = make_prefill_inputs(case, 0)
+    ids = x.output_buffer()
+    with emulation(Device(2, {1: 2, 2: 1})) as runner:
+        scores = scores_of(x)
+        runner.setups.clear()
+        flashdsa.dsa_topk_prefill(*x.operands, ids, **x.options, backend=BACKEND)
+        clusters = [(setup.cluster or (1,))[0] for setup in runner.setups]
+    assert clusters == [1, 2]
+    best = reference.dsa_topk_prefill(scores, x.starts, x.ends, case.topk)
+    assert torch.equal(ids, best) and runner.findings == []
+
+
+@LATER
 def test_scores_have_the_bits_of_the_paged_indexer_s() -> None:
     """Keys in pages that follow each other, 64 heads."""
     x = make_prefill_inputs(PrefillCase("pages", causal(3, 256), 64), 0)
@@ -116,11 +218,11 @@ def test_scores_have_the_bits_of_the_paged_indexer_s() -> None:
     keys, scales = x.k_index[:256].view(torch.uint8), x.k_scale[:256].clone()
     cache = torch.cat([keys.reshape(4, 8192), scales.view(torch.uint8).view(4, 256)], dim=1)
     table = torch.arange(4, dtype=torch.int32).repeat(3, 1)
-    with emulation(ONE_SM):
+    with emulation(device_of(1)):
         paged = flashdsa.indexer_logits(
             x.q_index, cache.view(4, 64, 1, 132), x.weights, x.ends, table, 256, backend=BACKEND
         )
-        shared = flashdsa.prefill_logits(*x.operands, **x.options, backend=BACKEND)
+        shared = scores_of(x)
     assert torch.equal(paged, shared[:, :256])
 
 
@@ -131,12 +233,19 @@ def test_the_workspace_stays_below_64_mb(num_heads: int, dtype: str) -> None:
     assert 132 * plan.workspace_words * 4 <= 64 * 10**6
 
 
-def test_plans_refuse_what_cannot_be() -> None:
-    with pytest.raises(ValueError, match="num_heads: expected 16, 32 or 64; got 8"):
-        PrefillPlan(8)
-    with pytest.raises(ValueError, match="dtype: expected one of"):
-        PrefillPlan(64, "float16")
-    with pytest.raises(ValueError, match="segment_keys: 100 is no multiple"):
-        PrefillPlan(64, segment_keys=100)
-    with pytest.raises(BudgetError, match="registers"):
-        PrefillPlan(score_registers=248)
+@pytest.mark.parametrize(
+    ("choices", "error", "message"),
+    [
+        ({"num_heads": 8}, ValueError, "num_heads: expected 16, 32 or 64; got 8"),
+        ({"dtype": "float16"}, ValueError, "dtype: expected one of"),
+        ({"segment_keys": 100}, ValueError, "segment_keys: 100 is no multiple"),
+        ({"scores_only": True, "shared": True}, ValueError, "shared: scores that are not ranked"),
+        ({"score_registers": 248}, BudgetError, "registers"),
+        ({"score_registers": 248, "shared": True}, BudgetError, "registers"),
+    ],
+)
+def test_plans_refuse_what_cannot_be(
+    choices: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        PrefillPlan(**choices)

@@ -1,6 +1,6 @@
 """The Hopper indexer on a GPU: exact ids of every variant, cluster and split.
 
-Scores are exact in any order of additions (see exact_inputs.py), so that torch's stable sort of
+Scores are exact in any order of additions (see inputs.py), so that torch's stable sort of
 them is the answer, id for id.
 """
 
@@ -24,8 +24,7 @@ from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE_ANY_DATA
-from tests.kernels.indexer.exact_ids import expected_ids, select
-from tests.kernels.indexer.exact_inputs import EDGES, Inputs, make_inputs
+from tests.kernels.indexer.inputs import EDGES, Inputs, expected_ids, make_inputs, select
 from tests.support.hopper_gpu import HOPPER_GPU
 
 pytestmark = HOPPER_GPU
@@ -33,13 +32,24 @@ VALUES = ["random", "equal", "two", "ascending", "descending", "nan", "pages"]
 
 
 @pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
-@pytest.mark.parametrize("topk", [512, 1024, 2048])
+@pytest.mark.parametrize("topk", [1, 100, 511, 512, 513, 1024, 1500, 2047, 2048])
 @pytest.mark.parametrize("num_heads", [16, 32, 64])
-def test_every_variant_is_exact(num_heads: int, topk: int, by_score: bool) -> None:
+def test_every_variant_and_any_topk_are_exact(num_heads: int, topk: int, by_score: bool) -> None:
     for values in ("random", "nan"):
         inputs = make_inputs([*EDGES, topk - 1, topk + 1], num_heads=num_heads, values=values)
         inputs = inputs.to("cuda")
         assert torch.equal(select(inputs, topk, by_score), expected_ids(inputs, topk, by_score))
+
+
+@pytest.mark.parametrize("topk", [1, 100, 2047])
+def test_ids_of_another_shape_are_refused_and_positions_are_those_of_slots(topk: int) -> None:
+    inputs = make_inputs([3000, 500]).to("cuda")
+    slots, ids = select(inputs, topk, by_score=True), inputs.output(topk)
+    with pytest.raises(ValueError, match="topk_indices"):
+        flashdsa.dsa_topk_indexer(*inputs, ids.view(1, 2 * topk), sorted=True, backend="sm90")
+    flashdsa.dsa_topk_indexer(*inputs, ids, sorted=True, ids="position", backend="sm90")
+    page = inputs.block_table.gather(1, ids.clamp_min(0).long() // 64)
+    assert torch.equal(torch.where(ids < 0, -1, page * 64 + ids % 64), slots)
 
 
 @pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])

@@ -1,14 +1,10 @@
-"""The Hopper indexer on a GPU: graphs, streams, repeated runs, compile, the first call.
-
-Scores are exact in any order of additions (see exact_inputs.py), so that torch's stable sort of
-them is the answer, id for id.
-"""
+"""The Hopper indexer on a GPU: graphs, streams, repeated runs, guarded buffers, what errors say."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,9 +12,8 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from tests.kernels.indexer.exact_ids import expected_ids, select
-from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
-from tests.support.hopper_gpu import HOPPER_GPU
+from tests.kernels.indexer.inputs import EDGES, Inputs, expected_ids, make_inputs, select
+from tests.support.hopper_gpu import HOPPER_GPU, capture
 
 pytestmark = HOPPER_GPU
 
@@ -27,11 +22,7 @@ def test_a_graph_replays_with_changed_contents_of_every_input() -> None:
     first = make_inputs([9000, 64, 3000, 0, 2049, 20_000]).to("cuda")
     held = Inputs(*(x.clone() for x in first))
     ids = held.output(2048)
-    flashdsa.dsa_topk_indexer(*held, ids)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        flashdsa.dsa_topk_indexer(*held, ids, backend="sm90")
+    graph, _ = capture(lambda: flashdsa.dsa_topk_indexer(*held, ids, backend="sm90"))
     for seed in range(4):
         lengths = [[20_000, 3000, 1, 9000, 64, 0], [0] * 6, [2048, 2049, 8000, 9000, 3, 5]][
             seed % 3
@@ -57,11 +48,7 @@ def test_a_graph_of_one_row_replays_with_and_without_splits() -> None:
     held = make_inputs([max(lengths)]).to("cuda")
     ids = held.output(2048)
     launch = flashdsa.bind("dsa_topk_indexer", (*held, ids))
-    launch((*held, ids))
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launch((*held, ids))
+    graph, _ = capture(lambda: launch((*held, ids)))
     for length in lengths:
         held.seq_lens.fill_(length)
         ids.fill_(-99)
@@ -81,10 +68,7 @@ def test_a_graph_replays_two_levels_over_pages(block: int, listed: bool) -> None
     def choose(x: Inputs, to: Tensor, some: Tensor | None, backend: str = "auto") -> None:
         flashdsa.dsa_topk_indexer(*x, to, block=block, candidates=some, backend=backend)
 
-    choose(held, ids, among)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        choose(held, ids, among, backend="sm90")
+    graph, _ = capture(lambda: choose(held, ids, among, backend="sm90"))
     for turn in range(1, 4):
         held.seq_lens.copy_(lengths // turn)
         candidates.copy_(torch.randint(-2, 20_000 // block // turn, candidates.shape))
@@ -120,10 +104,7 @@ def test_a_graph_replays_two_levels_over_shared_keys(listed: bool, starts: bool)
             *operands, k_scale=k_scale, candidates=among, block=8, backend=backend
         )
 
-    choose(held)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        choose(held, backend="sm90")
+    graph, _ = capture(lambda: choose(held, backend="sm90"))
     for _ in range(3):
         k.view(torch.uint8).copy_(fp8(keys, 128).view(torch.uint8))
         ends.copy_(integers(0, keys, queries))
@@ -207,7 +188,7 @@ import sys, torch, flashdsa
 from flashdsa.jit.loader import installed_object
 if not installed_object("sm90").exists():
     sys.exit("skip")
-from tests.kernels.indexer.exact_inputs import make_inputs
+from tests.kernels.indexer.inputs import make_inputs
 inputs = make_inputs([5000, 300]).to("cuda")
 ids = inputs.output(2048)
 flashdsa.dsa_topk_indexer  # importing the package is not the call
@@ -225,3 +206,124 @@ def test_the_first_call_needs_no_compiler_where_the_object_is_installed() -> Non
         pytest.skip("no _kernels/sm90.so: make kernels")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "False"
+
+
+GUARD = 4096
+"""Bytes around a guarded buffer; keeps its alignment."""
+
+
+class Guarded:
+    """A tensor's copy between two regions of a pattern."""
+
+    def __init__(self, tensor: Tensor, pattern: int) -> None:
+        size = tensor.numel() * tensor.element_size()
+        self.pattern = pattern
+        self._memory = torch.full((size + 2 * GUARD,), pattern, dtype=torch.uint8, device="cuda")
+        self._inside = slice(GUARD, GUARD + size)
+        self.tensor = self._memory[self._inside].view(tensor.dtype).view(tensor.shape)
+        self.tensor.copy_(tensor)
+        self._before = self._memory[self._inside].clone()
+
+    def guards_hold(self) -> bool:
+        """Nothing was written around the tensor."""
+        outside = (self._memory[:GUARD], self._memory[self._inside.stop :])
+        return all(bool((part == self.pattern).all()) for part in outside)
+
+    def unchanged(self) -> bool:
+        """Nothing was written at all."""
+        return self.guards_hold() and torch.equal(self._memory[self._inside], self._before)
+
+
+def bad_inputs() -> Inputs:
+    """Lengths and page ids of every wrong kind."""
+    inputs = make_inputs([3000, 3000, 3000, 3000, 300, 5000, 64, 9000])
+    num_pages = inputs.k_index_cache_fp8.shape[0]
+    inputs.block_table[0, 1], inputs.block_table[1, 40] = -1, num_pages
+    inputs.block_table[2, :], inputs.block_table[3, 0] = 2**31 - 1, -(2**31)
+    inputs.block_table[4, 0], inputs.block_table[7, ::2] = num_pages + 7, -5
+    inputs.seq_lens[3], inputs.seq_lens[5], inputs.seq_lens[6] = -5, 2**31 - 1, -(2**31)
+    return inputs
+
+
+def long_bad_inputs() -> Inputs:
+    """A split row, most of its pages outside the cache: fewer tokens than topk are left."""
+    inputs = make_inputs([150_000, 70_000])
+    inputs.block_table[0, 20:], inputs.block_table[1, 100:900] = -1, 2**31 - 1
+    return inputs
+
+
+@pytest.mark.parametrize("pattern", [0x7F, 0xFF], ids=["NaN keys", "-1 and NaN"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: make_inputs(EDGES), bad_inputs, long_bad_inputs],
+    ids=["good input", "bad input", "long bad rows"],
+)
+def test_nothing_outside_the_buffers_is_touched(make: Callable[[], Inputs], pattern: int) -> None:
+    inputs = make()
+    guarded = [Guarded(x, pattern) for x in inputs]
+    operands = Inputs(*(g.tensor for g in guarded))
+    ids = Guarded(operands.output(2048), pattern)
+    launch = flashdsa.bind("dsa_topk_indexer", (*operands, ids.tensor))
+    for _ in range(3):
+        launch((*operands, ids.tensor))
+    torch.cuda.synchronize()
+    assert torch.equal(ids.tensor, expected_ids(operands, 2048))
+    assert ids.guards_hold()
+    assert all(g.unchanged() for g in guarded)
+
+
+@pytest.fixture
+def checking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FLASHDSA_CHECK", "1")
+    yield
+
+
+@pytest.mark.usefixtures("checking")
+@pytest.mark.parametrize(
+    ("operand", "place", "value", "message"),
+    [
+        ("seq_lens", (1,), -1, r"seq_lens: expected values >= 0; got seq_lens\[1\] = -1"),
+        ("seq_lens", (0,), 9999, r"block_table: expected at least 157 pages for seq_lens\[0\]"),
+        ("block_table", (1, 2), -3, r"block_table: expected page ids .* block_table\[1, 2\] = -3"),
+        ("block_table", (0, 46), 500, r"got block_table\[0, 46\] = 500"),
+    ],
+)
+def test_checking_names_the_first_bad_value(
+    operand: str, place: tuple[int, ...], value: int, message: str
+) -> None:
+    inputs = make_inputs([3000, 200]).to("cuda")
+    getattr(inputs, operand)[place] = value
+    ids = inputs.output(2048)
+    with pytest.raises(ValueError, match=message):
+        flashdsa.dsa_topk_indexer(*inputs, ids)
+    assert (ids == -99).all()
+
+
+@pytest.mark.usefixtures("checking")
+def test_checking_passes_good_input_and_padding_of_the_table() -> None:
+    inputs = make_inputs([3000, 200]).to("cuda")
+    assert (inputs.block_table < 0).any()
+    assert torch.equal(select(inputs, 2048), expected_ids(inputs, 2048))
+
+
+def test_gaps_and_unaligned_addresses_are_named() -> None:
+    inputs = make_inputs([3000, 200]).to("cuda")
+    cache = inputs.k_index_cache_fp8
+    shifted = torch.zeros(cache.nbytes + 4, dtype=torch.uint8, device="cuda")[4:].view(cache.shape)
+    strided = torch.zeros(2, 2 * 47, dtype=torch.int32, device="cuda")[:, ::2]
+    for change, kind, message in (
+        ({"k_index_cache_fp8": shifted}, NotImplementedError, "k_index_cache_fp8: .* of 16; got"),
+        ({"block_table": strided}, ValueError, "block_table: .* contiguous"),
+    ):
+        with pytest.raises(kind, match=message):
+            select(inputs._replace(**change), 2048)
+
+
+def test_auto_takes_this_kernel_and_other_sizes_say_why_not() -> None:
+    inputs = make_inputs([3000]).to("cuda")
+    ids = inputs.output(2048)
+    flashdsa.warm_up("dsa_topk_indexer")
+    flashdsa.dsa_topk_indexer(*inputs, ids)
+    assert torch.equal(ids, expected_ids(inputs, 2048))
+    with pytest.raises(NotImplementedError, match="sm90: topk: takes 1 to 2048; got 2049"):
+        flashdsa.dsa_topk_indexer(*inputs, inputs.output(2049))

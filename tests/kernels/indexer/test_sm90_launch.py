@@ -18,7 +18,7 @@ from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
 from flashdsa.backends.indexer.launch import Kernels, Launches
 from flashdsa.backends.sm90 import indexer, ranking, topk
-from flashdsa.backends.sm90.ranked import bind_ranked
+from flashdsa.backends.sm90.indexer import bind_scored_and_ranked
 from flashdsa.backends.sm90.ranking import cluster_of
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.catalog import INDEXER, INDEXER_ORDER
@@ -27,7 +27,7 @@ from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan
 from flashdsa.ops.indexer import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
-from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+from tests.kernels.indexer.inputs import Inputs, make_inputs
 
 H200 = devices.H200.clusters
 SMALL = {1: 4, 2: 2, 3: 1, 4: 1}
@@ -227,12 +227,12 @@ def test_the_workspace_is_of_the_tensors_device(splitting: Gpu) -> None:
 
 
 def test_given_scores_are_launched_alike(gpu: Gpu) -> None:
-    for count in (1, 3):
+    for count, width in ((1, 40_000), (3, 40_000), (3, 600)):
         lengths = torch.full((count,), 600, dtype=torch.int32)
-        operands = TopkOperands(torch.zeros(count, 600), lengths)
+        operands = TopkOperands(torch.zeros(count, width), lengths)
         topk.bind(gpu_runner(GPU), operands, topk=512, sorted=False)(operands)
     clusters = [arguments[-2:] for arguments in gpu.launches]
-    assert clusters == [(4, 1), (4, 0)], "on 4 SMs"
+    assert clusters == [(4, 1), (4, 0), (1, 1)], "on 4 SMs"
 
 
 def test_nothing_is_launched_without_rows_or_pages(gpu: Gpu) -> None:
@@ -278,7 +278,7 @@ def test_checked_calls_check_values_where_that_is_asked_for(
 def test_two_launches_score_and_rank(gpu: Gpu, next_n: int, scored: By) -> None:
     """Two rows of a request are scored together; the table has a row a request."""
     inputs, count = rows(2 * next_n), 2 * next_n
-    bind = bind_ranked(gpu_runner(GPU), 16, 700, False, False, count, next_n)
+    bind = bind_scored_and_ranked(gpu_runner(GPU), 16, 700, False, False, count, next_n)
     ids = inputs.output(700)
     bind(*inputs._replace(block_table=inputs.block_table[::next_n].contiguous()), ids)
     score, rank = gpu.launches
@@ -291,7 +291,7 @@ def test_two_launches_score_and_rank(gpu: Gpu, next_n: int, scored: By) -> None:
 def test_no_scores_are_counted_for_a_ranking_that_would_be_refused(gpu: Gpu) -> None:
     """Their counts would stay."""
     inputs = rows(2)
-    bind = bind_ranked(gpu_runner(GPU), 16, 512, False, False, 2, 1)
+    bind = bind_scored_and_ranked(gpu_runner(GPU), 16, 512, False, False, 2, 1)
     for ids in (torch.zeros(2, 600, dtype=torch.int32)[:, :512], inputs.output(511)):
         with pytest.raises(ValueError, match=r"topk_indices: expected shape \[2, 512\]"):
             bind(*inputs, ids)
@@ -307,7 +307,7 @@ def test_many_scores_are_ranked_a_chunk_at_a_time(
     monkeypatch.setattr(ranking, "SCORES_AT_ONCE", 5 * width)
     ids = inputs.output(512)
     table = inputs.block_table[::2].contiguous()
-    bind_ranked(gpu_runner(GPU), 16, 512, False, False, 6, 2)(
+    bind_scored_and_ranked(gpu_runner(GPU), 16, 512, False, False, 6, 2)(
         *inputs._replace(block_table=table), ids
     )
     chunks = [arguments[5].shape[0] for arguments in gpu.launches[::2]]
@@ -323,6 +323,12 @@ def test_a_ranking_gives_few_rows_large_clusters(count: int, cluster: tuple[int,
     """More rows than half the SMs get a CTA each, and clusters for what is long."""
     assert cluster_of(count, 132, devices.H200.clusters) == cluster
     assert cluster_of(count, 132, {1: 132}) == (1, 1)
+    assert cluster_of(count, 132, devices.H200.clusters, parts=1) == (1, 1)
+
+
+def test_a_ranking_has_no_more_ctas_than_a_row_has_parts() -> None:
+    assert [cluster_of(8, 132, devices.H200.clusters, n) for n in (3, 8)] == [(3, 1), (8, 1)]
+    assert cluster_of(67, 132, devices.H200.clusters, parts=7) == (1, 1)
 
 
 @pytest.mark.parametrize("device", [devices.H200, devices.SMALL], ids=["H200", "small"])

@@ -24,7 +24,7 @@ from flashdsa.jit.shared_object import build_shared_object, load_shared_object
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.verify.layouts import pages_apart
-from tests.kernels.indexer.exact_inputs import make_inputs
+from tests.kernels.indexer.inputs import make_inputs
 from tests.support.subtests import CaseLoop
 
 pytestmark = [

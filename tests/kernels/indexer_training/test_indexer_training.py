@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import flashdsa
+from flashdsa.backends.packed_rows import next_power_of_two
 from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.compare import failures
-from flashdsa.verify.indexer_training_cases import (
-    INDEXER_TRAINING_CASES,
-    make_indexer_training_inputs,
-)
+from flashdsa.verify.indexer_training_cases import make_indexer_training_inputs
 from flashdsa.verify.judge_sparse_mla import forward_results
+from tests.support.cases import INDEXER_TRAINING_CASES
+from tests.support.hopper_gpu import HOPPER_GPU
 from tests.support.subtests import CaseLoop
 
 JUDGES = (
@@ -209,3 +212,145 @@ def test_neither_or_both_targets_are_refused(seed: int) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             flashdsa.indexer_kl_loss(*inputs.operands, **given)
+
+
+NAMED, BY = 7, 1
+"""The key, and the query that names it."""
+
+
+def operands(heads: int, queries: int, value: float) -> tuple[Tensor, ...]:
+    """q, k, weights, indices and the scores' gradient; a query names six of 12 keys."""
+    generator = torch.Generator().manual_seed(heads)
+    q = torch.randn(queries, heads, 128, generator=generator).bfloat16()
+    k = torch.randn(12, 128, generator=generator).bfloat16()
+    k[NAMED, 5] = value
+    weights = torch.randn(queries, heads, generator=generator)
+    rows = torch.tensor([row for row in range(12) if row != NAMED])
+    indices = rows[torch.rand(queries, 11, generator=generator).argsort(1)[:, :6]].int()
+    indices[BY, 0] = NAMED
+    indices[2] = -1
+    return q, k, weights, indices, torch.randn(queries, 6, generator=generator)
+
+
+def judge_call(backend: str, heads: int, queries: int, value: float, deterministic: bool) -> None:
+    """dQ and dW of all but one query, and dK of all other keys, are those of the CPU."""
+    given = operands(heads, queries, value)
+    wanted = flashdsa.indexer_bwd(*given, backend="cpu")
+    if backend == "sm90":
+        given = tuple(x.cuda() for x in given)
+    got = flashdsa.indexer_bwd(*given, deterministic=deterministic, backend=backend)
+    others = torch.arange(queries) != BY
+    assert not got[2][BY].isfinite().any()
+    keys = torch.arange(12) != NAMED
+    for mine, expected, rows in zip(got, wanted, (others, keys, others), strict=True):
+        mine, expected = mine.cpu()[rows].double(), expected[rows].double()
+        assert expected.isfinite().all()
+        error = (mine - expected).flatten(1).norm(dim=1)
+        assert bool((error <= 0.01 * expected.flatten(1).norm(dim=1) + 1e-6).all())
+
+
+def on(backend: str) -> AbstractContextManager[Any]:
+    """Two emulated SMs, or none."""
+    if not backend.startswith("emulate"):
+        return nullcontext()
+    pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+    from flashdsa.backends.emulated.devices import Device
+    from flashdsa.backends.emulated.runner import emulation
+
+    return emulation(Device(2, {1: 2}))
+
+
+CASES = [
+    ("cpu", 64, 5, float("nan"), False),
+    ("emulate-sm90", 64, 5, float("nan"), False),
+    ("emulate-sm90", 64, 3, float("inf"), True),
+    pytest.param("emulate-sm90", 16, 9, float("inf"), True, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("backend", "heads", "queries", "value", "deterministic"), CASES)
+def test_neighbours_are_as_without(
+    backend: str, heads: int, queries: int, value: float, deterministic: bool
+) -> None:
+    with on(backend):
+        judge_call(backend, heads, queries, value, deterministic)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(("heads", "queries"), [(16, 40), (32, 40), (64, 9), (64, 600)])
+class TestOnHopper:
+    """The same on the GPU."""
+
+    pytestmark = HOPPER_GPU
+
+    def test_neighbours_are_as_without(
+        self, heads: int, queries: int, value: float, deterministic: bool
+    ) -> None:
+        judge_call("sm90", heads, queries, value, deterministic)
+
+
+def test_fp32_scales_give_what_the_cache_holds(seed: int) -> None:
+    x = torch.randn(50, 128, generator=torch.Generator().manual_seed(seed))
+    fp8, scale = flashdsa.quantize_index_k(x)
+    assert torch.equal(flashdsa.fake_quantize_index(x, scale="fp32"), fp8.float() * scale[:, None])
+
+
+def test_power_of_two_scales_are_exact_in_bf16_and_use_the_range(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(200, 128, generator=generator) * torch.logspace(-6, 3, 200)[:, None]
+    x[0], x[1, 0] = 0, 448 * 4  # nothing, and a scale that is a power of two already
+    wide = flashdsa.fake_quantize_index(x)
+    assert torch.equal(
+        flashdsa.fake_quantize_index(x.bfloat16().float()).bfloat16().float(),
+        flashdsa.fake_quantize_index(x.bfloat16().float()),
+    )
+    assert float(wide[1, 0]) == 448 * 4
+    error = ((wide - x).norm(dim=1) / x.norm(dim=1))[40:]
+    assert float(error.max()) < 0.04  # e4m3 has 3 bits of mantissa: at most 1/16 a number
+
+
+@pytest.mark.parametrize("scale", ["ue8m0", "fp32"])
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_what_is_not_finite_is_seen_as_the_cache_shows_it(value: float, scale: str) -> None:
+    x = torch.ones(3, 128)
+    x[1, 5] = value
+    x.requires_grad_()
+    out = flashdsa.fake_quantize_index(x, scale=scale)
+    fp8, scales = flashdsa.quantize_index_k(x.detach())
+    cached = fp8.float() * scales[:, None]
+    assert torch.equal(out.isnan(), cached.isnan()) and out[1].isnan().all()
+    assert torch.equal(out[::2].isfinite(), torch.ones(2, 128, dtype=torch.bool))
+    out.sum().backward()
+    assert x.grad is not None and (x.grad == 1).all()
+
+
+def test_scales_are_rounded_up_to_powers_of_two() -> None:
+    exponent = torch.arange(-22, 121)
+    power = torch.full((143,), 2.0, dtype=torch.float64).pow(exponent).float()
+    above, below = power.nextafter(2 * power), power.nextafter(power / 2)
+    assert torch.equal(next_power_of_two(power), power)
+    assert torch.equal(next_power_of_two(above), 2 * power)
+    assert torch.equal(next_power_of_two(below), power)
+    kept = torch.tensor([torch.inf, torch.nan])
+    torch.testing.assert_close(next_power_of_two(kept), kept, equal_nan=True)
+
+
+def test_the_gradient_passes_straight_through(seed: int) -> None:
+    x = torch.randn(4, 128, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    weight = torch.randn(4, 128)
+    (flashdsa.fake_quantize_index(x) * weight).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, weight)
+
+
+@pytest.mark.parametrize(
+    ("x", "scale", "message"),
+    [
+        (torch.zeros(3, 64), "fp32", r"x: expected a last dimension of 128; got shape \[3, 64\]"),
+        (torch.zeros(128), "bf16", 'scale: expected "ue8m0", "fp32" or "mxfp4"; got'),
+        (torch.zeros(128, dtype=torch.int32), "fp32", "x: expected dtype"),
+    ],
+)
+def test_wrong_arguments_are_named(x: torch.Tensor, scale: str, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        flashdsa.fake_quantize_index(x, scale=scale)

@@ -1,8 +1,9 @@
-"""The Hopper kernels of the target and of the scores on ptxemu: within the contract, no finding."""
+"""Hopper's kernels of target, scores and divergence on ptxemu: within the contract, no finding."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,18 +12,24 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
-from flashdsa.backends.emulated.runner import Emulator, emulation
-from flashdsa.backends.sm90 import attention_target, indexer_scores
+from flashdsa.backends.emulated.runner import EmulatedProgress, Emulator, emulation
+from flashdsa.backends.sm90 import indexer_training
 from flashdsa.kernels.catalog import ATTENTION_TARGET, INDEXER_SCORES
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TargetPlan
 from flashdsa.kernels.indexer_training.sm90.scores.plan import ScoresPlan
 from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.compare import failures
-from flashdsa.verify.indexer_training_cases import IndexerTrainingCase, make_indexer_training_inputs
+from flashdsa.verify.draw_rows import invalid_values
+from flashdsa.verify.indexer_training_cases import (
+    IndexerTrainingCase,
+    IndexerTrainingInputs,
+    make_indexer_training_inputs,
+)
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from ptxemu import Policy
-from tests.kernels.assembled import assert_it_assembles_without_spills, ptx_of
-from tests.kernels.features import EVERY_FEATURE
+from tests.kernels.findings import EVERY_FEATURE
+from tests.support.cases import INDEXER_TRAINING_CASES
+from tests.support.compilations import ptx_of
 
 LATER = pytest.mark.slow
 ONE_SM = Device(1, {1: 1})
@@ -85,7 +92,7 @@ def test_the_slots_of_few_queries_are_shared_by_several_ctas(queries: int, parts
 )
 def test_parts_leave_few_sms_idle(queries: int, tiles: int, parts: int) -> None:
     """Of an H200, with four CTAs an SM."""
-    assert indexer_scores.parts_for(queries, tiles, 4, 132) == parts
+    assert indexer_training.parts_for(queries, tiles, 4, 132) == parts
 
 
 def test_all_heads_of_a_model() -> None:
@@ -126,7 +133,7 @@ def test_a_head_that_attends_nowhere_adds_nothing() -> None:
 
 
 def test_the_plan_of_a_number_of_heads() -> None:
-    of_target, of_scores = attention_target.plan_for, indexer_scores.plan_for
+    of_target, of_scores = indexer_training.target_plan, indexer_training.scores_plan
     for width in (576, 512):
         plans = [of_target(heads, width) for heads in (1, 8, 9, 64, 100)]
         assert [plan.num_heads for plan in plans] == [8, 8, 16, 64, 128]
@@ -141,17 +148,13 @@ def test_a_ring_in_which_a_consumer_could_wait_a_round_ahead_is_refused() -> Non
 
 
 @pytest.mark.parametrize("plan", [TargetPlan(), ScoresPlan()], ids=["target", "scores"])
-def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
-    plan: TargetPlan | ScoresPlan,
-) -> None:
-    """Nor does it make a wgmma wait for the one before, which it says as a warning."""
+def test_the_products_are_those_of_the_design(plan: TargetPlan | ScoresPlan) -> None:
     is_target = isinstance(plan, TargetPlan)
     # The loop of the scores has two tiles of two chunks.
     spec, chunks = (ATTENTION_TARGET, 9) if is_target else (INDEXER_SCORES, 4)
     text = ptx_of(spec, plan)
     products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", text)
     assert products == [f"m64n{plan.num_heads}"] * (4 * chunks)
-    assert_it_assembles_without_spills(spec, plan)
 
 
 @pytest.mark.slow
@@ -161,3 +164,97 @@ def test_other_numbers_of_heads(heads: int) -> None:
     case = SparseMlaCase("heads", 3, 90, heads, 200, invalid=True, topk_length=True)
     for what in CHECKS:
         run(IndexerTrainingCase(case, index_heads=heads), what)
+
+
+KEYS = 90
+
+
+def inputs_of(
+    topk: int, ends: list[int], holes: list[range], lengths: list[int] | None = None
+) -> IndexerTrainingInputs:
+    """Lists, one a query, whose last valid slot is `ends` less one; `holes` are invalid slots."""
+    case = IndexerTrainingCase(SparseMlaCase("ends", len(ends), KEYS, 8, topk), index_heads=16)
+    inputs = make_indexer_training_inputs(case, 0)
+    slot = torch.arange(topk)
+    bad = torch.tensor(invalid_values(KEYS))[slot % 6]
+    valid = slot < torch.tensor(ends)[:, None]
+    for hole in holes:
+        # A list's last valid slot stays.
+        valid[:, hole] &= torch.isin(slot[hole], torch.tensor(ends) - 1)
+    drawn = torch.randint(KEYS, valid.shape, generator=torch.Generator().manual_seed(1))
+    indices = torch.where(valid, drawn, bad).int()
+    given = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
+    attention = replace(inputs.attention, indices=indices, topk_length=given)
+    return replace(inputs, attention=attention)
+
+
+def instructions_of(what: str, inputs: IndexerTrainingInputs, device: Device = ONE_SM) -> int:
+    """Judge every element of the results, which were poison; the warps' instructions."""
+    reports: list[EmulatedProgress] = []
+    with emulation(device, on_finding="collect", on_progress=reports.append) as emulator:
+        assert failures(CHECKS[what](inputs, "emulate-sm90")) == []
+    assert [str(finding) for finding in emulator.findings] == []
+    return reports[-1].warp_instructions if reports else 0
+
+
+@pytest.mark.parametrize("what", CHECKS)
+def test_every_end(what: str) -> None:
+    """Ends beside those of tiles and of the first look, which begins at 202; an empty list."""
+    ends = [330, 0, 329, 203, 202, 201, 130, 129, 128, 65, 64, 63, 1, 330]
+    instructions_of(what, inputs_of(330, ends, []))
+
+
+@pytest.mark.parametrize("what", CHECKS)
+def test_holes_are_no_ends(what: str) -> None:
+    """Tiles without a valid slot before the last one, and an empty first look beside valid ids."""
+    ends = [330, 329, 300, 202, 70]
+    instructions_of(what, inputs_of(330, ends, [range(0, 64), range(66, 199), range(203, 299)]))
+
+
+@pytest.mark.parametrize("what", CHECKS)
+def test_lengths_beside_invalid_slots(what: str) -> None:
+    """The first of both ends counts: valid ids after a length do not."""
+    ends = [330, 330, 40, 140, 330, 150]
+    instructions_of(what, inputs_of(330, ends, [range(100, 120)], [200, 0, 330, 70, 999, 151]))
+
+
+@pytest.mark.parametrize("queries", [pytest.param(2, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("what", CHECKS)
+def test_several_ctas_of_a_query_agree(what: str, queries: int) -> None:
+    """Some of them have no tile before the end."""
+    instructions_of(what, inputs_of(330, [70, 200, 5, 0, 330][:queries], []), SMALL)
+
+
+@pytest.mark.parametrize("what", CHECKS)
+def test_long_lists_that_end_early_cost_little(what: str) -> None:
+    """After the first look each warp looks twice at up to 2,048 slots."""
+    short, full = (instructions_of(what, inputs_of(2400, [end, 3, end], [])) for end in (60, 2400))
+    assert short < full / 3
+
+
+NAMES = ("rows without a valid slot", "logits to 1e4", "every feature")
+"""The second has targets below the least normal fp32 number."""
+
+
+@pytest.mark.parametrize("check", [judge.check_kl, judge.check_kl_backward])
+def test_rows_are_within_the_contract(check) -> None:
+    for case in INDEXER_TRAINING_CASES:
+        if case.name in NAMES:
+            inputs = make_indexer_training_inputs(case, 0)
+            with emulation(SMALL, on_finding="collect") as emulator:
+                assert failures(check(inputs, "emulate-sm90")) == []
+            assert [str(finding) for finding in emulator.findings] == []
+
+
+def test_more_rows_than_warps_of_a_cta_and_more_slots_than_a_warp_reads_at_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(9, 300, generator=generator, requires_grad=True)
+    target = torch.rand(9, 300, generator=generator) * 1e-38
+    with emulation(SMALL):
+        kl = flashdsa.indexer_kl(scores, target, backend="emulate-sm90")
+        kl.sum().backward()
+    assert scores.grad is not None
+    expected = scores.detach().requires_grad_()
+    flashdsa.indexer_kl(expected, target, backend="cpu").sum().backward()
+    torch.testing.assert_close(kl, flashdsa.indexer_kl(scores, target, backend="cpu"))
+    torch.testing.assert_close(scores.grad, expected.grad)

@@ -23,8 +23,7 @@ from flashdsa.verify.indexer_training_cases import (
 from flashdsa.verify.judge_indexer_training import check_index_backward, judge_index_backward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from ptxemu import Policy
-from tests.kernels.features import EVERY_FEATURE
-from tests.kernels.findings import unexpected
+from tests.kernels.findings import EVERY_FEATURE, unexpected
 
 ONE_SM, TWO_SMS = Device(1, {1: 1}), Device(2, {1: 2})
 

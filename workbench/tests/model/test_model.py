@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from flashdsa import reference
 from flashdsa.backends.emulated.devices import B200 as DEVICE
-from flashdsa.backends.emulated.runner import Emulator
+from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.indexer.choice import Call, Kind, choose, gpu_of
+from flashdsa.backends.sm100.mla_bwd import run
+from flashdsa.kernels.attention.sm100.core.tile import PAIR_ROWS
+from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
+from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.problem import PAGE_BYTES
+from ptxemu.cutedsl import emulate
+from ptxemu.trace.counters import Counters
 from workbench.__main__ import cli
 from workbench.model import backward_sm100, forward_sm100
 from workbench.model.indexer_sm100 import SHAPES, predict_all, product_clocks
@@ -23,7 +33,27 @@ from workbench.model.machine import B200, H200, GpuModel
 from workbench.model.roofline import CHIP, Footprint, Matmul, Prediction, chip_seconds, predict
 from workbench.model.timeline import Part, Step, ends, period, transfer
 from workbench.model.unknowns import KERNELS, UNKNOWNS, attention_ranges, estimate
-from workbench.tests.model.counted import BACKWARD_MOVED, FORWARD_MOVED
+
+BACKWARD_MOVED = {
+    "MMA shared read": 303_104,
+    "shared -> DSMEM (remote store)": 32_768,
+    "global -> shared (TMA load)": 18_432,
+    "tmem ld": 73_728,
+    "tmem st": 8_192,
+    "shared -> global (bulk reduce)": 36_864,
+    "shared ld": 33_600,
+    "shared st": 53_376,
+}
+"""Bytes of a block and CTA: a run of 128 keys less one of 64, by two blocks."""
+FORWARD_MOVED = {
+    "MMA shared read": 86_016,
+    "global -> shared (TMA load)": 36_864,
+    "shared ld": 17_408,
+    "shared st": 25_096,
+    "tmem ld": 32_768,
+}
+"""Bytes of a tile and CTA: a run of 512 keys less one of 128, by twelve tiles."""
+
 
 ROOT = Path(__file__).parents[3]
 SHAPE = {"queries": 4096, "topk": 2048, "s_kv": 8192}
@@ -105,8 +135,7 @@ def test_the_indexers_rows_have_the_ctas_that_a_launch_gives_them() -> None:
             assert (shape.ctas, shape.num_splits) == (way.clusters * way.size, way.clusters)
         else:  # equal rows: halved until a row has a group of CTAs
             assert way.size % shape.ctas == 0 and shape.num_splits == 1
-    for pages, clocks in ((1, 128), (2, 192), (4, 384)):
-        assert product_clocks(B200, IndexerPlan(pages_per_stage=pages)) == clocks
+    assert product_clocks(B200) == 192
 
 
 # -- time ----------------------------------------------------------------------------------------
@@ -232,3 +261,52 @@ def test_json_has_everything_and_subjects_print_tables() -> None:
         assert run.exit_code == 0 and run.stdout.count("|") > 40
     for wrong in (["--topk", "0"], ["--json", "--markdown"], ["nothing"]):
         assert CliRunner().invoke(cli, ["model", *wrong]).exit_code != 0
+
+
+for package in ("cutlass", "llvmlite", "tvm_ffi"):
+    pytest.importorskip(package)
+
+
+@pytest.mark.slow
+def test_backward_counts() -> None:
+    """Two blocks more."""
+    (less, few), (more, many) = (_counted(topk) for topk in (64, 128))
+    moved = {name: (more[name] - less[name]) / 4 for name in BACKWARD_MOVED}
+    assert moved == pytest.approx(BACKWARD_MOVED, rel=0.01)
+    for role, count in backward_sm100.INSTRUCTIONS.items():
+        assert (many[role] - few[role]) / 4 == pytest.approx(count, rel=0.05), role
+
+
+def _counted(topk: int) -> tuple[Counter[str], Counter[str]]:
+    """Count bytes by path and instructions by role of one query: two CTAs."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).bfloat16()
+
+    q, kv, gradient = random(1, PAIR_ROWS, 576), random(256, 576), random(1, PAIR_ROWS, 512)
+    indices = torch.randperm(256, generator=generator)[:topk].view(1, -1).int()
+    out, lse = reference.sparse_mla_fwd(q, kv, indices)
+    heard: list[Counters] = []
+
+    def listen(_: Any) -> Counters:
+        heard.append(Counters())
+        return heard[-1]
+
+    function = compiled(MLA_BWD, MLA_BWD.plans[0])
+    with emulate(arch="sm_100a", on_launch=listen, check=False):
+        run(
+            function,
+            MlaBwdOperands(q, kv, gradient, lse.float(), out.bfloat16(), indices),
+            sm_scale=576**-0.5,
+            deterministic=False,
+            dkv_dtype=torch.float32,
+            pairs=1,
+        )
+    roles = [role.name for role in MLA_BWD.plans[0].roles]
+    moved: Counter[str] = Counter()
+    instructions: Counter[str] = Counter()
+    for warp in heard[-1].by_role({}):
+        moved.update(warp.bytes)
+        instructions[roles[warp.warps[0] // 4]] += sum(warp.instructions.values())
+    return moved, instructions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ptxemu.descriptors.bits import put, take
 
@@ -24,6 +25,18 @@ _RESULT_TYPES = {0: "f16", 1: "f32", 2: "s32"}
 _RESULTS_OF_KIND = {"f16": ("f16", "f32"), "tf32": ("f32",), "f8f6f4": ("f16", "f32")}
 _SCALE_TYPES = {0: "ue4m3", 1: "ue8m0"}
 _MAXIMUM_SHIFTS = (0, 8, 16, 32)
+_FLAGS = {"sparsity": 2, "negate_a": 13, "negate_b": 14, "transpose_a": 15, "transpose_b": 16}
+_PLAIN_FLAGS = {**_FLAGS, "saturate": 3}
+_SCALED_FLAGS = {**_FLAGS, "k_is_96": 31}
+"""Bits of the fields that are true or false."""
+
+
+def _flags_of(value: int, bits: dict[str, int]) -> dict[str, Any]:
+    return {name: bool(take(value, bit, 1)) for name, bit in bits.items()}
+
+
+def _bits_of(descriptor: object, bits: dict[str, int]) -> int:
+    return sum(put(int(getattr(descriptor, name)), bit, 1, name) for name, bit in bits.items())
 
 
 def _operand_type(kind: str, code: int, name: str) -> str:
@@ -105,14 +118,9 @@ class InstructionDescriptor:
             dtype,
             _operand_type(kind, take(value, 7, 3), "atype"),
             _operand_type(kind, take(value, 10, 3), "btype"),
-            bool(take(value, 13, 1)),
-            bool(take(value, 14, 1)),
-            bool(take(value, 15, 1)),
-            bool(take(value, 16, 1)),
-            bool(take(value, 3, 1)),
-            bool(take(value, 2, 1)),
-            take(value, 0, 2),
-            _MAXIMUM_SHIFTS[take(value, 30, 2)],
+            sparsity_selector=take(value, 0, 2),
+            maximum_shift=_MAXIMUM_SHIFTS[take(value, 30, 2)],
+            **_flags_of(value, _PLAIN_FLAGS),
         )
 
     def encode(self) -> int:
@@ -122,16 +130,11 @@ class InstructionDescriptor:
             ValueError: a field that the kind does not have, or that does not fit.
         """
         return (
-            put(self.sparsity_selector, 0, 2, "sparsity_selector")
-            | put(int(self.sparsity), 2, 1, "sparsity")
-            | put(int(self.saturate), 3, 1, "saturate")
+            _bits_of(self, _PLAIN_FLAGS)
+            | put(self.sparsity_selector, 0, 2, "sparsity_selector")
             | put(_code(_RESULT_TYPES, self.dtype, "dtype"), 4, 2, "dtype")
             | put(_operand_code(self.kind, self.atype, "atype"), 7, 3, "atype")
             | put(_operand_code(self.kind, self.btype, "btype"), 10, 3, "btype")
-            | put(int(self.negate_a), 13, 1, "negate_a")
-            | put(int(self.negate_b), 14, 1, "negate_b")
-            | put(int(self.transpose_a), 15, 1, "transpose_a")
-            | put(int(self.transpose_b), 16, 1, "transpose_b")
             | put(_size(self.n, 3, "n"), 17, 6, "n")
             | put(_size(self.m, 4, "m"), 24, 5, "m")
             | put(_MAXIMUM_SHIFTS.index(self.maximum_shift), 30, 2, "maximum_shift")
@@ -191,12 +194,7 @@ class BlockScaledInstructionDescriptor:
             _SCALE_TYPES[take(value, 23, 1)],
             take(value, 29, 2),
             take(value, 4, 2),
-            bool(take(value, 13, 1)),
-            bool(take(value, 14, 1)),
-            bool(take(value, 15, 1)),
-            bool(take(value, 16, 1)),
-            bool(take(value, 2, 1)),
-            bool(take(value, 31, 1)),
+            **_flags_of(value, _SCALED_FLAGS),
         )
 
     def encode(self) -> int:
@@ -206,19 +204,14 @@ class BlockScaledInstructionDescriptor:
             ValueError: a field that the kind does not have, or that does not fit.
         """
         return (
-            put(int(self.sparsity), 2, 1, "sparsity")
+            _bits_of(self, _SCALED_FLAGS)
             | put(self.scale_factor_b_id, 4, 2, "scale_factor_b_id")
             | put(_operand_code(self.kind, self.atype, "atype"), 7, 3, "atype")
             | put(_operand_code(self.kind, self.btype, "btype"), 10, 3, "btype")
-            | put(int(self.negate_a), 13, 1, "negate_a")
-            | put(int(self.negate_b), 14, 1, "negate_b")
-            | put(int(self.transpose_a), 15, 1, "transpose_a")
-            | put(int(self.transpose_b), 16, 1, "transpose_b")
             | put(_size(self.n, 3, "n"), 17, 6, "n")
             | put(_code(_SCALE_TYPES, self.scale_type, "scale_type"), 23, 1, "scale_type")
             | put(_size(self.m, 7, "m"), 27, 2, "m")
             | put(self.scale_factor_a_id, 29, 2, "scale_factor_a_id")
-            | put(int(self.k_is_96), 31, 1, "k_is_96")
         )
 
     @property

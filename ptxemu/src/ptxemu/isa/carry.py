@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,6 +82,7 @@ def _step(
 
 
 def _sum_form(instruction: Instruction, opcode: str, operation: Operation) -> Step:
+    """a + b and a - b with the carry flag in, out, or both; it is 0 where a - b borrows."""
     modifiers = Modifiers(instruction, opcode)
     gives_carry = "." in opcode or modifiers.flag("cc")
     type_ = modifiers.one_of(*_TYPES)
@@ -91,28 +93,11 @@ def _sum_form(instruction: Instruction, opcode: str, operation: Operation) -> St
     return _step(instruction, operation, type_, carry_in=carry_in, gives_carry=gives_carry)
 
 
-@visible("add.cc", section=f"{SECTION}: add.cc")
-def add_cc(instruction: Instruction) -> Step:
-    """d = a + b; CC.CF is the carry ("...: add.cc")."""
-    return _sum_form(instruction, "add.cc", sum_with_carry)
-
-
-@visible("addc", section=f"{SECTION}: addc")
-def addc(instruction: Instruction) -> Step:
-    """d = a + b + CC.CF ("...: addc")."""
-    return _sum_form(instruction, "addc", sum_with_carry)
-
-
-@visible("sub.cc", section=f"{SECTION}: sub.cc")
-def sub_cc(instruction: Instruction) -> Step:
-    """d = a - b; CC.CF is 0 where it borrows ("...: sub.cc")."""
-    return _sum_form(instruction, "sub.cc", difference_with_carry)
-
-
-@visible("subc", section=f"{SECTION}: subc")
-def subc(instruction: Instruction) -> Step:
-    """d = a - b, less 1 where the subtraction before it borrowed ("...: subc")."""
-    return _sum_form(instruction, "subc", difference_with_carry)
+for _opcode in ("add.cc", "addc", "sub.cc", "subc"):
+    _operation = sum_with_carry if _opcode.startswith("add") else difference_with_carry
+    visible(_opcode, section=f"{SECTION}: {_opcode}")(
+        partial(_sum_form, opcode=_opcode, operation=_operation)
+    )
 
 
 def _product_form(instruction: Instruction, opcode: str, *, takes_carry: bool) -> Step:

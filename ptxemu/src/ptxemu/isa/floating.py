@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from ptxemu.isa.forms import Function, build, elementwise, overload
+from ptxemu.isa.forms import Function, build, elementwise, family, overload
 from ptxemu.isa.registry import Modifiers, pure, unsupported
 from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics import exact
@@ -111,34 +111,9 @@ def _arithmetic(instruction: Instruction, opcode: str, name: str, arity: int) ->
     return elementwise(instruction, function, type_, arity)
 
 
-@overload("add", ("f32", "f32x2", "f64"), section=f"{SECTION}: add")
-def add(instruction: Instruction) -> PureOp:
-    """d = a + b ("...: add")."""
-    return _arithmetic(instruction, "add", "add", 2)
-
-
-@overload("sub", ("f32", "f32x2", "f64"), section=f"{SECTION}: sub")
-def sub(instruction: Instruction) -> PureOp:
-    """d = a - b ("...: sub")."""
-    return _arithmetic(instruction, "sub", "sub", 2)
-
-
-@overload("mul", ("f32", "f32x2", "f64"), section=f"{SECTION}: mul")
-def mul(instruction: Instruction) -> PureOp:
-    """d = a * b ("...: mul")."""
-    return _arithmetic(instruction, "mul", "mul", 2)
-
-
-@overload("fma", ("f32", "f32x2", "f64"), section=f"{SECTION}: fma")
-def fma(instruction: Instruction) -> PureOp:
-    """d = a * b + c, rounded once ("...: fma")."""
-    return _arithmetic(instruction, "fma", "fma", 3)
-
-
-@overload("mad", ("f32", "f64"), section=f"{SECTION}: mad")
-def mad(instruction: Instruction) -> PureOp:
-    """The same as fma from sm_20 on ("...: mad")."""
-    return _arithmetic(instruction, "mad", "fma", 3)
+_SUMS = {"add": ("add", 2), "sub": ("sub", 2), "mul": ("mul", 2), "fma": ("fma", 3)}
+family(_arithmetic, _SUMS, "f32", "f32x2", "f64", section=SECTION)
+family(_arithmetic, {"mad": ("fma", 3)}, "f32", "f64", section=SECTION)  # from sm_20 on
 
 
 @overload("div", ("f32", "f64"), section=f"{SECTION}: div")
@@ -167,19 +142,8 @@ def _approximate_quotient(a: Array, b: Array) -> Array:
     return result
 
 
-@pure("rcp", section=f"{SECTION}: rcp")
-def rcp(instruction: Instruction) -> PureOp:
-    """d = 1 / a; approximate forms are rounded to nearest here ("...: rcp")."""
-    return _root_like(instruction, "rcp", operation("rcp", "f32", "rn"))
-
-
-@pure("sqrt", section=f"{SECTION}: sqrt")
-def sqrt(instruction: Instruction) -> PureOp:
-    """The square root; approximate forms are rounded to nearest here ("...: sqrt")."""
-    return _root_like(instruction, "sqrt", np.sqrt)
-
-
 def _root_like(instruction: Instruction, opcode: str, nearest: Function) -> PureOp:
+    """1 / a and the square root; approximate forms are rounded to nearest here."""
     modifiers = Modifiers(instruction, opcode)
     if not modifiers.flag("approx"):
         return _arithmetic(instruction, opcode, opcode, 1)
@@ -191,6 +155,10 @@ def _root_like(instruction: Instruction, opcode: str, nearest: Function) -> Pure
     if (opcode, type_, ftz) != ("rcp", "f64", True):
         unsupported(instruction, f"an approximation of type .{type_}")
     return elementwise(instruction, upper_half(lambda a: _ONE_F8 / a), "f64", 1)
+
+
+_ROOTS = {"rcp": (operation("rcp", "f32", "rn"),), "sqrt": (np.sqrt,)}
+family(_root_like, _ROOTS, section=SECTION)
 
 
 def upper_half(function: Function) -> Function:
@@ -237,16 +205,7 @@ def _sign(instruction: Instruction, opcode: str, function: Function) -> PureOp:
     return elementwise(instruction, function, "f32", 1)
 
 
-@overload("abs", ("f32", "f64"), section=f"{SECTION}: abs")
-def abs_(instruction: Instruction) -> PureOp:
-    """The magnitude ("...: abs")."""
-    return _sign(instruction, "abs", np.abs)
-
-
-@overload("neg", ("f32", "f64"), section=f"{SECTION}: neg")
-def neg(instruction: Instruction) -> PureOp:
-    """The number with the other sign ("...: neg")."""
-    return _sign(instruction, "neg", np.negative)
+family(_sign, {"abs": (np.abs,), "neg": (np.negative,)}, "f32", "f64", section=SECTION)
 
 
 @pure("copysign", section=f"{SECTION}: copysign")
@@ -286,9 +245,10 @@ def testp(instruction: Instruction) -> PureOp:
 
 
 def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
-    """min and max: -0 is below +0; NaN yields to a number unless .NaN is there.
+    """min and max of two, of f32 also of three: -0 is below +0.
 
-    H200: of two f64 NaN it is the second one, its quiet bit set.
+    NaN yields to a number unless .NaN is there. H200: of two f64 NaN it is the second one, its
+    quiet bit set.
     """
     modifiers = Modifiers(instruction, opcode)
     type_ = modifiers.type()
@@ -316,13 +276,4 @@ def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
     return elementwise(instruction, function, "f32", arity)
 
 
-@overload("min", ("f32", "f64"), section=f"{SECTION}: min")
-def min_(instruction: Instruction) -> PureOp:
-    """The smallest of two operands, of f32 also of three ("...: min")."""
-    return _extreme(instruction, "min", minimum)
-
-
-@overload("max", ("f32", "f64"), section=f"{SECTION}: max")
-def max_(instruction: Instruction) -> PureOp:
-    """The largest of two operands, of f32 also of three ("...: max")."""
-    return _extreme(instruction, "max", maximum)
+family(_extreme, {"min": (minimum,), "max": (maximum,)}, "f32", "f64", section=SECTION)

@@ -6,7 +6,7 @@ section's file defines its own with `overload`, and the types at the opcode's en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,23 @@ def overload(
         return decode
 
     return register
+
+
+def family(
+    decode: Callable[..., PureOp], opcodes: Mapping[str, tuple[Any, ...]], *types: str, section: str
+) -> None:
+    """Register one decoder for several opcodes; it takes the opcode and these arguments too.
+
+    With `types` each is an `overload`. The manual's section of an opcode has its name.
+    """
+
+    def of(opcode: str, arguments: tuple[Any, ...]) -> PureDecoder:
+        return lambda instruction: decode(instruction, opcode, *arguments)
+
+    for opcode, arguments in opcodes.items():
+        own = f"{section}: {opcode}"
+        register = overload(opcode, types, section=own) if types else pure(opcode, section=own)
+        register(of(opcode, arguments))
 
 
 def _dispatcher(opcode: str) -> PureDecoder:

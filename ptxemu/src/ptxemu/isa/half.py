@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from ptxemu.isa.forms import Function, elementwise, overload
+from ptxemu.isa.forms import Function, elementwise, family
 from ptxemu.isa.registry import Modifiers, unsupported
 from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics import bf16, f16
@@ -76,6 +76,7 @@ def _build(instruction: Instruction, function: Function, type_: str, arity: int)
 
 
 def _arithmetic(instruction: Instruction, name: str, arity: int) -> PureOp:
+    """Rounded once; fma with .relu is not below 0, with .oob 0 by an OOB NaN."""
     modifiers = Modifiers(instruction, name)
     type_ = modifiers.type()
     element = type_.removesuffix("x2")
@@ -97,28 +98,7 @@ def _arithmetic(instruction: Instruction, name: str, arity: int) -> PureOp:
     return _build(instruction, function, type_, arity)
 
 
-@overload("add", TYPES, section=f"{SECTION}: add")
-def add(instruction: Instruction) -> PureOp:
-    """d = a + b ("...: add")."""
-    return _arithmetic(instruction, "add", 2)
-
-
-@overload("sub", TYPES, section=f"{SECTION}: sub")
-def sub(instruction: Instruction) -> PureOp:
-    """d = a - b ("...: sub")."""
-    return _arithmetic(instruction, "sub", 2)
-
-
-@overload("mul", TYPES, section=f"{SECTION}: mul")
-def mul(instruction: Instruction) -> PureOp:
-    """d = a * b ("...: mul")."""
-    return _arithmetic(instruction, "mul", 2)
-
-
-@overload("fma", TYPES, section=f"{SECTION}: fma")
-def fma(instruction: Instruction) -> PureOp:
-    """d = a * b + c, rounded once; with .relu not below 0, with .oob 0 by OOB NaN ("...: fma")."""
-    return _arithmetic(instruction, "fma", 3)
+family(_arithmetic, {"add": (2,), "sub": (2,), "mul": (2,), "fma": (3,)}, *TYPES, section=SECTION)
 
 
 def _sign(instruction: Instruction, opcode: str, function: Function) -> PureOp:
@@ -131,19 +111,11 @@ def _sign(instruction: Instruction, opcode: str, function: Function) -> PureOp:
     return _build(instruction, on_halves, type_, 1)
 
 
-@overload("neg", TYPES, section=f"{SECTION}: neg")
-def neg(instruction: Instruction) -> PureOp:
-    """The number with the other sign ("...: neg")."""
-    return _sign(instruction, "neg", np.negative)
-
-
-@overload("abs", TYPES, section=f"{SECTION}: abs")
-def abs_(instruction: Instruction) -> PureOp:
-    """The magnitude ("...: abs")."""
-    return _sign(instruction, "abs", np.abs)
+family(_sign, {"neg": (np.negative,), "abs": (np.abs,)}, *TYPES, section=SECTION)
 
 
 def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
+    """min and max, -0 being below +0."""
     modifiers = Modifiers(instruction, opcode)
     type_ = modifiers.type()
     element = type_.removesuffix("x2")
@@ -158,16 +130,7 @@ def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
     return _build(instruction, _on_bf16(function) if element == "bf16" else function, type_, 2)
 
 
-@overload("min", TYPES, section=f"{SECTION}: min")
-def min_(instruction: Instruction) -> PureOp:
-    """The smaller operand, -0 being below +0 ("...: min")."""
-    return _extreme(instruction, "min", minimum)
-
-
-@overload("max", TYPES, section=f"{SECTION}: max")
-def max_(instruction: Instruction) -> PureOp:
-    """The larger operand, -0 being below +0 ("...: max")."""
-    return _extreme(instruction, "max", maximum)
+family(_extreme, {"min": (minimum,), "max": (maximum,)}, *TYPES, section=SECTION)
 
 
 def widened(type_: str) -> Function:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxemu.isa.forms import Function, build, elementwise, overload, select, width_of
+from ptxemu.isa.forms import Function, build, elementwise, family, overload, select, width_of
 from ptxemu.isa.registry import Modifiers, pure, unsupported
 from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics.dtypes import I2, I4, I8, U2, U4, U8, Array, constant, split
@@ -42,6 +42,7 @@ def packed_16(function: Function, dtype: np.dtype[np.uint16] | np.dtype[np.int16
 
 
 def _add_sub(instruction: Instruction, name: str, function: Function) -> PureOp:
+    """a + b and a - b, wrapping, or clamped with .sat."""
     modifiers = Modifiers(instruction, name)
     type_ = modifiers.type()
     if type_ in PACKED:
@@ -56,16 +57,8 @@ def _add_sub(instruction: Instruction, name: str, function: Function) -> PureOp:
     return elementwise(instruction, function, unsigned(type_), 2)
 
 
-@overload("add", (*INTEGERS, *PACKED), section=f"{SECTION}: add")
-def add(instruction: Instruction) -> PureOp:
-    """d = a + b, wrapping, or clamped with .sat ("Integer Arithmetic Instructions: add")."""
-    return _add_sub(instruction, "add", np.add)
-
-
-@overload("sub", INTEGERS, section=f"{SECTION}: sub")
-def sub(instruction: Instruction) -> PureOp:
-    """d = a - b, wrapping, or clamped with .sat ("Integer Arithmetic Instructions: sub")."""
-    return _add_sub(instruction, "sub", np.subtract)
+family(_add_sub, {"add": (np.add,)}, *INTEGERS, *PACKED, section=SECTION)
+family(_add_sub, {"sub": (np.subtract,)}, *INTEGERS, section=SECTION)
 
 
 def _wide_32(a: Array, b: Array) -> Array:
@@ -257,6 +250,7 @@ def neg(instruction: Instruction) -> PureOp:
 
 
 def _extreme(instruction: Instruction, name: str, function: Function) -> PureOp:
+    """min and max, with .relu at least 0."""
     modifiers = Modifiers(instruction, name)
     type_ = modifiers.type()
     relu = type_ in ("s32", "s16x2") and modifiers.flag("relu")
@@ -267,16 +261,8 @@ def _extreme(instruction: Instruction, name: str, function: Function) -> PureOp:
     return elementwise(instruction, chosen, type_, 2)
 
 
-@overload("min", (*INTEGERS, *PACKED), section=f"{SECTION}: min")
-def min_(instruction: Instruction) -> PureOp:
-    """The smaller operand, with .relu at least 0 ("...: min")."""
-    return _extreme(instruction, "min", np.minimum)
-
-
-@overload("max", (*INTEGERS, *PACKED), section=f"{SECTION}: max")
-def max_(instruction: Instruction) -> PureOp:
-    """The larger operand, with .relu at least 0 ("...: max")."""
-    return _extreme(instruction, "max", np.maximum)
+_EXTREMES = {"min": (np.minimum,), "max": (np.maximum,)}
+family(_extreme, _EXTREMES, *INTEGERS, *PACKED, section=SECTION)
 
 
 def _bytes(values: Array, signed: bool) -> Array:

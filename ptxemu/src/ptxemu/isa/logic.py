@@ -9,6 +9,7 @@ from ptxemu.isa.forms import (
     assemble,
     build,
     elementwise,
+    family,
     immediate,
     immediate_of,
     width_of,
@@ -32,28 +33,8 @@ def _bitwise(instruction: Instruction, opcode: str, function: Function, arity: i
     return elementwise(instruction, function, type_, arity)
 
 
-@pure("and", section=f"{SECTION}: and")
-def and_(instruction: Instruction) -> PureOp:
-    """d = a & b ("...: and")."""
-    return _bitwise(instruction, "and", np.bitwise_and, 2)
-
-
-@pure("or", section=f"{SECTION}: or")
-def or_(instruction: Instruction) -> PureOp:
-    """d = a | b ("...: or")."""
-    return _bitwise(instruction, "or", np.bitwise_or, 2)
-
-
-@pure("xor", section=f"{SECTION}: xor")
-def xor(instruction: Instruction) -> PureOp:
-    """d = a ^ b ("...: xor")."""
-    return _bitwise(instruction, "xor", np.bitwise_xor, 2)
-
-
-@pure("not", section=f"{SECTION}: not")
-def not_(instruction: Instruction) -> PureOp:
-    """d = ~a, of predicates the negation ("...: not")."""
-    return _bitwise(instruction, "not", np.invert, 1)
+_BITWISE = {"and": (np.bitwise_and, 2), "or": (np.bitwise_or, 2), "xor": (np.bitwise_xor, 2)}
+family(_bitwise, {**_BITWISE, "not": (np.invert, 1)}, section=SECTION)
 
 
 @pure("cnot", section=f"{SECTION}: cnot")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ptxemu.isa.floating import MODES, operation, saturating
-from ptxemu.isa.forms import Function, build, overload
+from ptxemu.isa.forms import Function, build, family, overload
 from ptxemu.isa.half import widened
 from ptxemu.isa.registry import Modifiers
 from ptxemu.machine.decoded import PureOp
@@ -28,22 +28,14 @@ def _form(instruction: Instruction, opcode: str) -> tuple[Function, str]:
 
 
 def _sum(instruction: Instruction, opcode: str) -> PureOp:
+    """a + c and a - c, a being a half."""
     function, half = _form(instruction, opcode)
     widen = widened(half)
     mixed = lambda a, c: function(widen(a), c)
     return build(instruction, mixed, "f32", (half, "f32"))
 
 
-@overload("add", TYPES, section=f"{SECTION}: add")
-def add(instruction: Instruction) -> PureOp:
-    """d = a + c, a being a half ("...: add")."""
-    return _sum(instruction, "add")
-
-
-@overload("sub", TYPES, section=f"{SECTION}: sub")
-def sub(instruction: Instruction) -> PureOp:
-    """d = a - c, a being a half ("...: sub")."""
-    return _sum(instruction, "sub")
+family(_sum, {"add": (), "sub": ()}, *TYPES, section=SECTION)
 
 
 @overload("fma", TYPES, section=f"{SECTION}: fma")

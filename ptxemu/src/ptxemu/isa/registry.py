@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias, TypeVar
 
 from ptxemu.errors import PtxEmuError, UnsupportedInstructionError
 from ptxemu.machine.decoded import AccessStep, Decoded, PureOp, Step
@@ -18,6 +18,7 @@ from ptxemu.syntax.ast import Instruction
 
 PureDecoder: TypeAlias = Callable[[Instruction], PureOp]
 StepDecoder: TypeAlias = Callable[[Instruction], Step | AccessStep]
+_Decoder = TypeVar("_Decoder", bound=Callable[[Instruction], Decoded])
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,6 @@ class Definition:
 
     opcode: str
     decode: Callable[[Instruction], Decoded]
-    is_pure: bool
     section: str
     """Title of the PTX ISA section that defines it."""
 
@@ -36,30 +36,20 @@ _DEFINITIONS: dict[str, Definition] = {}
 
 def pure(*opcodes: str, section: str) -> Callable[[PureDecoder], PureDecoder]:
     """Register a decoder of pure instructions whose opcode starts with one of `opcodes`."""
-
-    def register(decode: PureDecoder) -> PureDecoder:
-        for opcode in opcodes:
-            _add(Definition(opcode, decode, True, section))
-        return decode
-
-    return register
+    return lambda decode: _registered(opcodes, decode, section)
 
 
 def visible(*opcodes: str, section: str) -> Callable[[StepDecoder], StepDecoder]:
     """Register a decoder of visible instructions whose opcode starts with one of `opcodes`."""
-
-    def register(decode: StepDecoder) -> StepDecoder:
-        for opcode in opcodes:
-            _add(Definition(opcode, decode, False, section))
-        return decode
-
-    return register
+    return lambda decode: _registered(opcodes, decode, section)
 
 
-def _add(definition: Definition) -> None:
-    if definition.opcode in _DEFINITIONS:
-        raise ValueError(f"{definition.opcode} is defined twice")
-    _DEFINITIONS[definition.opcode] = definition
+def _registered(opcodes: tuple[str, ...], decode: _Decoder, section: str) -> _Decoder:
+    for opcode in opcodes:
+        if opcode in _DEFINITIONS:
+            raise ValueError(f"{opcode} is defined twice")
+        _DEFINITIONS[opcode] = Definition(opcode, decode, section)
+    return decode
 
 
 def find(instruction: Instruction) -> Definition | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ptxemu.isa.floating import flushing, upper_half
-from ptxemu.isa.forms import Function, elementwise, overload
+from ptxemu.isa.forms import Function, elementwise, family, overload
 from ptxemu.isa.registry import Modifiers, pure, unsupported
 from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics import bf16, f16
@@ -56,6 +56,9 @@ def _approximation(instruction: Instruction, opcode: str, function: Function) ->
     return elementwise(instruction, flushing(rounded) if ftz else rounded, "f32", 1)
 
 
+family(_approximation, {"sin": (np.sin,), "cos": (np.cos,), "lg2": (np.log2,)}, section=SECTION)
+
+
 @pure("rsqrt", section=f"{SECTION}: rsqrt")
 def rsqrt(instruction: Instruction) -> PureOp:
     """1 / sqrt(a): infinite with its sign for a zero ("...: rsqrt")."""
@@ -67,24 +70,6 @@ def rsqrt(instruction: Instruction) -> PureOp:
     function = upper_half(_inverse_root) if modifiers.flag("ftz") else _inverse_root
     modifiers.done()
     return elementwise(instruction, function, "f64", 1)
-
-
-@pure("sin", section=f"{SECTION}: sin")
-def sin(instruction: Instruction) -> PureOp:
-    """The sine of an angle in radians ("...: sin")."""
-    return _approximation(instruction, "sin", np.sin)
-
-
-@pure("cos", section=f"{SECTION}: cos")
-def cos(instruction: Instruction) -> PureOp:
-    """The cosine of an angle in radians ("...: cos")."""
-    return _approximation(instruction, "cos", np.cos)
-
-
-@pure("lg2", section=f"{SECTION}: lg2")
-def lg2(instruction: Instruction) -> PureOp:
-    """The logarithm to base 2 ("...: lg2")."""
-    return _approximation(instruction, "lg2", np.log2)
 
 
 @overload("ex2", ("f32",), section=f"{SECTION}: ex2")

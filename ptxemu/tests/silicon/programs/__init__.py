@@ -1,23 +1,22 @@
-"""The programs that run on hardware and in ptxemu: a module a family, one instruction a program."""
+"""The programs that run on hardware and in ptxemu: one instruction a program."""
 
 import importlib
 from functools import lru_cache
 
 from tests.silicon.programs.case import Program
 
-FAMILIES = (
-    "integer", "bits", "float32", "float64", "approx", "half", "convert", "compare", "memory",
-    "atomics", "warp_sync", "barriers", "mbarrier", "cp_async", "matrix_move", "bulk", "wgmma",
-    "cluster", "tma", "nans", "warp_mma", "wgmma_sparse", "im2col",
-    "forms",
+MODULES = (
+    "arithmetic", "bits", "approx", "convert", "memory", "atomics", "warp_sync", "barriers",
+    "mbarrier", "cp_async", "matrix_move", "bulk", "wgmma", "cluster", "tma", "nans", "warp_mma",
+    "wgmma_sparse", "im2col", "forms", "copies",
 )  # fmt: skip
 
 
 @lru_cache(maxsize=1)
 def _all() -> tuple[Program, ...]:
     programs: list[Program] = []
-    for family in FAMILIES:
-        programs += importlib.import_module(f"tests.silicon.programs.{family}").programs()
+    for module in MODULES:
+        programs += importlib.import_module(f"tests.silicon.programs.{module}").programs()
     names = [p.name for p in programs]
     repeated = {n for n in names if names.count(n) > 1} if len(set(names)) < len(names) else set()
     if repeated:

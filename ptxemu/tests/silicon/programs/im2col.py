@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 from tests.silicon.programs.bulk import DONE, load_program, store_program
 from tests.silicon.programs.case import Array, Bytes, Im2colMap, Program
+from tests.silicon.programs.tma import coordinates
 
 U8, U16, U32, F32 = 0, 1, 2, 7
 SIZE = {U8: 1, U16: 2, U32: 4, F32: 4}
@@ -40,13 +41,8 @@ def _landed(m: Im2colMap) -> tuple[int, int]:
     return inner * m.pixels, pitch * m.pixels
 
 
-def _operands(coords: tuple[int, ...]) -> tuple[str, str]:
-    sets = "".join(f"mov.b32 %r{40 + i}, {c};" for i, c in enumerate(coords))
-    return sets, ", ".join(f"%r{40 + i}" for i in range(len(coords)))
-
-
 def _load(name: str, m: Im2colMap, coords: tuple[int, ...], offsets: tuple[int, ...]) -> Program:
-    sets, operands = _operands(coords)
+    sets, operands = coordinates(coords)
     sets += "".join(f"mov.b16 %h{i}, {o};" for i, o in enumerate(offsets))
     listed = ", ".join(f"%h{i}" for i in range(len(offsets)))
     issue = f"""{sets}
@@ -59,7 +55,7 @@ def _load(name: str, m: Im2colMap, coords: tuple[int, ...], offsets: tuple[int, 
 
 
 def _store(name: str, m: Im2colMap, coords: tuple[int, ...], op: str = "") -> Program:
-    sets, operands = _operands(coords)
+    sets, operands = coordinates(coords)
     kind = "cp.reduce.async.bulk.tensor" if op else "cp.async.bulk.tensor"
     suffix = f".{op}" if op else ""
     issue = f"""{sets} {kind}.{len(coords)}d.global.shared::cta{suffix}.im2col_no_offs.bulk_group

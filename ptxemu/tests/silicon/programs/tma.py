@@ -1,6 +1,7 @@
 """Tensor copies: every rank, border, swizzle, element stride, type, reduction; multicast."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -24,7 +25,8 @@ def _ramp(count: int) -> Bytes:
     return np.arange(count // 2, dtype=np.uint16).view(np.uint8).copy()
 
 
-def _coordinates(coords: tuple[int, ...]) -> tuple[str, str]:
+def coordinates(coords: tuple[int, ...]) -> tuple[str, str]:
+    """PTX that sets registers to coordinates, and the operands."""
     sets = "".join(f"mov.b32 %r{40 + i}, {c};" for i, c in enumerate(coords))
     return sets, ", ".join(f"%r{40 + i}" for i in range(len(coords)))
 
@@ -45,7 +47,7 @@ def _footprint(m: TensorMap) -> int:
 def _load(
     name: str, m: TensorMap, data: Bytes, coords: tuple[int, ...], at: int = 0, tx: int = 0
 ) -> Program:
-    sets, operands = _coordinates(coords)
+    sets, operands = coordinates(coords)
     tx = tx or _landed(m)
     issue = f"""{sets} add.u32 %r6, %r5, {at};
         cp.async.bulk.tensor.{len(coords)}d.shared::cluster.global.tile.{DONE}
@@ -57,7 +59,7 @@ def _load(
 def _store(
     name: str, m: TensorMap, data: Bytes, source: Bytes, coords: tuple[int, ...], op: str = ""
 ) -> Program:
-    sets, operands = _coordinates(coords)
+    sets, operands = coordinates(coords)
     opcode = (
         f"cp.reduce.async.bulk.tensor.{len(coords)}d"
         if op
@@ -165,12 +167,12 @@ def _clusters() -> Iterator[Program]:
         ("mask1", (0, 9), 1),
         ("mask2", (0, 9), 2),
     ):
-        sets, operands = _coordinates(coords)
+        sets, operands = coordinates(coords)
         issue = f"""mov.b16 %h1, {mask}; {sets} {multicast}
             [%r5], [%map, {{{operands}}}], [%s], %h1;"""
         name = f"tma/multicast.{label}"
         yield _moved(pair_program(name, issue, "512", args, 8, both=mask != 2))
-    sets, operands = _coordinates((0, 9))
+    sets, operands = coordinates((0, 9))
     issue = f"""{sets} cp.async.bulk.tensor.2d.shared::cluster.global.tile.{DONE}
         [%r6], [%map, {{{operands}}}], [%r7];"""
     yield _moved(pair_program("tma/to_peer", issue, "512", args, 8, both=False))
@@ -182,12 +184,8 @@ def _moved(program: Program) -> Program:
     index = next(i for i, a in enumerate(args) if isinstance(a, TensorMap))
     old = args[index]
     assert isinstance(old, TensorMap)
-    fields = {f: getattr(old, f) for f in old.__dataclass_fields__} | {"array": index + 1}
-    args[index] = TensorMap(**fields)
-    return Program(
-        program.name, program.ptx, tuple(args), block=program.block, grid=program.grid,
-        cluster=program.cluster, smem=program.smem, check=program.check,
-    )  # fmt: skip
+    args[index] = replace(old, array=index + 1)
+    return replace(program, args=tuple(args))
 
 
 def programs() -> Iterator[Program]:

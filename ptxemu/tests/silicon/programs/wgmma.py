@@ -4,7 +4,7 @@ The shared memory is full of small integers of the operand's type, so a wrong ad
 sum, and sums are exact. Registers of D are stored raw. `random` programs bound the real rounding.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,7 +60,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Product:
-    """One program: `steps` products into the same D."""
+    """One program: `steps` products into the same D; sparse ones have a `selector`."""
 
     name: str
     types: tuple[str, str, str]
@@ -73,33 +73,64 @@ class Product:
     saturate: bool = False
     steps: int = 1
     random: bool = False
+    selector: int | None = None
+
+    @property
+    def registers(self) -> int:
+        """Registers of D."""
+        return self.n // 2 if self.types[0] != "f16" else self.n // 4
 
 
-def _descriptor(register: str, layout: Layout, region: int, step: int) -> str:
-    start = 1024 + region + layout.offset + step
-    return f"""add.u32 %r1, %s, {start}; shr.u32 %r1, %r1, 4; and.b32 %r1, %r1, 0x3fff;
-        cvt.u64.u32 {register}, %r1; or.b64 {register}, {register}, {layout.high:#x};"""
+def descriptor(register: str, layout: Layout, start: int) -> str:
+    """Make a matrix descriptor; `start` is behind that of the shared memory."""
+    return f"""add.u32 %r1, %s, {start + layout.offset}; shr.u32 %r1, %r1, 4;
+        and.b32 %r1, %r1, 0x3fff; cvt.u64.u32 {register}, %r1;
+        or.b64 {register}, {register}, {layout.high:#x};"""
 
 
-def _instruction(p: Product, registers: int) -> str:
+def instruction(p: Product, d_registers: str, a_registers: str, descriptors: str) -> str:
+    """The product; names of registers as D's and A's prefix, and of the two descriptors."""
     d, a, b = p.types
-    k = 256 // BITS[a]
-    accumulators = ", ".join(f"%d{i}" for i in range(registers))
-    left = "{%a0, %a1, %a2, %a3}" if p.a is None else "%xa"
+    k = 256 if a == "b1" else (256 if p.selector is None else 512) // BITS[a]
+    accumulators = ", ".join(f"{d_registers}{i}" for i in range(p.registers))
+    a_descriptor, b_descriptor = descriptors.split()
+    first = int(a_registers[2:] or 0)
+    left = ", ".join(f"{a_registers[:2]}{first + i}" for i in range(4))
+    sparse = "" if p.selector is None else ".sp"
+    behind = ".and.popc" if a == "b1" else ""
     saturate = ".satfinite" if p.saturate else ""
-    text = f"wgmma.mma_async.sync.aligned.m64n{p.n}k{k}.{d}.{a}.{b}{saturate}"
-    text += f" {{{accumulators}}}, {left}, %xb, %p1"
+    text = f"wgmma.mma_async{sparse}.sync.aligned.m64n{p.n}k{k}.{d}.{a}.{b}{behind}{saturate}"
+    text += f" {{{accumulators}}}, {a_descriptor if p.a else f'{{{left}}}'}, {b_descriptor}"
+    text += "" if p.selector is None else f", %r44, {p.selector}"
+    text += ", %p1"
     if d != "s32":
         text += f", {p.negate[0]}, {p.negate[1]}"
-    if BITS[a] == 16:
+    if BITS.get(a) == 16:
         text += "" if p.a is None else f", {int(p.a.transposed)}"
         text += f", {int(p.b.transposed)}"
     return text + ";"
 
 
-def _program(p: Product) -> Program:
+def arrays(
+    p: Product, label: str, b_at: int, image_bytes: int, spread: Mapping[str, int] = SPREAD
+) -> list[Array]:
+    """D, C, the shared memory with B from `b_at` on, and A's registers."""
     d, a_kind, b_kind = p.types
-    registers = p.n // 2 if d != "f16" else p.n // 4
+    image = [
+        factors(f"{label}/a", a_kind, b_at, spread, random=p.random),
+        factors(f"{label}/b", b_kind, image_bytes - b_at, spread, random=p.random),
+    ]
+    size = 4 * p.registers * 128
+    return [
+        result(size),
+        Array(sums(f"{label}/c", d, size, saturate=p.saturate, random=p.random)),
+        Array(np.concatenate(image)),
+        Array(factors(f"{label}/registers", a_kind, 2048, spread, random=p.random)),
+    ]
+
+
+def _program(p: Product) -> Program:
+    registers = p.registers
     image_bytes = B_AT + ((20 if p.n <= 144 else 34) << 10)
     lines = [header("8.4"), ".extern .shared .align 1024 .b8 dynamic_smem[];"]
     lines.append(
@@ -121,31 +152,18 @@ FILL: ld.global.v4.u32 {{%r2, %r3, %r4, %r5}}, [%x2];
     lines.append("  fence.proxy.async.shared::cta; bar.sync 0; wgmma.fence.sync.aligned;")
     for step in range(p.steps):
         if p.a is not None:
-            lines.append("  " + _descriptor("%xa", p.a, 0, 32 * step))
-        lines.append("  " + _descriptor("%xb", p.b, B_AT, 32 * step))
+            lines.append("  " + descriptor("%xa", p.a, 1024 + 32 * step))
+        lines.append("  " + descriptor("%xb", p.b, 1024 + B_AT + 32 * step))
         lines.append(f"  setp.ne.u32 %p1, {int(p.scale_d or step > 0)}, 0;")
-        lines.append("  " + _instruction(p, registers))
+        lines.append("  " + instruction(p, "%d", "%a", "%xa %xb"))
     lines.append("  wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;")
     lines += [f"  st.global.b32 [%x0+{4 * i}], %d{i};" for i in range(registers)]
     lines.append("  ret;\n}\n")
     label = f"wgmma/{p.name}"
-    image = np.concatenate(
-        [
-            factors(f"{label}/a", a_kind, B_AT, SPREAD, random=p.random),
-            factors(f"{label}/b", b_kind, image_bytes - B_AT, SPREAD, random=p.random),
-        ]
-    )
-    check = EXACT
-    if p.random:
-        check = Check(d, absolute=BOUNDS[d, BITS[a_kind]])
-    size = 4 * registers * 128
-    arrays = (
-        result(size),
-        Array(sums(f"{label}/c", d, size, saturate=p.saturate, random=p.random)),
-        Array(image),
-        Array(factors(f"{label}/registers", a_kind, 2048, SPREAD, random=p.random)),
-    )
-    return Program(label, "\n".join(lines), arrays, block=128, smem=1024 + image_bytes, check=check)
+    d, a_kind, _ = p.types
+    check = Check(d, absolute=BOUNDS[d, BITS[a_kind]]) if p.random else EXACT
+    args = tuple(arrays(p, label, B_AT, image_bytes))
+    return Program(label, "\n".join(lines), args, block=128, smem=1024 + image_bytes, check=check)
 
 
 def _types() -> Iterator[Product]:

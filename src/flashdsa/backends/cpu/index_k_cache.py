@@ -59,11 +59,25 @@ def read(operands: CacheReadOperands) -> tuple[Tensor, Tensor]:
     """
     cache, slots = operands
     check_slots(slots, cache, distinct=False)
-    page, offset = slots.long() // PAGE_SIZE, slots.long() % PAGE_SIZE
+    return read_slots(cache, slots)
+
+
+def read_slots(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """The same on any device; a slot outside the cache reads as 0."""
+    num_slots = cache.shape[0] * PAGE_SIZE
+    inside = (slots >= 0) & (slots < num_slots)
+    if num_slots == 0:
+        fp8 = torch.zeros(len(slots), INDEX_HEAD_DIM, dtype=torch.uint8, device=cache.device)
+        return fp8.view(torch.float8_e4m3fn), inside.float()
+    used = torch.where(inside, slots, 0).long()
+    page, offset = used // PAGE_SIZE, used % PAGE_SIZE
     if has_mxfp4(cache):
-        return as_e4m3(torch.cat([part[page, offset] for part in parts_of_cache(cache)], dim=1))
+        rows = torch.cat([part[page, offset] for part in parts_of_cache(cache)], dim=1)
+        fp8, scale = as_e4m3(rows.masked_fill_(~inside[:, None], 0))
+        return fp8, scale.masked_fill_(~inside, 0)
     keys, scales = page_views(cache)
-    return keys[page, offset].view(torch.float8_e4m3fn), scales[page, offset]
+    fp8 = keys[page, offset].masked_fill_(~inside[:, None], 0)
+    return fp8.view(torch.float8_e4m3fn), scales[page, offset].masked_fill_(~inside, 0)
 
 
 def check_slots(slots: Tensor, cache: Tensor, *, distinct: bool) -> None:

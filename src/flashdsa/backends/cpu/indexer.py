@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flashdsa.backends.cpu.index_k_cache import page_views
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.cpu.topk import select
 from flashdsa.backends.mxfp4 import as_e4m3, has_mxfp4, parts_of_cache
-from flashdsa.backends.two_levels import block_scores, candidate_positions
 from flashdsa.errors import ArgumentValueError
 from flashdsa.problem import PAGE_SIZE
 
@@ -89,21 +89,35 @@ def select_blocks(
 ) -> Tensor:
     """The best `topk` blocks of so many of `scores` (n,), as `select` gives positions."""
     if block > 1:
-        length = len(scores)
-        there = torch.ones(length, dtype=torch.bool) if selectable is None else selectable
-        newest = torch.tensor([length], dtype=torch.int64)
-        (scores,), (selectable,) = block_scores(scores[None], there[None], newest, block)
+        scores, selectable = block_scores(scores, selectable, block)
     return select(scores, selectable, topk, sorted=sorted)
 
 
+def block_scores(
+    scores: Tensor, selectable: Tensor | None, block: int
+) -> tuple[Tensor, Tensor | None]:
+    """Scores (ceil(n / block),) of blocks, and which have a position to choose: the best score of
+    each, NaN where none is a number, and infinity of the last block, which has the newest position.
+    """
+    padding = (0, -len(scores) % block)
+    there = torch.ones_like(scores, dtype=torch.bool) if selectable is None else selectable
+    some = pad(there, padding).unflatten(0, (-1, block)).any(1)
+    scored = torch.where(there, scores, math.nan)
+    scored = pad(scored, padding, value=math.nan).unflatten(0, (-1, block))
+    missing = scored.isnan()
+    best = scored.masked_fill(missing, -math.inf).amax(1)
+    best = best.masked_fill(missing.all(1), math.nan)
+    best[-1:].masked_fill_(some[-1:], math.inf)
+    return best, some
+
+
 def among(candidates: Tensor, length: int, block: int) -> Tensor:
-    """Which of `length` positions are in one of the listed blocks (n,); bool."""
-    positions, (count,) = candidate_positions(
-        candidates[None], torch.tensor([length], dtype=torch.int64), block
-    )
-    found = torch.zeros(length, dtype=torch.bool)
-    found[positions[0, :count]] = True
-    return found
+    """Which of `length` positions are in one of the listed blocks (n,); bool. Ids of no visible
+    block, and repeated ones, add nothing."""
+    count, ids = -(-length // block), candidates.long()
+    found = torch.zeros(count, block, dtype=torch.bool)
+    found[ids[(ids >= 0) & (ids < count)]] = True
+    return found.flatten()[:length]
 
 
 def _among(row: Row, candidates: Tensor, block: int) -> Tensor:

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.indexer import (
-    ROW_BLOCK_ELEMENTS,
-    TOKEN_BLOCK,
-    among,
-    score,
-    select_blocks,
-)
+from flashdsa.backends.cpu import indexer
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.errors import ArgumentValueError
 
@@ -49,8 +43,10 @@ def topk_prefill(operands: TopkPrefillOperands, *, sorted: bool, block: int) -> 
         else:
             topk_indices[query, : end - start] = torch.arange(start, end, dtype=torch.int32)
     for query, first_key, scores in _scores(operands.inputs, ranges, scored):
-        listed = None if candidates is None else among(candidates[query], len(scores), block)
-        chosen = select_blocks(scores, listed, topk, of_blocks, sorted=sorted)
+        listed = (
+            None if candidates is None else indexer.among(candidates[query], len(scores), block)
+        )
+        chosen = indexer.select_blocks(scores, listed, topk, of_blocks, sorted=sorted)
         if of_blocks == 1:
             chosen = chosen + first_key
         topk_indices[query, : len(chosen)] = chosen.to(torch.int32)
@@ -103,13 +99,13 @@ def _scores(
         q = operands.q_index[block].double()  # (queries, H, 128), exact
         weights = operands.weights[block]
         scores = torch.empty(len(block), last - first, dtype=torch.float32)
-        for begin, end in spans(last - first, TOKEN_BLOCK):
+        for begin, end in spans(last - first, indexer.TOKEN_BLOCK):
             rows = slice(first + begin, first + end)
             keys = operands.k_index[rows].double().t()
             scale = torch.ones(end - begin, dtype=torch.float32)
             if operands.k_scale is not None:
                 scale = operands.k_scale[rows]
-            scores[:, begin:end] = score(q, weights, keys, scale)
+            scores[:, begin:end] = indexer.score(q, weights, keys, scale)
         for member, query in enumerate(block):
             start, end = ranges[query]
             yield query, start, scores[member, start - first : end - first]
@@ -126,7 +122,7 @@ def _blocks(
         low, high = min(first, start), max(last, end)
         span, count = high - low, len(block) + 1
         full = (
-            count * num_heads * min(span, TOKEN_BLOCK) > ROW_BLOCK_ELEMENTS
+            count * num_heads * min(span, indexer.TOKEN_BLOCK) > indexer.ROW_BLOCK_ELEMENTS
             or count * span > SCORE_BLOCK_ELEMENTS
         )
         if block and (full or start > last or end < first):

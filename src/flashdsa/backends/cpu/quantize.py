@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flashdsa.backends.e4m3_scales import scale_of
 from flashdsa.backends.mxfp4 import quantize as to_mxfp4
+from flashdsa.backends.packed_rows import scale_of
 
 if TYPE_CHECKING:
     from flashdsa.ops.index_k_cache import IndexKOperands, IndexQOperands

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentValueError
+from flashdsa.problem import INT32_MAX
 
 if TYPE_CHECKING:
     from flashdsa.ops.indexer import TopkOperands
 
-_INT32_MAX = 2**31 - 1
 _NAN_KEY = -(2**31)
 """Key of NaN, below that of -inf: NaN ranks last."""
 _POSITION_MASK = 2**32 - 1
@@ -68,7 +68,7 @@ def _ranking_keys(scores: Tensor) -> Tensor:
     Low half: the complement of the position, so that of equal scores the smallest position wins.
     """
     bits = (scores + 0.0).view(torch.int32)
-    monotone = torch.where(bits < 0, bits ^ _INT32_MAX, bits)
+    monotone = torch.where(bits < 0, bits ^ INT32_MAX, bits)
     monotone = monotone.masked_fill(scores.isnan(), _NAN_KEY).long()
     positions = torch.arange(len(scores))
     return (monotone << 32) | (_POSITION_MASK - positions)

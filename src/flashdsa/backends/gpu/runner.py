@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +16,6 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.gpu import workspaces
-from flashdsa.backends.gpu.context import THREAD, make_current
 from flashdsa.backends.gpu.occupancy import DriverError, clusters_at_once
 from flashdsa.backends.gpu.workspaces import Workspaces
 from flashdsa.backends.runner import Allocate
@@ -33,6 +34,35 @@ check."""
 if hasattr(torch._C, "_cuda_getDevice"):
     _current_device = torch._C._cuda_getDevice
     _empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+
+
+class _Thread(threading.local):
+    """State of each thread: whether it is known to have a context. Compiled functions launch by the
+    driver, which has none for a new thread, and refuses a launch without one (error 201)."""
+
+    has_context = False
+
+
+THREAD = _Thread()
+
+
+def make_current(device: int) -> None:
+    """Make the device's primary context this thread's, unless it has one; once a thread.
+
+    CUDA's runtime, through which torch launches, does so with a thread's first call.
+    """
+    THREAD.has_context = True
+    context, handle = ctypes.c_void_p(), ctypes.c_int()
+    # Errors and results of calls are ignored: a launch without a context reports the error.
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return
+    driver.cuCtxGetCurrent(ctypes.byref(context))
+    if context.value is None:
+        driver.cuDeviceGet(ctypes.byref(handle), device)
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle)
+        driver.cuCtxSetCurrent(context)
 
 
 class Gpu:

@@ -11,8 +11,7 @@ from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
-from flashdsa.backends.cluster_limit import allowed_clusters
-from flashdsa.backends.runner import Runner
+from flashdsa.backends.runner import Runner, allowed_clusters
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.indexer.plan import SelectPlan
 

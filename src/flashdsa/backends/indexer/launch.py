@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.indexer.choice import Call, Gpu, Kind, Way, choose, gpu_of
-from flashdsa.backends.indexer.order import bind_order
 from flashdsa.backends.indexer.tensors import require_dense_ids
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.indexer.plan import By, SelectPlan
-from flashdsa.kernels.indexer.sm90.unscored.plan import most_pages
+from flashdsa.kernels.indexer.plan import By, SelectPlan, most_pages
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.problem import PAGE_SIZE
 
@@ -130,6 +129,12 @@ def bind_way(way: Way, call: Call, kernels: Kernels, runner: Runner) -> Launch:
         order(ids, words)
 
     return launch_and_order
+
+
+def bind_order(runner: Runner, spec: KernelSpec, topk: int) -> Callable[..., None]:
+    """Load the narrowest kernel for lists of `topk` ids: a function of `launch_order`'s tensors."""
+    wide_enough = (plan for plan in spec.plans if plan.width >= topk)
+    return runner.function(spec, min(wide_enough, key=attrgetter("width")))
 
 
 def _launch(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from flashdsa.backends.indexer import logits as scores
-from flashdsa.backends.indexer import topk_indexer as fused
+from flashdsa.backends.indexer import logits, topk_indexer
 from flashdsa.kernels.catalog import INDEXER_LOGITS_SM100, INDEXER_ORDER_SM100, INDEXER_SM100
 
-bind = partial(fused.bind, INDEXER_SM100, INDEXER_ORDER_SM100, None)
-bind_logits = partial(scores.bind, INDEXER_LOGITS_SM100)
+bind = partial(topk_indexer.bind, INDEXER_SM100, INDEXER_ORDER_SM100, None)
+bind_logits = partial(logits.bind, INDEXER_LOGITS_SM100)

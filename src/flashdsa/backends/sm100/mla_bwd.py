@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +12,13 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm100.slot_rows import queries_at_a_time, slot_order
 from flashdsa.backends.sparse_mla_launches import MOST_UNION_BYTES, UNION_BYTES
 from flashdsa.errors import ArgumentValueError
-from flashdsa.hw import BULK_ALIGNMENT, SECTOR_BYTES
+from flashdsa.hw import BULK_ALIGNMENT, SECTOR_BYTES, SM100
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
-from flashdsa.kernels.attention.sm100.core.tile import CLUSTER, PAIR_ROWS
+from flashdsa.kernels.attention.sm100.core.tile import CLUSTER, FP32, PAIR_ROWS
 from flashdsa.kernels.catalog import MLA_BWD
+from flashdsa.problem import D_QK
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention_backward import MlaBwdOperands
@@ -25,9 +26,14 @@ if TYPE_CHECKING:
 PLANS = {(plan.group_heads, plan.deterministic): plan for plan in MLA_BWD.plans}
 """Plans by heads of a query and whether they are deterministic."""
 BLOCK_KEYS = BwdPlan().tile.keys
+WORKSPACE_BYTES = 1 << 30
+"""Bytes of the slots' rows; more only if a single query needs more. The gradients' bits do not
+depend on it: a key adds in the order of all slots, however many of them are taken at a time."""
 
 Launch = Callable[..., Any]
 """A compiled function: see `kernels.attention.sm100.bwd.kernel.launch_backward`."""
+Part = tuple[slice, tuple[Tensor, ...]]
+"""Queries of a launch, and the tensors that it takes after dkv."""
 
 
 def bind(
@@ -44,18 +50,9 @@ def bind(
     function = runner.function(MLA_BWD, plan)
     pairs = runner.cluster_capacity(plan.threads, plan.smem_bytes)[CLUSTER]
     kind = type(operands)
-
-    def serve(given: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return run(
-            function,
-            kind(*given),
-            sm_scale=sm_scale,
-            deterministic=deterministic,
-            dkv_dtype=dkv_dtype,
-            pairs=pairs,
-        )
-
-    return runner.on_device(serve)
+    options: dict[str, Any] = {"sm_scale": sm_scale, "dkv_dtype": dkv_dtype, "pairs": pairs}
+    how: Any = partial(run, function, deterministic=deterministic, **options)
+    return runner.on_device(lambda given: how(kind(*given)))
 
 
 def run(
@@ -86,26 +83,33 @@ def run(
         if topk_length is None:
             topk_length = torch.full((num_queries,), topk, dtype=torch.int32, device=q.device)
         delta = torch.empty_like(lse, memory_format=torch.contiguous_format)
-        launch_all = launch_in_parts if deterministic else launch_raw
+        q, kv, dO, O = (readable(x) for x in (q, kv, dO, O))
+        with_sink, indices = with_sink.contiguous(), indices.contiguous()
+        topk_length = topk_length.contiguous()
+        parts: Iterable[Part] = [(slice(None), ())]
         if num_heads < PAIR_ROWS:
-            launch_all = launch_groups
+            parts = groups_at_a_time(q, indices)
         else:
             indices = torch.nn.functional.pad(indices, (0, -topk % BLOCK_KEYS), value=-1)
-        launch_all(
-            launch,
-            readable(q),
-            readable(kv),
-            readable(dO),
-            with_sink.contiguous(),
-            readable(O),
-            indices.contiguous(),
-            topk_length.contiguous(),
-            delta,
-            dq,
-            dkv,
-            sm_scale,
-            pairs,
-        )
+            if deterministic:
+                parts = slots_at_a_time(indices, topk_length, kv)
+        for part, lists in parts:
+            launch_checked(
+                launch,
+                q[part],
+                kv,
+                dO[part],
+                with_sink[part],
+                O[part],
+                indices[part],
+                topk_length[part],
+                delta[part],
+                dq[part],
+                dkv,
+                *lists,
+                sm_scale,
+                pairs,
+            )
         if attn_sink is not None:
             d_sink = sink_backward(lse, attn_sink, delta)[1]
     else:
@@ -113,48 +117,46 @@ def run(
     return dq, dkv.to(dkv_dtype), dkv.new_empty(0, dtype=dkv_dtype), d_sink
 
 
-def of_queries(operands: Sequence[Tensor], part: slice) -> Iterator[Tensor]:
-    """The operands of some queries: (q, kv, dO, lse, O, indices, topk_length, delta, dq, dkv), of
-    which kv and dkv stay whole."""
-    for place, operand in enumerate(operands):
-        whole = place in (1, len(operands) - 1)
-        yield operand if whole else operand[part]
-
-
-def launch_in_parts(launch: Launch, *operands_and_scalars: Any) -> None:
-    """Launch the deterministic kernels, on as many queries at a time as have room for their slots'
-    rows.
-
-    Args:
-        operands_and_scalars: as for `launch_checked`, without what it takes after dkv.
-    """
-    *operands, sm_scale, pairs = operands_and_scalars
-    _, kv, *_, indices, topk_length, _, _, _ = operands
+def slots_at_a_time(indices: Tensor, topk_length: Tensor, kv: Tensor) -> Iterator[Part]:
+    """As many queries at a time as have room for their slots' rows: each slot of `indices` gets a
+    row of its own; then every key adds the rows of its slots in the order of the slots
+    (docs/decisions/0012)."""
     num_queries, topk = indices.shape
     at_a_time = queries_at_a_time(num_queries, topk)
     slots = torch.empty(at_a_time * topk, kv.shape[1], dtype=torch.float32, device=kv.device)
     for first in range(0, num_queries, at_a_time):
         part = slice(first, first + at_a_time)
         order, starts = slot_order(indices[part], topk_length[part], kv.shape[0])
-        launch_raw(
-            launch,
-            *of_queries(operands, part),
-            slots[: order.shape[0]],
-            order,
-            starts,
-            sm_scale,
-            pairs,
-        )
+        yield part, (slots[: order.shape[0]], order, starts)
 
 
-def launch_groups(launch: Launch, *operands_and_scalars: Any) -> None:
-    """Launch the kernels of groups of queries, on as many at a time as their unions have room for.
+def queries_at_a_time(num_queries: int, topk: int) -> int:
+    """Number of queries that have room, in whole waves of the GPU if that is possible."""
+    room = max(1, WORKSPACE_BYTES // (topk * D_QK * FP32))
+    wave = SM100.num_sms // CLUSTER
+    whole_waves = room - room % wave if room >= wave else room
+    return min(num_queries, whole_waves)
+
+
+def slot_order(indices: Tensor, topk_length: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
+    """(order, starts) int32: key k has the slots order[starts[k]:starts[k + 1]], ascending.
 
     Args:
-        operands_and_scalars: as for `launch_checked`, without what it takes after dkv.
+        indices: (S, topk) int32. topk_length: (S,) int32.
+
+    Returns:
+        order: (S * topk,), the invalid slots after all others. starts: (num_keys + 1,).
     """
-    *operands, sm_scale, pairs = operands_and_scalars
-    q, *_, indices, _, _, _, _ = operands
+    position = torch.arange(indices.shape[1], device=indices.device)
+    valid = (indices >= 0) & (indices < num_keys) & (position < topk_length[:, None])
+    of_slot = torch.where(valid, indices, num_keys).flatten()
+    keys, order = torch.sort(of_slot, stable=True)
+    every_key = torch.arange(num_keys + 1, dtype=keys.dtype, device=keys.device)
+    return order.int(), torch.searchsorted(keys, every_key, out_int32=True)
+
+
+def groups_at_a_time(q: Tensor, indices: Tensor) -> Iterator[Part]:
+    """As many groups of queries at a time as their unions have room for."""
     num_queries, num_heads, _ = q.shape
     group = PAIR_ROWS // num_heads
     most = -(-group * indices.shape[1] // BLOCK_KEYS) * BLOCK_KEYS
@@ -165,32 +167,7 @@ def launch_groups(launch: Launch, *operands_and_scalars: Any) -> None:
     for first in range(0, num_queries, groups * group):
         part = slice(first, first + groups * group)
         own = slice(-(-q[part].shape[0] // group))
-        launch_checked(
-            launch,
-            *of_queries(operands, part),
-            rows[own],
-            members[own],
-            *(one[own] for one in numbers),
-            sm_scale,
-            pairs,
-        )
-
-
-def launch_raw(launch: Launch, *operands_and_scalars: Any) -> None:
-    """Launch the kernel with one query an item on tensors without gaps; topk: of whole blocks.
-
-    Args:
-        operands_and_scalars: as for `launch_checked`.
-
-    Raises:
-        ArgumentValueError: names the argument that does not fit.
-    """
-    topk = operands_and_scalars[5].shape[1]
-    if topk % BLOCK_KEYS:
-        raise ArgumentValueError(
-            f"indices: the Blackwell kernel takes topk in multiples of {BLOCK_KEYS}; got {topk}"
-        )
-    launch_checked(launch, *operands_and_scalars)
+        yield part, (rows[own], members[own], *(one[own] for one in numbers))
 
 
 def launch_checked(

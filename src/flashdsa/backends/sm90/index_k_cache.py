@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.index_k_cache import check_slots, page_views
+from flashdsa.backends.cpu.index_k_cache import check_slots, read_slots
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.memory import readable
-from flashdsa.backends.mxfp4 import as_e4m3, has_mxfp4, pack_keys, parts_of_cache
+from flashdsa.backends.mxfp4 import has_mxfp4, pack_keys, parts_of_cache
 from flashdsa.backends.packed_rows import put
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.quantize import dtype_name
@@ -19,7 +19,6 @@ from flashdsa.errors import UnsupportedError
 from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.kernels.catalog import WRITE_INDEX_K_CACHE
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
-from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 from flashdsa.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,21 +70,7 @@ def _read(operands: Sequence[Any]) -> tuple[Tensor, Tensor]:
     cache, slots = operands
     if values_are_checked():
         check_slots(slots.cpu(), cache, distinct=False)
-    count, num_slots = slots.shape[0], cache.shape[0] * PAGE_SIZE
-    if num_slots == 0:
-        fp8 = torch.zeros(count, INDEX_HEAD_DIM, dtype=torch.uint8, device=cache.device)
-        scale = torch.zeros(count, dtype=torch.float32, device=cache.device)
-        return fp8.view(torch.float8_e4m3fn), scale
-    inside = (slots >= 0) & (slots < num_slots)
-    used = torch.where(inside, slots, 0).long()
-    page, offset = used // PAGE_SIZE, used % PAGE_SIZE
-    if has_mxfp4(cache):
-        rows = torch.cat([part[page, offset] for part in parts_of_cache(cache)], dim=1)
-        fp8, scale = as_e4m3(rows.masked_fill_(~inside[:, None], 0))
-        return fp8, scale.masked_fill_(~inside, 0)
-    keys, scales = page_views(cache)
-    fp8 = keys[page, offset].masked_fill_(~inside[:, None], 0)
-    return fp8.view(torch.float8_e4m3fn), scales[page, offset].masked_fill_(~inside, 0)
+    return read_slots(cache, slots)
 
 
 def _require_aligned_pages(cache: Tensor) -> None:

@@ -130,7 +130,7 @@ def bind_in_order(runner: Runner, operands: IndexerBwdOperands) -> Launch:
     plan = sizes.BwdPlan(num_heads, min(sizes.BLOCKS), ordered=True)
     function, add = (
         runner.function(INDEXER_BWD, plan),
-        runner.function(INDEXER_BWD_SUM, sizes.SumPlan()),
+        runner.function(INDEXER_BWD_SUM, INDEXER_BWD_SUM.plan),
     )
     capacity = plan.capacity(topk)
     groups_at_a_time = max(1, MOST_ROW_BYTES // (capacity * INDEX_HEAD_DIM * sizes.FP32))

@@ -19,8 +19,6 @@ from flashdsa.backends.sm90.mla_bwd_joined import bind_join, of_sources, rows_of
 from flashdsa.backends.sm90.mla_bwd_per_item import Inputs, Launch, Outputs, bind_per_item
 from flashdsa.backends.sparse_mla_launches import is_joined, slots_of
 from flashdsa.kernels.attention.sm90.core.tile import Tile
-from flashdsa.kernels.attention.sm90.padded_heads.plan import PaddedHeadsPlan
-from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
 from flashdsa.kernels.catalog import MLA_BWD_PADDED_HEADS, MLA_BWD_SINK
 
 if TYPE_CHECKING:
@@ -62,7 +60,7 @@ def bind(
     allocate_no_extra = runner.allocator(0, dtype=dkv_dtype)
     sink_gradient = None
     if operands.attn_sink is not None:
-        sink_gradient = runner.function(MLA_BWD_SINK, SinkPlan())
+        sink_gradient = runner.function(MLA_BWD_SINK, MLA_BWD_SINK.plan)
 
     def serve(operands: Sequence[Any]) -> Gradients:
         q, kv, dO, lse, O, indices, topk_length, attn_sink = operands[:8]
@@ -151,7 +149,7 @@ def bind_part(runner: Runner, part: Part, sm_scale: float) -> Launch:
 def bind_padded(runner: Runner, part: Part, launch: Launch) -> Launch:
     """Bind `launch` of some of the heads, with others for padding."""
     call, heads = part.call, slice(part.heads.start, part.heads.stop)
-    pad = runner.function(MLA_BWD_PADDED_HEADS, PaddedHeadsPlan())
+    pad = runner.function(MLA_BWD_PADDED_HEADS, MLA_BWD_PADDED_HEADS.plan)
     own, shape, bf16 = len(part.heads), (len(part.queries), part.kernel_heads), torch.bfloat16
     of_qk = runner.allocator(*shape, call.tile.d_qk, dtype=bf16)
     of_v = runner.allocator(*shape, call.tile.d_v, dtype=bf16)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_choice import LargeGroups, Part, large_plans
-from flashdsa.backends.sm90.mla_bwd_lists import Lists, lists_allocator, lists_bytes
+from flashdsa.backends.sm90.mla_bwd_memory import Lists, lists_allocator, lists_bytes
 from flashdsa.backends.sm90.mla_bwd_per_item import Inputs, Launch, LaunchPerItem, Outputs
 from flashdsa.backends.sparse_mla_launches import counters_of
 from flashdsa.kernels.attention.lists import SAMPLED_WORDS

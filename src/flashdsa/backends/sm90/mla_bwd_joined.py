@@ -15,7 +15,6 @@ from torch import Tensor
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sparse_mla_launches import slots_of
-from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.catalog import MLA_BWD_JOIN
 
 if TYPE_CHECKING:
@@ -44,7 +43,10 @@ def of_sources(rows: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Te
 
 def bind_join(runner: Runner, operands: MlaBwdOperands, index_block: int) -> Join:
     """Bind the launch that joins the lists of queries of operands like these."""
-    function, topk = runner.function(MLA_BWD_JOIN, JoinPlan()), sum(slots_of(operands, index_block))
+    function, topk = (
+        runner.function(MLA_BWD_JOIN, MLA_BWD_JOIN.plan),
+        sum(slots_of(operands, index_block)),
+    )
     every, block_log2 = runner.empty(0, dtype=torch.int32), index_block.bit_length() - 1
 
     def join(operands: MlaBwdOperands, rows: Tensor, some: slice | None) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_choice import Dkv, Part
-from flashdsa.backends.sm90.mla_bwd_lists import lists_allocator
-from flashdsa.backends.sm90.mla_bwd_slots import slots_allocator
+from flashdsa.backends.sm90.mla_bwd_memory import lists_allocator, slots_allocator
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import MORE, SLOTS_MAY_PAY, WAY, num_tickets
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.indexer.choice import USUAL_CLUSTER
-from flashdsa.backends.runner import Runner
+from flashdsa.backends.runner import Runner, allowed_clusters
 from flashdsa.heuristics.h200 import Prefill
 from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS, PrefillPlan
 

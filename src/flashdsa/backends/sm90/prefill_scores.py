@@ -17,11 +17,10 @@ from flashdsa.heuristics.h200 import Prefill
 from flashdsa.kernels.catalog import PREFILL_LOGITS
 from flashdsa.kernels.indexer.sm90.plan import BLOCK
 from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS, PrefillPlan
+from flashdsa.problem import INT32_MAX
 
 if TYPE_CHECKING:
     from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
-
-INT32_MAX = 2**31 - 1
 
 
 def bind_ranked(

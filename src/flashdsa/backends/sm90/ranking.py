@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cluster_limit import allowed_clusters
-from flashdsa.backends.indexer.order import bind_order
-from flashdsa.backends.runner import Runner
+from flashdsa.backends.indexer.launch import bind_order
+from flashdsa.backends.runner import Runner, allowed_clusters
 from flashdsa.errors import UnsupportedError
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.catalog import INDEXER_ORDER, INDEXER_RANK
@@ -60,13 +59,15 @@ def bind_ranking(
     require_markable(plan, most_blocks)
     function = runner.function(INDEXER_RANK, plan)
     capacity = runner.cluster_capacity(plan.threads, plan.smem_bytes)
-    cluster = cluster_of(rows, runner.num_sms, allowed_clusters(capacity, LARGEST_CLUSTER))
+    clusters = allowed_clusters(capacity, LARGEST_CLUSTER)
+    shared = [cluster_of(rows, runner.num_sms, clusters, n + 1) for n in range(LARGEST_CLUSTER)]
     unscored = 0 if sorted or score_all else topk
     no_words = runner.empty(0, 0, dtype=torch.int32)
 
     def rank(*given: Any, words: Tensor = no_words) -> Tensor:
         *rows, ids = given
-        function(*rows[:6], unscored, *rows[6:], ids, words, *cluster)
+        parts = min(rows[0].shape[1] // plan.part_entries, LARGEST_CLUSTER - 1)
+        function(*rows[:6], unscored, *rows[6:], ids, words, *shared[parts])
         return ids  # type: ignore[no-any-return]
 
     if not sorted:
@@ -83,14 +84,18 @@ def bind_ranking(
     return rank_and_order
 
 
-def cluster_of(rows: int, num_sms: int, clusters: Mapping[int, int]) -> tuple[int, int]:
+def cluster_of(
+    rows: int, num_sms: int, clusters: Mapping[int, int], parts: int = LARGEST_CLUSTER
+) -> tuple[int, int]:
     """(CTAs of a cluster, 1: it has one row; 0: each of its CTAs has one).
 
     Args:
-        clusters: how many run at once, by their CTAs.
+        clusters: how many run at once, by their CTAs. parts: CTAs among which a row may be divided;
+            all of the largest cluster's share a row that they do not have together.
     """
     together = [size for most, size in Indexer.RANK_CLUSTERS if rows <= most * num_sms]
     wanted = together[0] if together else LARGEST_CLUSTER
+    wanted = min(wanted, parts) if together or parts == LARGEST_CLUSTER else 1
     size = max(size for size, number in clusters.items() if number and size <= wanted)
     return size, int(bool(together) or size == 1)
 

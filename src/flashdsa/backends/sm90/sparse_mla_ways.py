@@ -12,10 +12,9 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from flashdsa.backends import packed_rows, sparse_mla_launches
-from flashdsa.backends.cluster_limit import allowed_clusters
-from flashdsa.backends.runner import Runner
+from flashdsa.backends.runner import Runner, allowed_clusters
 from flashdsa.backends.sm90.decode_cuts import time_of_dealt, time_of_waves
-from flashdsa.backends.sm90.used_slots import INT32_MAX, lack_lengths
+from flashdsa.backends.sm90.used_slots import lack_lengths
 from flashdsa.heuristics.h200 import SPARSE_MLA
 from flashdsa.heuristics.sparse_mla import SparseMlaConstants
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
@@ -25,6 +24,7 @@ from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import MIXED_FORMATS, DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared import plan as sizes
 from flashdsa.kernels.attention.sm90.fwd.plan import ITEM_US, STEP_US, UNION_BIT_US, FwdPlan
+from flashdsa.problem import INT32_MAX
 from flashdsa.row_formats import V32, RowFormat
 
 if TYPE_CHECKING:

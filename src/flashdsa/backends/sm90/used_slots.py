@@ -10,13 +10,11 @@ from torch import Tensor
 from flashdsa.backends.packed_rows import num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sparse_mla_launches import Write
-from flashdsa.kernels.attention.sm90.used_slots.plan import UsedSlotsPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_USED_SLOTS
+from flashdsa.problem import INT32_MAX
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
-
-INT32_MAX = (1 << 31) - 1
 
 
 def lack_lengths(operands: SparseMlaOperands) -> bool:
@@ -36,7 +34,7 @@ def with_used_slots(
     of_extra = operands.extra_indices is not None and operands.extra_ends is None
     if not of_main and not of_extra:
         return write
-    function = runner.function(SPARSE_MLA_USED_SLOTS, UsedSlotsPlan())
+    function = runner.function(SPARSE_MLA_USED_SLOTS, SPARSE_MLA_USED_SLOTS.plan)
     num_queries = operands.q.shape[0]
     every = runner.empty(0, dtype=torch.int32)
     no_slots = runner.empty(num_queries, 0, dtype=torch.int32)

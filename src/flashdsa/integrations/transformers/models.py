@@ -9,15 +9,7 @@ from typing import Any
 from torch import nn
 
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from flashdsa.integrations.transformers import two_sources
-from flashdsa.integrations.transformers.attention import (
-    NAME,
-    OPTIONS,
-    Options,
-    latent_states,
-    listed_ids,
-    register,
-)
+from flashdsa.integrations.transformers import attention, two_sources
 from flashdsa.integrations.transformers.indexers import INDEXERS, require_known
 from flashdsa.integrations.transformers.releases import require_parameters, require_version, unknown
 
@@ -80,20 +72,22 @@ def enable(
         for one in indexers:
             require_known(one)
     disable(model)
-    register()
+    attention.register()
     setattr(model, _PREVIOUS, model.config._attn_implementation)
     for layer in layers:
-        layer.__dict__[EXPAND] = latent_states
+        layer.__dict__[EXPAND] = attention.latent_states
         if hasattr(layer, MASK_OF_IDS):
-            layer.__dict__[MASK_OF_IDS] = listed_ids
-        layer.__dict__[OPTIONS] = Options(backend, deterministic)
+            layer.__dict__[MASK_OF_IDS] = attention.listed_ids
+        layer.__dict__[attention.OPTIONS] = attention.Options(backend, deterministic)
     for one in of_two_sources:
-        one.__dict__[OPTIONS] = Options(backend, deterministic, two_sources=True)
+        one.__dict__[attention.OPTIONS] = attention.Options(
+            backend, deterministic, two_sources=True
+        )
         if one.compressor is not None:
             one.compressor.__dict__["forward"] = partial(two_sources.compress, one)
     for one in indexers if indexer != "model" else []:
         one.__dict__["forward"] = partial(INDEXERS[indexer], one)
-    model.set_attn_implementation(NAME)
+    model.set_attn_implementation(attention.NAME)
     return model
 
 
@@ -104,11 +98,11 @@ def disable(model: Any) -> Any:
     if previous is None:
         return model
     for one in _of_two_sources(model):
-        one.__dict__.pop(OPTIONS, None)
+        one.__dict__.pop(attention.OPTIONS, None)
         if one.compressor is not None:
             one.compressor.__dict__.pop("forward", None)
     for layer in _attentions(model):
-        for name in (*REPLACED, OPTIONS):
+        for name in (*REPLACED, attention.OPTIONS):
             layer.__dict__.pop(name, None)
         indexer = getattr(layer, "indexer", None)
         if indexer is not None:

@@ -19,7 +19,7 @@ from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl import ptx
 from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
-from flashdsa.dsl.smem import VECTOR, store4
+from flashdsa.dsl.smem import VECTOR, clear
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.lists import SAMPLED_CHOICE, SAMPLED_ROWS, SAMPLED_SLOTS
@@ -43,12 +43,13 @@ FIRST, SECOND = 0, 1
 
 
 @cute.jit
-def is_taken(choice: cute.Tensor, number: Int32) -> Boolean:
-    """Whether a grouping has work. `choice`: (1,) int32, FIRST or SECOND; or (0,): only one
+def is_taken(choice: Any, number: Int32) -> Boolean:
+    """Whether a grouping has work. `choice`: (1,) int32, FIRST or SECOND; None, or (0,): only one
     grouping. `number`: the grouping's, FIRST or SECOND."""
     taken = Boolean(True)
-    if choice.shape[0] > 0:
-        taken = choice[0] == number
+    if cutlass.const_expr(choice is not None):
+        if choice.shape[0] > 0:
+            taken = choice[0] == number
     return taken
 
 
@@ -259,11 +260,8 @@ def sample_kernel(
         allocator.allocate_array(Int32, 2 * SAMPLE_WARPS),
         cute.make_layout((SAMPLE_WARPS, 2), stride=(2, 1)),
     )
-    nothing = cute.make_rmem_tensor(VECTOR, Int32)
-    nothing.fill(0)
     used = cutlass.min((x.num_keys + WORD_BITS - 1) // WORD_BITS, Int32(WORDS))
-    for at in cutlass.range(thread, (used + VECTOR - 1) // VECTOR, SAMPLE_THREADS, unroll=4):
-        store4(bits, at, nothing.load())
+    clear(bits, thread, (used + VECTOR - 1) // VECTOR, SAMPLE_THREADS)
     cute.arch.sync_threads()
     follow_grid()
     groups = (x.indices.shape[0] + group - 1) // group

@@ -14,13 +14,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Vector, cute
 
-from flashdsa.dsl.gmem import store4
-from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
-from flashdsa.dsl.warp import lowest_bit, neighbours_sum
+from flashdsa.dsl import gmem, grids, warp
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention import operands, union_slots
 from flashdsa.kernels.attention.choice import FIRST, is_taken
 from flashdsa.kernels.attention.delta import UNIT, load_unit
-from flashdsa.kernels.attention.operands import Operands
 
 THREADS = 128
 WARPS = THREADS // WARP_SIZE
@@ -105,7 +103,7 @@ def store_units(tensor: cute.Tensor, row: Int32, lane: Int32, values: Any) -> No
         words = Vector.from_elements(own, Float32).to(BFloat16).bitcast(Int32)
         at = Int64(row) * tensor.shape[1] + (number * WARP_SIZE + lane) * UNIT
         if number < every or lane < lanes:
-            store4(tensor.iterator + at, [words[i] for i in range(4)])
+            gmem.store4(tensor.iterator + at, [words[i] for i in range(4)])
 
 
 def dot(left: Any, right: Any, count: int) -> Any:
@@ -113,7 +111,7 @@ def dot(left: Any, right: Any, count: int) -> Any:
     total = Float32(0.0)
     for i in range(count):
         total += left[i] * right[i]
-    return neighbours_sum(total, WARP_SIZE)
+    return warp.neighbours_sum(total, WARP_SIZE)
 
 
 @cute.jit
@@ -125,7 +123,7 @@ def first_own_row(x: Queries, of_dq: Any, first: Int32, end: Int32, lane: Int32)
         row = cutlass.min(start + lane, end - 1)
         mask = cute.arch.vote_ballot_sync(is_own(x, of_dq, row))
         if found < 0 and mask != 0:
-            found = start + lowest_bit(Int32(mask))
+            found = start + warp.lowest_bit(Int32(mask))
     return found
 
 
@@ -150,15 +148,6 @@ def was_reached(
         finite = Int32(1) if is_finite(sum_of_zeros) else Int32(0)
         reached = cute.arch.vote_any_sync(finite == 0)
     return reached
-
-
-@cute.jit
-def slots_of(x: Queries, query: Int32) -> Int32:
-    """Slots of the query that may be valid."""
-    count = Int32(x.indices.shape[1])
-    if x.topk_length.shape[0] > 0:
-        count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
-    return count
 
 
 def num_keys(x: Queries) -> Any:
@@ -189,7 +178,7 @@ def write_out(
     acc = cute.make_rmem_tensor(count, Float32)
     acc.fill(0.0)
     top, total = Float32(LEAST), Float32(0.0)
-    for slot in cutlass.range(slots_of(x, query), unroll=1):
+    for slot in cutlass.range(union_slots.slots_of(x.indices, x.topk_length, query), unroll=1):
         key = x.indices[query, slot]
         if key >= 0 and key < num_keys(x):
             k = load_row(*source_of(x, key), lane)
@@ -224,7 +213,7 @@ def write_dq(x: Queries, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int
     delta = of_dq.delta[row]
     acc = cute.make_rmem_tensor(len(q), Float32)
     acc.fill(0.0)
-    for slot in cutlass.range(slots_of(x, query), unroll=1):
+    for slot in cutlass.range(union_slots.slots_of(x.indices, x.topk_length, query), unroll=1):
         key = x.indices[query, slot]
         if key >= 0 and key < x.kv.shape[0]:
             k = load_row(x.kv, key, lane)
@@ -238,16 +227,13 @@ def write_dq(x: Queries, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int
 @cute.kernel
 def mend_kernel(x: Queries, of_dq: Any, attn_sink: Any, result: cute.Tensor, choice: Any):
     """WARPS groups; arguments as in `launch_mend`."""
-    follow_grid()
-    thread, block, _ = place_in_grid()
+    grids.follow_grid()
+    thread, block, _ = grids.place_in_grid()
     lane = thread % WARP_SIZE
     rows = x.group * x.heads
     first = (block * WARPS + thread // WARP_SIZE) * rows
     end = cutlass.min(first + rows, x.indices.shape[0] * x.heads)
-    taken = Boolean(True)
-    if cutlass.const_expr(choice is not None):
-        taken = is_taken(choice, Int32(FIRST))
-    if taken and first < end:
+    if is_taken(choice, Int32(FIRST)) and first < end:
         if was_reached(x, of_dq, result, first, end, lane):
             for row in cutlass.range(first, end, unroll=1):
                 if is_own(x, of_dq, row):
@@ -268,7 +254,7 @@ def flat(tensor: Any, columns: int | None = None) -> Any:
 
 @cute.jit
 def launch_mend_out(
-    x: Operands,
+    x: operands.Operands,
     group: cutlass.Constexpr,
     choice: Any,
     stream: Any,
@@ -302,4 +288,4 @@ def launch_mend(
     `choice`: nothing is done if it does not take the groups; None: they are taken."""
     groups = (x.indices.shape[0] + x.group - 1) // x.group
     made = mend_kernel(x, of_dq, attn_sink, result, choice)
-    launch_ctas(made, (groups + WARPS - 1) // WARPS, THREADS, stream, use_pdl=True)
+    grids.launch_ctas(made, (groups + WARPS - 1) // WARPS, THREADS, stream, use_pdl=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 class Operands(NamedTuple):
     """Tensors without gaps, and the scale; each kernel's launch documents what follows them."""
 
-    q: Any  # (S, H, 576) bf16
+    q: Any  # (S, H, 576) bf16; None where a kernel gets it as it is or by its tensor map
     kv: Any  # (S_kv, 576) bf16, or of a decode packed rows, (S_kv, row_bytes)
     indices: Any  # (S, topk) int32
     topk_length: Any  # (S,) int32, or (0,): every slot counts
@@ -20,18 +20,6 @@ class Operands(NamedTuple):
     out: Any  # (S, H, 512) bf16, written
     lse: Any  # (S, H) fp32, written
     sm_scale: Any  # fp32
-
-
-class OtherOperands(NamedTuple):
-    """`Operands` without q, which a kernel gets as it is or by its tensor map."""
-
-    kv: Any
-    indices: Any
-    topk_length: Any
-    attn_sink: Any
-    out: Any
-    lse: Any
-    sm_scale: Any
 
 
 class MoreOperands(NamedTuple):

@@ -18,7 +18,7 @@ from cutlass import Boolean, Int32, Int64, cute
 
 from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.smem import VECTOR, load4, store4
+from flashdsa.dsl.smem import VECTOR, clear, load4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
@@ -52,10 +52,7 @@ MOST_SLOTS = 4
 def clear_range(x: Slots, shared: Shared, num_rows: Int32, thread: Int32) -> Int32:
     """Clear the rows' words; return the words of `num_rows` rows, in whole steps."""
     num_words = (num_rows + x.word_rows * STEP_WORDS - 1) // (x.word_rows * STEP_WORDS) * STEP_WORDS
-    nothing = cute.make_rmem_tensor(VECTOR, Int32)
-    nothing.fill(0)
-    for at in cutlass.range(thread, num_words // VECTOR, THREADS, unroll=4):
-        store4(shared.words, at, nothing.load())
+    clear(shared.words, thread, num_words // VECTOR, THREADS)
     return num_words
 
 
@@ -354,11 +351,8 @@ def union_kernel(
     shared = allocate_shared(tile)
     lean = grouping == FIRST
     x = Slots(indices, topk_length, num_keys, number * group, group, tile, lean, packs)
-    if cutlass.const_expr(choice is None):
+    if is_taken(choice, Int32(grouping)):
         make_list(x, shared, lists, least_saved)
-    else:
-        if is_taken(choice, Int32(grouping)):
-            make_list(x, shared, lists, least_saved)
 
 
 @cute.jit

@@ -73,13 +73,21 @@ class Shared(NamedTuple):
 
 
 @cute.jit
+def slots_of(indices: cute.Tensor, topk_length: cute.Tensor, query: Int32) -> Int32:
+    """Slots of the query that may be valid. indices: (S, topk) int32. topk_length: (S,) int32, or
+    (0,): every slot counts."""
+    count = Int32(indices.shape[1])
+    if topk_length.shape[0] > 0:
+        count = cutlass.min(cutlass.max(topk_length[query], Int32(0)), count)
+    return count
+
+
+@cute.jit
 def length_of(x: Any, query: Int32) -> Int32:
-    """Slots of the query that may be valid, see `Slots`; 0 after the last query."""
+    """The same of `Slots`; 0 after the last query."""
     count = Int32(0)
     if query < x.indices.shape[0]:
-        count = Int32(x.indices.shape[1])
-        if x.topk_length.shape[0] > 0:
-            count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
+        count = slots_of(x.indices, x.topk_length, query)
     return count
 
 

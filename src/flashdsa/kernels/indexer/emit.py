@@ -12,8 +12,8 @@ from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of, row_length
-from flashdsa.kernels.indexer.select.keys import INVALID, Part, accepts, signed, word_of
 from flashdsa.kernels.indexer.select.lists import key_at
+from flashdsa.kernels.indexer.select.sort_keys import INVALID, Part, accepts, signed, word_of
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import BITMAP_WORDS
 from flashdsa.kernels.indexer.smem_views import Selecting, before_warp, consumer_sync, warp_sums

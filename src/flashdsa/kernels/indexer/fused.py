@@ -6,32 +6,17 @@ import cutlass
 from cutlass import Int32, Int64, const_expr, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl import tmem
+from flashdsa.dsl import gmem, pipeline, tmem
 from flashdsa.dsl.cluster import enter_cluster
-from flashdsa.dsl.gmem import prefetch
-from flashdsa.dsl.pipeline import RingConsumer
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.emit import Output, emit_unscored_rows
-from flashdsa.kernels.indexer.load_tiles import load_scheduled
+from flashdsa.kernels.indexer import emit, sizes, smem_views
+from flashdsa.kernels.indexer.load_tiles import Pages
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.work_tile import Coord, Rows, find_coord, packed, rows_of
 from flashdsa.kernels.indexer.score_batch import score_batch
-from flashdsa.kernels.indexer.select.tiles import (
-    select_by_cluster,
-    select_by_clusters,
-    select_tiles,
-)
-from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
-from flashdsa.kernels.indexer.smem_views import (
-    ClusterBuffers,
-    IndexerMemory,
-    SelectBuffers,
-    Selecting,
-    cluster_buffers_in,
-    input_buffers_in,
-    select_buffers_in,
-)
+from flashdsa.kernels.indexer.select import tiles
 
 LINE_WORDS = 32
 """32-bit words of a cache line."""
@@ -48,29 +33,26 @@ class Caller(NamedTuple):
     consumes: cutlass.Boolean  # it scores and selects; the other threads follow them
 
 
-class Operands(NamedTuple):
-    """Operands of the launch, as in launch.py."""
+class Results(NamedTuple):
+    """Destination of the ids; see `launch_indexer`."""
 
-    weights: cute.Tensor
-    seq_lens: cute.Tensor
-    block_table: cute.Tensor
     topk_indices: cute.Tensor
     words: cute.Tensor
-    published: Any  # Published; None: a row is one cluster's
     slots: Int32  # 1: ids are slots of the cache; 0: positions
-    num_pages: Int32  # of the cache
+    published: Any  # Published; None: a row is one cluster's
 
 
 class Cta(NamedTuple):
     """A thread's view of its CTA after the set-up."""
 
     caller: Caller
-    memory: IndexerMemory
-    select: SelectBuffers
-    cluster: ClusterBuffers
+    memory: Memory
+    select: smem_views.SelectBuffers
+    cluster: smem_views.ClusterBuffers
     coord: Coord
     lengths: Int32  # see `first_lengths`
-    operands: Operands
+    pages: Pages
+    results: Results
     rows: Rows
 
 
@@ -84,40 +66,26 @@ def find_caller(plan: Any) -> Caller:
 
 
 @cute.jit
-def prefetch_inputs(
-    block_table: cute.Tensor,
-    weights: cute.Tensor,
-    thread: Int32,
-    threads: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
+def prefetch_inputs(pages: Pages, thread: Int32, threads: Int32, plan: cutlass.Constexpr) -> None:
     """Prefetch what is read after `seq_lens`; the caller is `thread` of `threads` that share the
-    lines. block_table: (B / next_n, max_pages) int32, any distance between rows. weights: (B, H)
-    fp32."""
+    lines."""
+    block_table, weights = pages.block_table, pages.weights
     lines = (block_table.shape[1] + LINE_WORDS - 1) // LINE_WORDS
     for line in cutlass.range(thread, block_table.shape[0] * lines, threads, unroll=1):
         row = line // lines
         at = Int64(row) * block_table.stride[0] + (line - row * lines) * LINE_WORDS
-        prefetch(block_table.iterator + at)
+        gmem.prefetch(block_table.iterator + at)
     count = weights.shape[0] * plan.num_heads
     for at in cutlass.range(thread * LINE_WORDS, count, threads * LINE_WORDS, unroll=1):
-        prefetch(weights.iterator + at)
-
-
-@cute.jit
-def unscored_length(operands: Operands) -> Int32:
-    """Tokens up to which a row needs no scores: all of them are among the best."""
-    length = Int32(operands.topk_indices.shape[1])
-    if operands.words.shape[0] > 0:
-        length = Int32(0)
-    return length
+        gmem.prefetch(weights.iterator + at)
 
 
 @cute.jit
 def set_up(
     keys_map: Any,
     queries_map: Any,
-    operands: Operands,
+    pages: Pages,
+    results: Results,
     allocate_tmem: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> Cta:
@@ -127,81 +95,61 @@ def set_up(
     if caller.thread == plan.consumer_threads:
         prims.prefetch_tensormap(keys_map.get_ptr())
         prims.prefetch_tensormap(queries_map.get_ptr())
-    memory = IndexerMemory.allocate(plan)
-    select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
-    rows = rows_of(operands.seq_lens, operands.block_table, plan.entry_tokens)
-    rows = rows._replace(unscored=unscored_length(operands))
+    memory = Memory.allocate(plan)
+    select, cluster = (
+        smem_views.select_buffers_in(memory, plan),
+        smem_views.cluster_buffers_in(memory, plan),
+    )
+    rows = rows_of(pages.seq_lens, pages.block_table, plan.entry_tokens)
+    # Tokens up to which a row needs no scores: all of them are among the best.
+    unscored = Int32(results.topk_indices.shape[1])
+    if results.words.shape[0] > 0:
+        unscored = Int32(0)
+    rows = rows._replace(unscored=unscored)
     coord = find_coord(rows, plan)
     # Asked for before anything else: the path to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)
     if const_expr(allocate_tmem is not None):
         allocate_tmem(memory, caller.warp, plan)
-    enter_cluster(memory, caller.thread, INITIALISING_WARPS)
+    enter_cluster(memory, caller.thread, sizes.INITIALISING_WARPS)
     if const_expr(allocate_tmem is not None):
         tmem.after_sync()
-    prefetch_meanwhile(caller, operands, plan)
-    coord = schedule_rows(select, rows, coord, lengths, caller.thread, caller.consumes, plan)
-    return Cta(caller, memory, select, cluster, coord, lengths, operands, rows)
-
-
-@cute.jit
-def load(ctx: Any, loader: cutlass.Constexpr, x: Cta, plan: cutlass.Constexpr) -> None:
-    """Role load: the CTA's part of its rows; `ctx` and `loader` are the architecture's."""
-    load_scheduled(ctx, loader, x.select, x.coord, x.lengths, x.caller.lane, plan)
-
-
-@cute.jit
-def prefetch_meanwhile(caller: Caller, operands: Operands, plan: cutlass.Constexpr) -> None:
-    """Prefetch tables and weights, if the lengths decide, by the threads that do not order the
-    rows."""
-    if const_expr(plan.scheduled):
+    if const_expr(plan.splits):
+        # Tables and weights, by the threads that do not order the rows.
         threads = plan.threads - plan.consumer_threads
         if not caller.consumes:
-            prefetch_inputs(
-                operands.block_table,
-                operands.weights,
-                caller.cta * threads + caller.thread - plan.consumer_threads,
-                caller.num_ctas * threads,
-                plan,
-            )
+            thread = caller.cta * threads + caller.thread - plan.consumer_threads
+            prefetch_inputs(pages, thread, caller.num_ctas * threads, plan)
+    coord = schedule_rows(select, rows, coord, lengths, caller.thread, caller.consumes, plan)
+    return Cta(caller, memory, select, cluster, coord, lengths, pages, results, rows)
 
 
 @cute.jit
 def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> None:
     """Role select: rows that need no scores, then the CTA's tiles. page_source: (memory, thread,
     plan) gives the PageSource of the calling thread."""
-    caller, memory, coord, operands = x.caller, x.memory, x.coord, x.operands
-    output = Output(
-        operands.topk_indices,
-        operands.words,
-        operands.block_table,
-        operands.num_pages,
-        operands.slots,
-        x.rows,
-    )
-    if const_expr(not plan.scheduled):
-        prefetch_inputs(
-            operands.block_table,
-            operands.weights,
-            caller.cta * plan.consumer_threads + caller.thread,
-            caller.num_ctas * plan.consumer_threads,
-            plan,
-        )
+    caller, memory, coord, pages, results = x.caller, x.memory, x.coord, x.pages, x.results
+    of_ids = results.topk_indices, results.words
+    output = emit.Output(*of_ids, pages.block_table, pages.num_pages, results.slots, x.rows)
+    if const_expr(not plan.splits):
+        threads = plan.consumer_threads
+        thread = caller.cta * threads + caller.thread
+        prefetch_inputs(pages, thread, caller.num_ctas * threads, plan)
     # The last CTA takes the first rows: CTAs without pages, if any, have the highest numbers.
-    emit_unscored_rows(
+    emit.emit_unscored_rows(
         output,
         (caller.num_ctas - 1 - caller.cta) * plan.consumer_warps + caller.warp,
         caller.num_ctas * plan.consumer_warps,
         caller.lane,
         plan,
     )
-    inputs = input_buffers_in(memory, plan, RingConsumer)
+    inputs = smem_views.input_buffers_in(memory, plan, pipeline.RingConsumer)
     coords = packed(coord) if const_expr(plan.splits) else coord
-    pages = page_source(memory, caller.thread, plan)
-    s = Selecting(
-        inputs, x.select, x.cluster, coords, output, operands.published, caller.thread, Static(plan)
+    source = page_source(memory, caller.thread, plan)
+    s = smem_views.Selecting(
+        inputs, x.select, x.cluster, coords, output, results.published, caller.thread, Static(plan)
     )
     if const_expr(plan.splits):
-        select_tiles(s, pages, score_batch, select_by_clusters)
+        tiles.select_tiles(s, source, score_batch, tiles.select_by_clusters)
     else:
-        select_tiles(s, pages, score_batch, select_by_cluster)
+        tiles.select_tiles(s, source, score_batch, tiles.select_by_cluster)

@@ -4,47 +4,47 @@
 `cache_operand`), the other operands and the plan.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float8E4M3FN, Float32, Int32, Uint8, const_expr, cute
-from cutlass.cute.runtime import make_fake_tensor
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_pages, fake_tensor, symbols
+from flashdsa.dsl.grids import launch_plan
 from flashdsa.hw import SM90
+from flashdsa.kernels.indexer.fused import Results
+from flashdsa.kernels.indexer.load_tiles import Pages
 from flashdsa.kernels.indexer.select.published import published_in
 from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES, page_step
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 
+class Scored(NamedTuple):
+    """First arguments of every launch, in order."""
+
+    q_index_fp8: Any  # (B, H, 128) e4m3
+    # (num_pages, 64, 1, 132) bytes, any multiple of 16 bytes between pages; of gathered tokens a
+    # multiple of 128
+    k_index_cache_fp8: Any
+    weights: Any  # (B, H) fp32
+    seq_lens: Any  # (B,) int32
+    block_table: Any  # (B / next_n, max_pages) int32, any distance between rows
+
+
 @cute.jit
 def launch_indexer(
-    plan: cutlass.Constexpr,
-    stream: Any,
-    kernel: cutlass.Constexpr,
-    q_index_fp8: cute.Tensor,
-    k_index_cache_fp8: cute.Tensor,
-    weights: cute.Tensor,
-    seq_lens: cute.Tensor,
-    block_table: cute.Tensor,
-    topk_indices: cute.Tensor,
-    words: cute.Tensor,
-    *rest: Any,
+    plan: cutlass.Constexpr, stream: Any, kernel: cutlass.Constexpr, *arguments: Any
 ):
     """Launch on `stream`.
 
     Args:
-        q_index_fp8: (B, H, 128) e4m3. k_index_cache_fp8: (num_pages, 64, 1, 132) bytes, any
-            multiple of 16 bytes between pages; of gathered tokens a multiple of 128.
-        weights: (B, H) fp32. seq_lens: (B,) int32.
-        block_table: (B / next_n, max_pages) int32, any distance between rows.
-        topk_indices: (B, topk) int32, any distance between rows, written: at most
-            `plan.lists.most_topk` a row, by position, then -1.
-        words: (B, topk) int32, written: words of the ids' scores, for `launch_order`; (0, 0): not
-            wanted, and rows of at most topk tokens are not scored.
-        rest:
+        arguments: those of `Scored`. Then
+            topk_indices: (B, topk) int32, any distance between rows, written: at most
+                `plan.lists.most_topk` a row, by position, then -1.
+            words: (B, topk) int32, written: words of the ids' scores, for `launch_order`; (0, 0):
+                not wanted, and rows of at most topk tokens are not scored.
         of a plan with splits
             arrivals: (MOST_WEIGHED,) int32, counters, 0 before and after the launch.
             slots: (CTAs, slot_words) int32.
@@ -53,68 +53,42 @@ def launch_indexer(
             num_clusters: best the number that runs at once.
             cluster_size: CTAs of each, 1 to 16.
     """
-    *workspace, slots, num_clusters, cluster_size = rest
-    kernel(
-        *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),
-        plan.cache_operand(k_index_cache_fp8),
-        weights,
-        seq_lens,
-        block_table,
-        topk_indices,
-        words,
-        slots,
-        published_in(workspace[0], workspace[1], plan) if const_expr(plan.splits) else None,
-        plan,
-    ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
+    *given, slots, num_clusters, cluster_size = arguments
+    topk_indices, words, *workspace = given[len(Scored._fields) :]
+    published = published_in(workspace[0], workspace[1], plan) if const_expr(plan.splits) else None
+    results = Results(topk_indices, words, slots, published)
+    made = kernel(*scored_in(plan, given), results, plan)
+    ctas = num_clusters * cluster_size
+    launch_plan(made, plan, ctas, stream, cluster=cluster_size, use_pdl=False)
 
 
 @cute.jit
-def launch_logits(
-    plan: cutlass.Constexpr,
-    stream: Any,
-    kernel: cutlass.Constexpr,
-    q_index_fp8: cute.Tensor,
-    k_index_cache_fp8: cute.Tensor,
-    weights: cute.Tensor,
-    seq_lens: cute.Tensor,
-    block_table: cute.Tensor,
-    scores: cute.Tensor,
-    *rest: Any,
-):
-    """Launch the scores-only kernel on `stream`. Other arguments as in `launch_indexer`.
+def launch_logits(plan: cutlass.Constexpr, stream: Any, kernel: cutlass.Constexpr, *arguments: Any):
+    """Launch the scores-only kernel on `stream`.
 
     Args:
-        block_table: (B, max_pages) int32; of ranked scores (B / next_n, max_pages).
-        scores: (B, max_len) fp32, written: -inf beyond a row's length and in bad pages. Ranked
-            ones: nothing beyond, and the word INVALID in bad pages.
-        rest:
+        arguments: those of `Scored`; without a launch that ranks, block_table is (B, max_pages).
+            Then
+            scores: (B, max_len) fp32, written: -inf beyond a row's length and in bad pages. Ranked
+                ones: nothing beyond, and the word INVALID in bad pages.
         of ranked scores
             counts: (n,) int32, RANK_BINS a row, added to: its scores in each bin. (0,): no.
             unscored: tokens up to which a row is not scored.
         and at last
             num_ctas: CTAs of the grid, best one an SM.
     """
-    *ranked, num_ctas = rest
-    kernel(
-        *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),
-        plan.cache_operand(k_index_cache_fp8),
-        weights,
-        seq_lens,
-        block_table,
-        scores,
-        *((tuple(ranked),) if const_expr(plan.arch is SM90) else ()),
-        plan,
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+    *given, num_ctas = arguments
+    scores, *ranked = given[len(Scored._fields) :]
+    rest = (tuple(ranked),) if const_expr(plan.arch is SM90) else ()
+    made = kernel(*scored_in(plan, given), scores, *rest, plan)
+    launch_plan(made, plan, num_ctas, stream, use_pdl=False)
 
 
-def launch_shape(num_clusters: Int32, cluster_size: Int32, plan: Any) -> dict[str, Any]:
-    """Grid, CTA and cluster of a launch."""
-    return {
-        "grid": [num_clusters * cluster_size, 1, 1],
-        "block": [plan.threads, 1, 1],
-        "cluster": [cluster_size, 1, 1],
-        "min_blocks_per_mp": 1,
-    }
+def scored_in(plan: Any, arguments: list[Any]) -> tuple[Any, Any, Pages]:
+    """(tensor map of keys, of queries, the other operands) of a launch's arguments."""
+    x = Scored(*arguments[: len(Scored._fields)])
+    pages = Pages(plan.cache_operand(x.k_index_cache_fp8), *x[2:])
+    return *make_tensor_maps(x.k_index_cache_fp8, x.q_index_fp8, plan), pages
 
 
 def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tuple[Any, Any]:
@@ -151,52 +125,30 @@ def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tup
     )
 
 
-def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
-    """A fake matrix whose rows may have any distance."""
-    return make_fake_tensor(
-        dtype, (rows, width), stride=(cute.sym_int64(), 1), assumed_align=WORD_ALIGNMENT
+def fake_scored(plan: Any, rows: Any, requests: Any) -> Scored:
+    """Operands without memory, of so many requests' rows."""
+    return Scored(
+        fake.fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
+        fake.fake_pages(Uint8, (PAGE_SIZE, 1, plan.token_bytes), page_step(plan.gathers)),
+        fake.fake_tensor(Float32, (rows, plan.num_heads)),
+        fake.words(rows),
+        fake.rows_apart(Int32, requests, cute.sym_int32()),
     )
 
 
 def compile_indexer(kernel: Any, plan: Any) -> Any:
     """Compile `launch_indexer`."""
-    rows, requests, table, topk, counters, slots, ordered, words = symbols(8)
-    workspace = (
-        fake_tensor(Int32, (counters,), WORD_ALIGNMENT),
-        fake_tensor(Int32, (slots, plan.slot_words)),
-    )
-    return compile_launch(
-        plan.arch,
-        launch_indexer,
-        plan,
-        kernel,
-        fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
-        fake_pages(Uint8, (PAGE_SIZE, 1, plan.token_bytes), page_step(plan.gathers)),
-        fake_tensor(Float32, (rows, plan.num_heads)),
-        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
-        rows_apart(Int32, requests, table),
-        rows_apart(Int32, rows, topk),
-        fake_tensor(Int32, (ordered, words), WORD_ALIGNMENT),
-        *(workspace if plan.splits else ()),
-        *(Int32(1) for _ in range(3)),
-    )
+    rows, requests, topk, counters, slots, ordered, width = fake.symbols(7)
+    workspace = fake.words(counters), fake.fake_tensor(Int32, (slots, plan.slot_words))
+    outputs = fake.rows_apart(Int32, rows, topk), fake.words(ordered, width)
+    x = *fake_scored(plan, rows, requests), *outputs, *(workspace if plan.splits else ())
+    last = (Int32(1) for _ in range(3))
+    return compile_launch(plan.arch, launch_indexer, plan, kernel, *x, *last)
 
 
 def compile_logits(kernel: Any, plan: Any) -> Any:
     """Compile `launch_logits`."""
-    rows, table, width, counted = (cute.sym_int32() for _ in range(4))
-    requests = cute.sym_int32() if plan.ranked else rows
-    return compile_launch(
-        plan.arch,
-        launch_logits,
-        plan,
-        kernel,
-        fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
-        fake_pages(Uint8, (PAGE_SIZE, 1, plan.token_bytes), page_step(plan.gathers)),
-        fake_tensor(Float32, (rows, plan.num_heads)),
-        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
-        rows_apart(Int32, requests, table),
-        fake_tensor(Float32, (rows, width), WORD_ALIGNMENT),
-        *((fake_tensor(Int32, (counted,)), Int32(1)) if plan.ranked else ()),
-        Int32(1),
-    )
+    rows, requests, width, counted = fake.symbols(4)
+    x = *fake_scored(plan, rows, requests if plan.ranked else rows), fake.numbers(rows, width)
+    ranked = (fake.fake_tensor(Int32, (counted,)), Int32(1)) if plan.ranked else ()
+    return compile_launch(plan.arch, launch_logits, plan, kernel, *x, *ranked, Int32(1))

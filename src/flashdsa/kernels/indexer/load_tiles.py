@@ -6,10 +6,6 @@ has the smaller positions. A row that is split has several groups, clusters next
 parts are numbered on from one to the next (see select/tiles.py). Rows are given out by their
 lengths (see schedule/row_schedule.py), or one a group and then in the order of the batch, forwards
 and backwards in turns.
-
-`ctx` is the context of an architecture's role load. Its fields: `inputs`, the producer's end of
-InputBuffers; `queries_map`, a pointer to a tensor map; `weights` and `block_table`, in device
-memory; `rows`; `warp`, the calling one among the role's.
 """
 
 from __future__ import annotations
@@ -21,24 +17,51 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, Uint64, const_expr, cute
 
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.pipeline import PipelineState, RingProducer, acquire_reused
 from flashdsa.dsl.tma import EVICT_LAST, load_box, load_bytes
-from flashdsa.kernels.indexer.schedule.work_tile import (
-    Coord,
-    Rows,
-    WorkTile,
-    clamped,
-    divide,
-    index_of_turn,
-    page_in_turn,
-    pages_to_score,
-    request_of,
-    row_length,
-    whole_stages,
-    write_tile,
-)
-from flashdsa.kernels.indexer.sizes import DEPTH_STEPS
-from flashdsa.kernels.indexer.smem_views import SelectBuffers
+from flashdsa.kernels.indexer import sizes, smem_views
+from flashdsa.kernels.indexer.schedule import work_tile
+
+
+class Pages(NamedTuple):
+    """Operands of every launch that its kernel gets as they are; see `launch_indexer`."""
+
+    cache: Any  # (num_pages, 64, 1, 132) bytes; num_pages, where TMA alone reads them
+    weights: cute.Tensor  # (B, H) fp32
+    seq_lens: cute.Tensor  # (B,) int32
+    block_table: cute.Tensor  # (B / next_n, max_pages) int32, any distance between rows
+
+    @property
+    def num_pages(self) -> Any:
+        return self.cache.shape[0] if hasattr(self.cache, "shape") else self.cache
+
+
+class LoadContext(NamedTuple):
+    """Role load: arrives at page_full and tile_full, waits for page_empty and tile_empty."""
+
+    inputs: smem_views.InputBuffers  # the producer's end
+    memory: Memory
+    keys_map: Any  # pointer to the pages' tensor map
+    queries_map: Any  # pointer to the tensor map of the rows' queries
+    pages: Pages
+    rows: work_tile.Rows
+    warp: Int32  # among the role's; the first one announces tiles
+
+
+def loading(
+    memory: Memory,
+    maps: tuple[Any, Any],
+    pages: Pages,
+    rows: work_tile.Rows,
+    warp: Int32,
+    plan: Any,
+) -> LoadContext:
+    """The context of a load warp. `maps`: of keys and of queries. `warp`: of the CTA."""
+    inputs = smem_views.input_buffers_in(memory, plan, RingProducer)
+    keys, queries = maps
+    own = warp - plan.consumer_warps
+    return LoadContext(inputs, memory, keys.get_ptr(), queries.get_ptr(), pages, rows, own)
 
 
 @dataclass(frozen=True)
@@ -59,27 +82,27 @@ class TileLoader:
 
 @cute.jit
 def row_of_turn(
-    rows: Rows,
-    select: SelectBuffers,
-    coord: Coord,
+    rows: work_tile.Rows,
+    select: smem_views.SelectBuffers,
+    coord: work_tile.Coord,
     turn: Int32,
     first_length: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Int32, Int32]:
     """(the row that the caller's group gets in that turn, its length, 0 if it gets none)."""
-    if const_expr(plan.scheduled):
-        row, length = index_of_turn(coord.group, coord.num_groups, turn), Int32(0)
+    if const_expr(plan.splits):
+        row, length = work_tile.index_of_turn(coord.group, coord.num_groups, turn), Int32(0)
         if coord.ordered:
             row = select.own_rows[turn]
         if coord.together == 1:
             if row < rows.count:
                 length = select.lengths[row]
         else:
-            length = row_length(rows, row)
+            length = work_tile.row_length(rows, row)
     else:
-        row, length = index_of_turn(coord.group, coord.num_groups, turn), first_length
+        row, length = work_tile.index_of_turn(coord.group, coord.num_groups, turn), first_length
         if turn > 0:
-            length = row_length(rows, row)
+            length = work_tile.row_length(rows, row)
     return row, length
 
 
@@ -92,7 +115,7 @@ class Share(NamedTuple):
 
 
 @cute.jit
-def share_of_row(coord: Coord, plan: cutlass.Constexpr) -> Share:
+def share_of_row(coord: work_tile.Coord, plan: cutlass.Constexpr) -> Share:
     """The caller's share; a part from `num_parts` on is empty."""
     part, num_parts = coord.part, coord.num_parts
     if const_expr(plan.splits):
@@ -105,10 +128,10 @@ def share_of_row(coord: Coord, plan: cutlass.Constexpr) -> Share:
 @cute.jit
 def pages_of_share(share: Share, pages: Int32, plan: cutlass.Constexpr) -> tuple[Int32, Int32]:
     """(the part's first page, one past its last). A part ends where the next one begins."""
-    if const_expr(plan.scheduled):
+    if const_expr(plan.splits):
         inverse = cute.arch.rcp_approx(Float32(share.num_parts))
-        first = divide(share.part * pages, share.num_parts, inverse)
-        return first, divide(share.part * pages + pages, share.num_parts, inverse)
+        first = work_tile.divide(share.part * pages, share.num_parts, inverse)
+        return first, work_tile.divide(share.part * pages + pages, share.num_parts, inverse)
     # The reciprocal is known before the number of pages is, which keeps the way to a row's first
     # page short.
     reciprocal = Uint64(Uint32(0xFFFFFFFF) // Uint32(share.num_parts)) + 1  # 2**32 for one part
@@ -119,34 +142,34 @@ def pages_of_share(share: Share, pages: Int32, plan: cutlass.Constexpr) -> tuple
 
 @cute.jit
 def load_scheduled(
-    ctx: Any,
+    ctx: LoadContext,
     loader: cutlass.Constexpr,
-    select: SelectBuffers,
-    coord: Coord,
+    select: smem_views.SelectBuffers,
+    coord: work_tile.Coord,
     first_lengths: Int32,
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
     """A load warp: load this CTA's part of every row of its group, then announce that no more come.
-    ctx: has `rows`, and is what the loader takes. loader: a TileLoader. first_lengths: lane 0's is
+    loader: a TileLoader. first_lengths: lane 0's is
     the length of the row with the cluster's number, as it is in memory; that row is the cluster's
     first one if lengths do not decide."""
     pages_done = Int32(0)
     number = Int32(0)
     turns = coord.turns
-    if const_expr(not plan.scheduled):
+    if const_expr(not plan.splits):
         turns = (ctx.rows.count + coord.num_groups - 1) // coord.num_groups
-    first_length = clamped(ctx.rows, cute.arch.shuffle_sync(first_lengths, 0))
+    first_length = work_tile.clamped(ctx.rows, cute.arch.shuffle_sync(first_lengths, 0))
     for turn in cutlass.range(turns, unroll=1):
         row, length = row_of_turn(ctx.rows, select, coord, turn, first_length, plan)
-        pages = pages_to_score(ctx.rows, length)
+        pages = work_tile.pages_to_score(ctx.rows, length)
         share = share_of_row(coord, plan)
         if pages > 0 and share.part < share.num_parts:
             first, end = pages_of_share(share, pages, plan)
-            tile = WorkTile(row, first, end - first, length, share.num_splits, pages_done)
+            tile = work_tile.WorkTile(row, first, end - first, length, share.num_splits, pages_done)
             ids = loader.announce(ctx, number, tile, lane, plan)
             loader.load_pages(ctx, tile, ids, coord.depth, lane, plan)
-            pages_done += whole_stages(end - first, plan)
+            pages_done += work_tile.whole_stages(end - first, plan)
             number += 1
     loader.finish(ctx, number, lane, plan)
 
@@ -157,7 +180,7 @@ SPREAD = 5
 
 @cute.jit
 def announce(
-    ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass.Constexpr
+    ctx: LoadContext, number: Int32, tile: work_tile.WorkTile, lane: Int32, plan: cutlass.Constexpr
 ) -> Int32:
     """Announce a tile: description, queries and weights; return the id of the page that is scored
     in the turn `lane`."""
@@ -167,7 +190,9 @@ def announce(
 
 
 @cute.jit
-def describe(ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass.Constexpr) -> None:
+def describe(
+    ctx: LoadContext, number: Int32, tile: work_tile.WorkTile, lane: Int32, plan: cutlass.Constexpr
+) -> None:
     """The first warp: load a tile's description, and its row's queries and weights."""
     if ctx.warp == 0:
         ring = ctx.inputs.tile_ring
@@ -176,7 +201,7 @@ def describe(ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass
         # stage. Description, queries and weights of the stage may be overwritten.
         acquire_reused(ring, state, number)
         if lane == 0:
-            write_tile(ctx.inputs.tiles, state.stage, tile)
+            work_tile.write_tile(ctx.inputs.tiles, state.stage, tile)
             # tile_full[stage]: this thread's arrival releases its description, too; the phase ends
             # with the last byte of the copies.
             load_query(ctx, state.stage, tile.row, plan)
@@ -184,7 +209,7 @@ def describe(ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass
 
 
 @cute.jit
-def finish(ctx: Any, number: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
+def finish(ctx: LoadContext, number: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
     """Say that no tile comes any more."""
     if ctx.warp == 0:
         ring = ctx.inputs.tile_ring
@@ -192,14 +217,16 @@ def finish(ctx: Any, number: Int32, lane: Int32, plan: cutlass.Constexpr) -> Non
         # tile_empty[stage]: as for a tile.
         acquire_reused(ring, state, number)
         if lane == 0:
-            nothing = WorkTile(Int32(-1), *(Int32(0) for _ in WorkTile._fields[1:]))
-            write_tile(ctx.inputs.tiles, state.stage, nothing)
+            nothing = work_tile.WorkTile(
+                Int32(-1), *(Int32(0) for _ in work_tile.WorkTile._fields[1:])
+            )
+            work_tile.write_tile(ctx.inputs.tiles, state.stage, nothing)
             ring.commit(state.stage)
     cute.arch.sync_warp()
 
 
 @cute.jit
-def load_query(ctx: Any, stage: Int32, row: Int32, plan: cutlass.Constexpr) -> None:
+def load_query(ctx: LoadContext, stage: Int32, row: Int32, plan: cutlass.Constexpr) -> None:
     """Arrive at tile_full and start the copies of the row's queries and weights."""
     full = ctx.inputs.tile_ring.expect(stage)
     load_box(
@@ -211,25 +238,28 @@ def load_query(ctx: Any, stage: Int32, row: Int32, plan: cutlass.Constexpr) -> N
     )
     load_bytes(
         ctx.inputs.weights.iterator + stage * plan.tile_heads,
-        ctx.weights.iterator + Int64(row) * plan.tile_heads,
+        ctx.pages.weights.iterator + Int64(row) * plan.tile_heads,
         plan.weight_bytes,
         full,
     )
 
 
-def page_table(ctx: Any, tile: WorkTile) -> Any:
+def page_table(ctx: LoadContext, tile: work_tile.WorkTile) -> Any:
     """Pointer to the ids of the tile's pages."""
-    return ctx.block_table.iterator + (
-        Int64(request_of(ctx.rows, tile.row)) * ctx.block_table.stride[0] + tile.first_page
+    table = ctx.pages.block_table
+    return table.iterator + (
+        Int64(work_tile.request_of(ctx.rows, tile.row)) * table.stride[0] + tile.first_page
     )
 
 
 @cute.jit
-def ask_for_id(ctx: Any, tile: WorkTile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
+def ask_for_id(
+    ctx: LoadContext, tile: work_tile.WorkTile, turn: Int32, plan: cutlass.Constexpr
+) -> Int32:
     """The id of the tile's page that is scored in that turn; 0 if it has fewer pages."""
     page = Int32(0)
     if turn < tile.num_pages:
-        page = (page_table(ctx, tile) + page_in_turn(turn, tile.num_pages, plan)).load()
+        page = (page_table(ctx, tile) + work_tile.page_in_turn(turn, tile.num_pages, plan)).load()
     return page
 
 
@@ -241,8 +271,8 @@ def acquire_stage(
     warp are in flight. The number of stages in flight is an integer. It varies over DEPTH_STEPS
     uses, so that its average is `depth`; SPREAD keeps neighbouring uses apart."""
     if const_expr(depth is not None):
-        step = number // plan.load_warps * SPREAD & (DEPTH_STEPS - 1)
-        ahead = (depth + step) // DEPTH_STEPS
+        step = number // plan.load_warps * SPREAD & (sizes.DEPTH_STEPS - 1)
+        ahead = (depth + step) // sizes.DEPTH_STEPS
         nearer = number - plan.load_warps * ahead
         if nearer >= 0 and ahead < plan.warp_stages:
             # page_empty, phase of the use `ahead` of the same load warp: four warps have read it.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE, ArchSpec
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer import sizes
-from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem, registers_each
+from flashdsa.plan import Arrives, Barrier, CtaPlan, SmemRegion, registers_each
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
 
 NUM_HEADS = (16, 32, 64)
 TOPK = (512, 1024, 2048)
 """Widths of lists that kernels sort; no list has more entries."""
+MOST_PAGES = WARP_SIZE
+"""Widest table whose rows may go unscored: each lane of a warp has one page of a row."""
+WORD = 4
 CONSUMER_BARRIER = 1
 """Named barrier of a CTA's consumers."""
 
@@ -77,9 +80,9 @@ class Sharing:
 
 
 @dataclass(frozen=True)
-class SelectPlan:
+class SelectPlan(CtaPlan):
     """One compiled indexer: choices, then derived values; an architecture's plan adds how pages are
-    loaded and scored.
+    loaded and scored. The last role selects.
 
     Attributes:
         num_heads: H, 16, 32 or 64. rows: who selects in a row. stages: pages in flight.
@@ -88,11 +91,11 @@ class SelectPlan:
     num_heads: int = 64
     rows: By = By.CLUSTER
     stages: int = 12
-    consumer_warpgroups: int = 4
     lists: Lists = Lists()
     sharing: Sharing = Sharing()
 
-    arch: ClassVar[ArchSpec]
+    consumer_warpgroups = 4
+    selects = True  # it finds a row's best, and does not only score
     gathers = False  # the block table has a slot for each token, not a row's pages
     ranked = False  # scores are ranked by a launch that begins early
 
@@ -110,15 +113,12 @@ class SelectPlan:
         most = first + (sizes.FILLS - 1) * lists.fill_step_pages * PAGE_SIZE
         if not lists.most_topk <= first <= most <= capacity:
             raise ValueError("lists: a first fill has most_topk tokens and fits the capacity")
-        assert self.smem.total <= self.arch.smem_bytes
+        super().__post_init__()
 
     @property
+    @abstractmethod
     def name(self) -> str:
-        raise NotImplementedError
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        raise NotImplementedError
+        """The exported name of the compiled function."""
 
     @property
     def sizes_and_kinds(self) -> str:
@@ -153,12 +153,6 @@ class SelectPlan:
     def in_pairs(self) -> bool:
         """Two rows of a request are scored together."""
         return self.rows == By.PAIRS
-
-    @property
-    def scheduled(self) -> bool:
-        """The rows' lengths decide who gets which, and how many CTAs (see
-        schedule/row_schedule.py); otherwise a batch keeps its own order."""
-        return self.splits
 
     @property
     def teams(self) -> int:
@@ -204,14 +198,24 @@ class SelectPlan:
         return self.consumer_threads // WARP_SIZE
 
     @property
+    @abstractmethod
     def load_warps(self) -> int:
         """Warps that keep pages in flight."""
-        raise NotImplementedError
+
+    @property
+    @abstractmethod
+    def ring_stages(self) -> int:
+        """Stages of the ring of pages."""
+
+    @property
+    @abstractmethod
+    def valid_words(self) -> int:
+        """Words of a stage that say which of its tokens are in the cache."""
 
     @property
     def warp_stages(self) -> int:
         """Stages in flight that one load warp has."""
-        raise NotImplementedError
+        return self.ring_stages // self.load_warps
 
     @property
     def full_depth(self) -> int:
@@ -220,7 +224,8 @@ class SelectPlan:
 
     @property
     def threads(self) -> int:
-        raise NotImplementedError
+        """Consumers, and the warpgroup that loads."""
+        return self.consumer_threads + WARPGROUP_SIZE
 
     @property
     def refill_entries(self) -> int:
@@ -252,17 +257,68 @@ class SelectPlan:
         return registers_each(self.threads, self.arch.registers)
 
     @property
-    def regions(self) -> list[SmemRegion]:
-        """Shared memory regions, in order."""
-        raise NotImplementedError
-
-    @cached_property
-    def smem(self) -> SmemPlan:
-        return plan_smem(self.regions, self.arch.smem_bytes)
+    @abstractmethod
+    def inputs(self) -> list[SmemRegion]:
+        """Shared memory regions of keys, queries and weights."""
 
     @property
-    def smem_bytes(self) -> int:
-        return self.smem.total
+    @abstractmethod
+    def input_barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers of pages, and of the tiles that they belong to."""
+
+    @property
+    def buffers(self) -> list[SmemRegion]:
+        tiles, pages = self.lists.tile_stages * sizes.TILE_WORDS, self.ring_stages
+        scratch = SmemRegion("scratch", sizes.SCRATCH_WORDS * WORD, 16, "scans of the consumers")
+        return [
+            *self.inputs,
+            *(self.selection if self.selects else []),
+            SmemRegion("work_tiles", tiles * WORD, 16, "descriptions"),
+            SmemRegion("page_valid", pages * self.valid_words * WORD, 16, "1: it is in the cache"),
+            *([scratch] if self.selects else []),
+        ]
+
+    @property
+    def selection(self) -> list[SmemRegion]:
+        """Regions of a row's list and of its histogram, of what the CTAs that share a row send each
+        other, and of the order of rows in a CTA."""
+        entries, ctas = self.lists.capacity * WORD, sizes.MAX_CLUSTER * WORD
+        row = [
+            SmemRegion("keys", entries, 16, "list: sortable scores"),
+            SmemRegion("positions", entries, 16, "list: token positions"),
+            SmemRegion("histogram", sizes.NUM_BINS * WORD, 16, "bins, or the winners' bitmap"),
+            SmemRegion("candidates", self.received_bytes, 16, "own entries of the cut-off bin"),
+            SmemRegion("fine", ctas * sizes.BIN_GROUP, 16, "received: bins of a group"),
+            SmemRegion("received", self.received_bytes, 16, "received: candidates"),
+            SmemRegion("coarse", ctas * sizes.BIN_GROUPS, 16, "received: groups of bins"),
+            SmemRegion("above", ctas, 16, "received: entries above the last bin"),
+            SmemRegion("own_coarse", sizes.BIN_GROUPS * WORD, 16, "what is sent there"),
+        ]
+        scheduled = [
+            SmemRegion("lengths", sizes.ORDERED_ROWS * WORD, 16, "tokens of all rows"),
+            SmemRegion("own_rows", sizes.MAX_OWN_ROWS * WORD, 16, "rows of the CTA's group"),
+            SmemRegion("tickets", ctas, 16, "received: order of publishing"),
+        ]
+        return [*row, *(scheduled if self.splits else [])]
+
+    @property
+    def barriers(self) -> tuple[Barrier, ...]:
+        return (*self.input_barriers, *(self.messages if self.selects else ()))
+
+    @property
+    def messages(self) -> tuple[Barrier, ...]:
+        """The mbarriers of the messages between the CTAs that share a row."""
+        select, one, ctas = self.roles[-1], Arrives.ONE_THREAD, sizes.MAX_CLUSTER * WORD
+        coarse, fine, most = ctas * sizes.BIN_GROUPS, ctas * sizes.BIN_GROUP, self.received_bytes
+        tickets = Barrier(
+            "tickets_full", 1, select, Arrives.EVERY_CTA, select, ctas, "who published last"
+        )
+        return (
+            Barrier("coarse_full", 1, select, one, select, coarse, "groups' counts"),
+            Barrier("fine_full", 1, select, one, select, fine, "bins' counts"),
+            Barrier("received_full", 1, select, one, select, most + ctas, "candidates, and counts"),
+            *((tickets,) if self.splits else ()),
+        )
 
     @property
     def slot_words(self) -> int:
@@ -273,3 +329,8 @@ class SelectPlan:
         """Workspace of a launch of at most `ctas` CTAs: a counter of each row of a batch whose rows
         may be split, and a slot of each CTA."""
         return SplitWorkspace(sizes.MOST_WEIGHED, (ctas, self.slot_words))
+
+
+def most_pages(topk: int) -> int:
+    """Pages a row of the widest table in which no row has more than `topk` tokens."""
+    return min(topk // PAGE_SIZE, MOST_PAGES)

@@ -10,13 +10,7 @@ from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, pages_between, word_in
-from flashdsa.kernels.indexer.select.lists import (
-    Listed,
-    ListSink,
-    PageRange,
-    first_room,
-    list_score,
-)
+from flashdsa.kernels.indexer.select import lists
 from flashdsa.kernels.indexer.smem_views import InputBuffers, Scratch, Selecting, consumer_sync
 from flashdsa.problem import PAGE_SIZE
 
@@ -63,8 +57,8 @@ class PageSource(NamedTuple):
 
 @cute.jit
 def score_batch(
-    s: Selecting, source: PageSource, tile: WorkTile, stage: Int32, listed: Listed
-) -> Listed:
+    s: Selecting, source: PageSource, tile: WorkTile, stage: Int32, listed: lists.Listed
+) -> lists.Listed:
     """Score as many of the tile's pages as the list has room for. Ends synced."""
     scoring, plan = source.scoring, s.plan
     entries, floor = listed.entries, listed.floor
@@ -72,16 +66,18 @@ def score_batch(
     prepared = scoring.prepare(x, stage)
     in_order = floor == 0
     room = (plan.lists.capacity - entries) // PAGE_SIZE
-    room = first_room(room, in_order, tile, s.coord, plan)
+    room = lists.first_room(room, in_order, tile, s.coord, plan)
     room = room // plan.pages_per_stage * plan.pages_per_stage
     # Opaque, so that one register holds it through the loops, and not a second one the sum.
     stop = opaque(cutlass.min(tile.num_pages, listed.pages + room))
     first_number = word_in(s.inputs.tiles, stage, "first_number")
-    pages = PageRange(stage, tile.first_page, tile.num_pages, first_number, listed.pages, stop)
+    pages = lists.PageRange(
+        stage, tile.first_page, tile.num_pages, first_number, listed.pages, stop
+    )
     turn = s.thread // WARPGROUP_SIZE - first_number  # one of the warpgroup's turns, modulo 2
     first_page = tile.first_page + pages_between(turn, stop, tile.num_pages, plan)
-    sink = ListSink(s.select, first_page * PAGE_SIZE, tile.length, floor, in_order)
-    scoring.score_pages(x, prepared, pages, list_score, sink)
+    sink = lists.ListSink(s.select, first_page * PAGE_SIZE, tile.length, floor, in_order)
+    scoring.score_pages(x, prepared, pages, lists.list_score, sink)
     # Orders the reads of the tile's weights before the copy that may overwrite them later.
     cute.arch.fence_proxy("async.shared", space="cta")
     # All consumers: the list is complete up to `stop`, and nobody reads the tile's stage any more.
@@ -91,7 +87,7 @@ def score_batch(
     else:
         entries = s.select.scratch[Scratch.COUNT]
         consumer_sync(plan)  # everyone has read the count, so that it may be written again
-    return Listed(entries, stop, floor)
+    return lists.Listed(entries, stop, floor)
 
 
 def doubled_relu(value: Float32) -> Float32:

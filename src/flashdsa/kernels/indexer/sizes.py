@@ -4,7 +4,7 @@ from flashdsa.hw import BULK_ALIGNMENT, MAX_CLUSTER_SIZE
 from flashdsa.problem import MAX_NEXT_N
 
 NUM_BINS = 4096
-"""Bins of the histogram over sortable keys (see select/keys.py)."""
+"""Bins of the histogram over sortable keys (see select/sort_keys.py)."""
 RANK_MANTISSA = 4
 """Bits of the mantissa in the bins by which a launch of its own ranks scores."""
 RANK_BINS = 64 << RANK_MANTISSA

@@ -6,49 +6,12 @@ from typing import Any, NamedTuple
 
 from cutlass import Float32, Int32, cute
 
-from flashdsa.dsl.memory import Memory, Region
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer import sizes
 from flashdsa.kernels.indexer.plan import CONSUMER_BARRIER
-
-
-class IndexerMemory(Memory):
-    """Regions and barriers of every plan of this family, of either architecture."""
-
-    pages: Region
-    queries: Region
-    scales: Region
-    weights: Region
-    halves: Region
-    work_tiles: Region
-    page_valid: Region
-    keys: Region
-    positions: Region
-    histogram: Region
-    candidates: Region
-    fine: Region
-    received: Region
-    coarse: Region
-    above: Region
-    own_coarse: Region
-    scratch: Region
-    lengths: Region
-    own_rows: Region
-    tickets: Region
-    counts: Region
-    tmem_start: Region
-    page_full: Barriers
-    page_empty: Barriers
-    tile_full: Barriers
-    tile_empty: Barriers
-    score_full: Barriers
-    score_empty: Barriers
-    coarse_full: Barriers
-    fine_full: Barriers
-    received_full: Barriers
-    tickets_full: Barriers
 
 
 class SelectBuffers(NamedTuple):
@@ -115,7 +78,7 @@ class InputBuffers(NamedTuple):
     tile_ring: Any  # RingProducer or RingConsumer
 
 
-def select_buffers_in(memory: IndexerMemory, plan: Any) -> SelectBuffers:
+def select_buffers_in(memory: Memory, plan: Any) -> SelectBuffers:
     """Views of the regions to select in."""
     return SelectBuffers(
         keys=memory.keys.array(Int32, plan.lists.capacity),
@@ -123,13 +86,13 @@ def select_buffers_in(memory: IndexerMemory, plan: Any) -> SelectBuffers:
         histogram=memory.histogram.array(Int32, sizes.NUM_BINS),
         candidates=memory.candidates.array(Int32, plan.max_candidates * sizes.ENTRY_WORDS),
         bitmap=memory.histogram.array(Int32, sizes.BITMAP_WORDS),
-        own_rows=memory.own_rows.array(Int32, sizes.MAX_OWN_ROWS) if plan.scheduled else None,
-        lengths=memory.lengths.array(Int32, sizes.ORDERED_ROWS) if plan.scheduled else None,
+        own_rows=memory.own_rows.array(Int32, sizes.MAX_OWN_ROWS) if plan.splits else None,
+        lengths=memory.lengths.array(Int32, sizes.ORDERED_ROWS) if plan.splits else None,
         scratch=memory.scratch.array(Int32, sizes.SCRATCH_WORDS),
     )
 
 
-def cluster_buffers_in(memory: IndexerMemory, plan: Any) -> ClusterBuffers:
+def cluster_buffers_in(memory: Memory, plan: Any) -> ClusterBuffers:
     """Views of what other CTAs write to."""
     return ClusterBuffers(
         coarse=memory.coarse.array(Int32, sizes.MAX_CLUSTER * sizes.BIN_GROUPS),
@@ -145,7 +108,7 @@ def cluster_buffers_in(memory: IndexerMemory, plan: Any) -> ClusterBuffers:
     )
 
 
-def input_buffers_in(memory: IndexerMemory, plan: Any, end: Any) -> InputBuffers:
+def input_buffers_in(memory: Memory, plan: Any, end: Any) -> InputBuffers:
     """Views of what the load warps fill; `end`: RingProducer or RingConsumer."""
     return InputBuffers(
         pages=memory.pages.bytes(),

@@ -12,25 +12,15 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, const_expr, cute
 
-from flashdsa.dsl.gmem import add_relaxed
-from flashdsa.dsl.static import Static
+from flashdsa.dsl import gmem, static
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.fused import Caller
-from flashdsa.kernels.indexer.schedule.work_tile import (
-    Rows,
-    WorkTile,
-    divide,
-    pages_to_score,
-    row_length,
-    wait_for_tile,
-    whole_stages,
-)
-from flashdsa.kernels.indexer.score_batch import PageSource, Scoring, row_of_lane
-from flashdsa.kernels.indexer.select.keys import INVALID, bin_of, sortable
+from flashdsa.kernels.indexer import fused, load_tiles, score_batch, smem_views
+from flashdsa.kernels.indexer.schedule import work_tile
 from flashdsa.kernels.indexer.select.lists import PageRange, count_at
+from flashdsa.kernels.indexer.select.sort_keys import INVALID, bin_of, sortable
 from flashdsa.kernels.indexer.sizes import RANK_BINS, RANK_MANTISSA
-from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers, consumer_sync
 from flashdsa.problem import PAGE_SIZE
 
 
@@ -44,13 +34,13 @@ class Partition(NamedTuple):
 
 
 @cute.jit
-def make_partition(rows: Rows, num_ctas: Int32, lane: Int32) -> Partition:
+def make_partition(rows: work_tile.Rows, num_ctas: Int32, lane: Int32) -> Partition:
     """Cut the line; a whole warp calls."""
     total = Int32(0)
     longest = Int32(0)
     scored = Int32(0)
     for row in cutlass.range(lane, rows.count, WARP_SIZE, unroll=4):
-        pages = pages_to_score(rows, row_length(rows, row))
+        pages = work_tile.pages_to_score(rows, work_tile.row_length(rows, row))
         total += pages
         longest = cutlass.max(longest, pages)
         if pages > 0:
@@ -73,7 +63,7 @@ def make_partition(rows: Rows, num_ctas: Int32, lane: Int32) -> Partition:
     if aligned == 1:
         padded = Int32(0)
         for row in cutlass.range(lane, rows.count, WARP_SIZE, unroll=4):
-            pages = pages_to_score(rows, row_length(rows, row))
+            pages = work_tile.pages_to_score(rows, work_tile.row_length(rows, row))
             padded += padded_pages(pages, chunk, inverse, aligned)
         line = cute.arch.warp_redux_sync(padded, "add")
     return Partition(chunk, inverse, aligned, line)
@@ -84,21 +74,21 @@ def padded_pages(pages: Int32, chunk: Int32, inverse: Float32, aligned: Int32) -
     """The row's share of the line."""
     share = pages
     if aligned == 1:
-        share = divide(pages + chunk - 1, chunk, inverse) * chunk
+        share = work_tile.divide(pages + chunk - 1, chunk, inverse) * chunk
     return share
 
 
 @cute.jit
 def load_partition(
-    ctx: Any,
+    ctx: load_tiles.LoadContext,
     loader: cutlass.Constexpr,
     lane: Int32,
     cta: Int32,
     num_ctas: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """A load warp: load every work tile of this CTA, then announce that no more come. ctx: has
-    `rows`, and is what the loader takes. loader: a TileLoader."""
+    """A load warp: load every work tile of this CTA, then announce that no more come. loader: a
+    TileLoader."""
     partition = make_partition(ctx.rows, num_ctas, lane)
     cursor = cta * partition.chunk
     end = cutlass.min(cursor + partition.chunk, partition.total)
@@ -108,8 +98,8 @@ def load_partition(
     block_start = Int32(0)
     while cursor < end:
         row = block + lane
-        length = row_length(ctx.rows, row)
-        pages = pages_to_score(ctx.rows, length)
+        length = work_tile.row_length(ctx.rows, row)
+        pages = work_tile.pages_to_score(ctx.rows, length)
         share = padded_pages(pages, partition.chunk, partition.inverse, partition.aligned)
         inclusive = prefix_sum(share, lane)
         block_share = cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1)
@@ -126,10 +116,12 @@ def load_partition(
             share = cute.arch.shuffle_sync(share, found)
             stop = cutlass.min(start + pages, end)
             length = cute.arch.shuffle_sync(length, found)
-            tile = WorkTile(row, cursor - start, stop - cursor, length, Int32(1), pages_done)
+            tile = work_tile.WorkTile(
+                row, cursor - start, stop - cursor, length, Int32(1), pages_done
+            )
             ids = loader.announce(ctx, number, tile, lane, plan)
             loader.load_pages(ctx, tile, ids, None, lane, plan)
-            pages_done += whole_stages(stop - cursor, plan)
+            pages_done += work_tile.whole_stages(stop - cursor, plan)
             number += 1
             cursor = start + share
     loader.finish(ctx, number, lane, plan)
@@ -141,21 +133,21 @@ FILL_TOKENS = 1024
 
 def rows_to_score(
     seq_lens: cute.Tensor, block_table: cute.Tensor, max_len: Int32, of_entry: int = PAGE_SIZE
-) -> Rows:
+) -> work_tile.Rows:
     """The rows of a launch. One that is longer than the output is scored up to its width. of_entry:
     tokens that an entry of the table names."""
     longest = cutlass.min(block_table.shape[1] * of_entry, max_len)
-    return Rows(seq_lens, seq_lens.shape[0], longest)
+    return work_tile.Rows(seq_lens, seq_lens.shape[0], longest)
 
 
 class WriteContext(NamedTuple):
     """Role select of the scores-only kernel: waits for page_full and tile_full, arrives at
     page_empty and tile_empty."""
 
-    inputs: InputBuffers  # the consumer's end
+    inputs: smem_views.InputBuffers  # the consumer's end
     scores: Any  # (B, max_len) fp32, device memory
     max_len: Int32
-    rows: Rows
+    rows: work_tile.Rows
     bins: Any = None  # (teams * RANK_BINS,) Int32, shared memory: counts; None: no
     counts: Any = None  # (B * RANK_BINS,) Int32, device memory; (0,): not wanted
 
@@ -173,7 +165,7 @@ def fill_beyond(ctx: WriteContext, warp: Int32, warps: Int32, lane: Int32) -> No
     for unit in cutlass.range(warp, ctx.rows.count * blocks, warps, unroll=1):
         row = unit // blocks
         begin = (unit - row * blocks) * FILL_TOKENS
-        first = cutlass.max(row_length(ctx.rows, row), begin)
+        first = cutlass.max(work_tile.row_length(ctx.rows, row), begin)
         end = cutlass.min(begin + FILL_TOKENS, ctx.max_len)
         for position in cutlass.range(first + lane, end, WARP_SIZE, unroll=4):
             store_score(ctx, row, position, -Float32.inf)
@@ -182,8 +174,8 @@ def fill_beyond(ctx: WriteContext, warp: Int32, warps: Int32, lane: Int32) -> No
 @cute.jit
 def consume_pages(
     ctx: WriteContext,
-    caller: Caller,
-    memory: IndexerMemory,
+    caller: fused.Caller,
+    memory: Memory,
     page_source: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> None:
@@ -202,7 +194,7 @@ def consume_pages(
 @cute.jit
 def write_scores(
     ctx: WriteContext,
-    source: PageSource,
+    source: score_batch.PageSource,
     thread: Int32,
     write: cutlass.Constexpr,
     plan: cutlass.Constexpr,
@@ -210,7 +202,7 @@ def write_scores(
     """Score every tile that the load warps announce. write: what `PageScoring.score_pages` calls,
     with an OutputSink."""
     number = Int32(0)
-    tile = wait_for_tile(ctx.inputs, number, plan)
+    tile = work_tile.wait_for_tile(ctx.inputs, number, plan)
     while tile.row >= 0:
         stage = ctx.inputs.tile_ring.state(number).stage
         pages = PageRange(
@@ -218,10 +210,10 @@ def write_scores(
         )
         sink = sink_of(ctx, tile, thread, plan)
         scoring = source.scoring
-        x = Scoring(ctx.inputs, source.scorer, thread, Static(plan))
+        x = score_batch.Scoring(ctx.inputs, source.scorer, thread, static.Static(plan))
         if const_expr(plan.in_pairs):
             # All consumers: nobody reads the halved weights of the tile before.
-            consumer_sync(plan)
+            smem_views.consumer_sync(plan)
         prepared = scoring.prepare(x, stage)
         scoring.score_pages(x, prepared, pages, write, sink)
         if const_expr(ctx.bins is not None):
@@ -234,7 +226,7 @@ def write_scores(
             # tile_empty[stage]: all lanes of this warp have read queries, weights and description.
             ctx.inputs.tile_ring.release(stage)
         number += 1
-        tile = wait_for_tile(ctx.inputs, number, plan)
+        tile = work_tile.wait_for_tile(ctx.inputs, number, plan)
 
 
 @cute.jit
@@ -243,17 +235,17 @@ def flush_counts(
 ) -> None:
     """Add the tile's counts to its rows', and set them to 0. Starts and ends with a sync."""
     bins, counts = ctx.bins, ctx.counts
-    consumer_sync(plan)  # all scores of the tile are counted
+    smem_views.consumer_sync(plan)  # all scores of the tile are counted
     for i in cutlass.range_constexpr(plan.teams * RANK_BINS // plan.consumer_threads):
         at = thread + i * plan.consumer_threads
         row = tile_row * plan.teams + i // (RANK_BINS // plan.consumer_threads)
         count = bins[at]
         bins[at] = Int32(0)
         # Nobody would set the counts of a row without scores to 0.
-        if count > 0 and row_length(ctx.rows, row) > ctx.rows.unscored:
+        if count > 0 and work_tile.row_length(ctx.rows, row) > ctx.rows.unscored:
             at_row = Int64(row) * RANK_BINS + at % RANK_BINS
-            add_relaxed(counts.iterator + at_row, count)
-    consumer_sync(plan)  # all counts are 0
+            gmem.add_relaxed(counts.iterator + at_row, count)
+    smem_views.consumer_sync(plan)  # all counts are 0
 
 
 class OutputSink(NamedTuple):
@@ -267,14 +259,14 @@ class OutputSink(NamedTuple):
 
 @cute.jit
 def sink_of(
-    ctx: WriteContext, tile: WorkTile, thread: Int32, plan: cutlass.Constexpr
+    ctx: WriteContext, tile: work_tile.WorkTile, thread: Int32, plan: cutlass.Constexpr
 ) -> OutputSink:
     """The destination of the caller's scores."""
     row, length, first_bin = tile.row, tile.length, Int32(0)
     if const_expr(plan.in_pairs):
-        second = row_of_lane(thread % WARP_SIZE)
+        second = score_batch.row_of_lane(thread % WARP_SIZE)
         row, first_bin = 2 * tile.row + second, second * RANK_BINS
-        length = row_length(ctx.rows, row)
+        length = work_tile.row_length(ctx.rows, row)
     return OutputSink(ctx, row, length, first_bin)
 
 

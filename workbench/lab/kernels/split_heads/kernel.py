@@ -10,16 +10,17 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.static import Static
 from flashdsa.hw import SM100, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
 from flashdsa.kernels.attention.sm100.bwd.kernel import Operands, fake_operands
-from flashdsa.kernels.attention.sm100.bwd.load import Loader, first_turn, locate
+from flashdsa.kernels.attention.sm100.bwd.load import Context, Loader, first_turn, locate
 from flashdsa.kernels.attention.sm100.bwd.mma import Issuer, QueryLoader
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer
 from flashdsa.kernels.attention.sm100.bwd.softmax import Softmax
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
-from workbench.lab.kernels.split_heads.load import HeadsContext, HeadsMemory, load_all
+from workbench.lab.kernels.split_heads.load import load_all
 from workbench.lab.kernels.split_heads.mma import issue_all, load_heads, products_of
 from workbench.lab.kernels.split_heads.plan import HEADS, HeadsPlan
 from workbench.lab.kernels.split_heads.reduce_dkv import merge_all
@@ -39,7 +40,7 @@ def heads_kernel(
     """One CTA of a pair; arguments as in `Operands`."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    memory = HeadsMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     hold = enter_pair(memory, thread, warp, 1)
 
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
@@ -70,7 +71,7 @@ def heads_kernel(
     leave_pair(plan, hold, warp, 1, True)
 
 
-def of_head(ctx: HeadsContext, values: cute.Tensor) -> Float32:
+def of_head(ctx: Context, values: cute.Tensor) -> Float32:
     """lse or delta (S, 128) of this thread's head."""
     row = Int64(ctx.item) * PAIR_ROWS + ctx.cta_rank * HEADS + head_of(ctx.thread)
     return (values.iterator + row).load()

@@ -4,41 +4,23 @@ The MMAs are .cta_group::1, which read B in their own CTA alone, so P already ne
 peer's rows come before it, all dims of them, and not after dP half of the dims.
 """
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl.cluster import peer_address
 from flashdsa.dsl.gather4 import gather4
-from flashdsa.dsl.memory import Region
-from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.smem import store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm100.bwd import load
+from flashdsa.kernels.attention.sm100.bwd.load import Context
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 UNITS = 8
 """16-byte pieces of a row of a box."""
-
-
-class HeadsMemory(load.BwdMemory):
-    """Regions and barriers that `HeadsPlan` has and `BwdPlan` has not."""
-
-    dq: Region
-    ds_rows: Region
-    sdkv: Region
-    kv_peer_full: Barriers
-    kv_peer_ready: Barriers
-    kv_peer_read: Barriers
-    dkv_done: Barriers
-    merge_full: Barriers
-    merge_free: Barriers
-
-
-HeadsContext: TypeAlias = load.Context[HeadsMemory]
 
 
 def lane_of(ctx: Any) -> Any:
@@ -110,7 +92,7 @@ def gather_own(role: load.Loader, row: Int32) -> None:
 
 
 @cute.jit
-def refill(ctx: HeadsContext, block: Int32) -> None:
+def refill(ctx: Context, block: Int32) -> None:
     """Read the peer's half of the keys into registers, and store it to the other half of kv."""
     plan, memory, peer = ctx.plan, ctx.memory, peer_of(ctx)
     # kv_peer_full of this block, by a thread of the peer: its gather has come. It stays until

@@ -23,9 +23,9 @@ from flashdsa.dsl.tma import load_box
 from flashdsa.dsl.tmem import wait_then_tcgen05
 from flashdsa.dsl.umma import SharedOperand, SharedTile, TilePart, TmemOperand, UmmaProduct
 from flashdsa.dsl.umma_issue import commit
+from flashdsa.kernels.attention.sm100.bwd.load import Context
 from flashdsa.kernels.attention.sm100.bwd.mma import Issuer, QueryLoader, issue_product
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, PAIR_ROWS
-from workbench.lab.kernels.split_heads.load import HeadsContext
 from workbench.lab.kernels.split_heads.plan import HEADS, PARTS, HeadsPlan
 
 
@@ -91,7 +91,7 @@ def load_heads(role: QueryLoader) -> None:
 
 @cute.jit
 def load_dims(
-    ctx: HeadsContext, tensor_map: Any, region: Region, full: Barriers, dims: cutlass.Constexpr[int]
+    ctx: Context, tensor_map: Any, region: Region, full: Barriers, dims: cutlass.Constexpr[int]
 ) -> None:
     """Load the own heads' rows of Q or dO, a box of 64 dims at a time."""
     full.arrive_and_expect_tx()
@@ -102,7 +102,7 @@ def load_dims(
 
 
 @cute.jit
-def wait_for_part(ctx: HeadsContext, block: Int32, part: cutlass.Constexpr[int]) -> None:
+def wait_for_part(ctx: Context, block: Int32, part: cutlass.Constexpr[int]) -> None:
     """Wait until the part before has landed: sdkv, and the columns of dkv, may be written. dkv_done
     by the reduce role; it passes for the first part of all."""
     if cutlass.const_expr(part == 0):

@@ -17,9 +17,9 @@ from flashdsa.dsl.swizzle import swizzled_64, swizzled_128
 from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm100.bwd import softmax
-from flashdsa.kernels.attention.sm100.bwd.load import load_lane, store_lane
+from flashdsa.kernels.attention.sm100.bwd.load import Context, load_lane, store_lane
 from flashdsa.kernels.attention.sm100.core.tile import BF16, PAIR_ROWS
-from workbench.lab.kernels.split_heads.load import UNITS, HeadsContext, lane_of
+from workbench.lab.kernels.split_heads.load import UNITS, lane_of
 from workbench.lab.kernels.split_heads.plan import HEADS
 
 NAMED_BARRIER = 1
@@ -33,7 +33,7 @@ def head_of(thread: Any) -> Any:
 
 
 @cute.jit
-def store_transposed(ctx: HeadsContext, matrix: Region, words: Any) -> None:
+def store_transposed(ctx: Context, matrix: Region, words: Any) -> None:
     """Store a thread's keys, two a word, to rows of 64 heads a key: neighbouring lanes have
     neighbouring heads, and take one key of two each."""
     odd, head = ctx.thread & 1, head_of(ctx.thread)
@@ -49,7 +49,7 @@ def store_transposed(ctx: HeadsContext, matrix: Region, words: Any) -> None:
 
 
 @cute.jit
-def store_own(ctx: HeadsContext, words: Any) -> None:
+def store_own(ctx: Context, words: Any) -> None:
     """Store a thread's keys of dS to its head's row."""
     for unit in cutlass.range_constexpr(OWN // UNITS):
         at = swizzled_64(head_of(ctx.thread), lane_of(ctx) // OWN * 2 + unit)
@@ -58,24 +58,24 @@ def store_own(ctx: HeadsContext, words: Any) -> None:
 
 
 @cute.jit
-def row_to_tmem(ctx: HeadsContext, region: cutlass.Constexpr[str], places: Any) -> None:
+def row_to_tmem(ctx: Context, region: cutlass.Constexpr[str], places: Any) -> None:
     """Store 16-byte pieces of the shared memory of that name, at these places, to this thread's
     lane of the region."""
     words = []
     for place in places:
-        got = load_words(ctx.memory.region(region).address() + place, Int32)
+        got = load_words(getattr(ctx.memory, region).address() + place, Int32)
         words += [got[i] for i in range(VECTOR)]
     store_lane(ctx, region, Vector.from_elements(words, Int32))
 
 
 @cute.jit
-def transposed_to_tmem(ctx: HeadsContext, region: cutlass.Constexpr[str]) -> None:
+def transposed_to_tmem(ctx: Context, region: cutlass.Constexpr[str]) -> None:
     """Store key `lane`'s row of S^T or dS^T to this thread's lane: all four warps store all."""
     row_to_tmem(ctx, region, [swizzled_128(lane_of(ctx), unit) for unit in range(UNITS)])
 
 
 @cute.jit
-def load_scores(ctx: HeadsContext, region: cutlass.Constexpr[str]) -> Any:
+def load_scores(ctx: Context, region: cutlass.Constexpr[str]) -> Any:
     """Load this thread's keys of P or dP."""
     column = ctx.plan.tmem.column(region)
     return tmem.load_half_lanes(ctx.tmem, column, ctx.thread, OWN, OWN)
@@ -130,7 +130,7 @@ def softmax_all(role: softmax.Softmax) -> None:
 
 @cute.jit
 def stage_columns(
-    ctx: HeadsContext, region: cutlass.Constexpr[str], first: cutlass.Constexpr[int], dim: Int32
+    ctx: Context, region: cutlass.Constexpr[str], first: cutlass.Constexpr[int], dim: Int32
 ) -> None:
     """Store COLUMNS columns of a region, from `first` on, to the head's dims from `dim` on."""
     words = load_lane(ctx, region, softmax.COLUMNS, first).to(BFloat16).bitcast(Int32)
@@ -141,7 +141,7 @@ def stage_columns(
 
 
 @cute.jit
-def send_dq(ctx: HeadsContext, dq: Any) -> None:
+def send_dq(ctx: Context, dq: Any) -> None:
     """Send dQ of the own heads: TMEM -> shared memory -> dq (S * 128, 576) bf16, a bulk copy a
     head."""
     plan, tile = ctx.plan, ctx.plan.tile

@@ -11,6 +11,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
 
 from flashdsa.dsl.grids import launch_ctas, place_in_grid
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.smem import load4, store4
 from flashdsa.kernels.entries.sm90 import pool
 
@@ -83,7 +84,7 @@ def value_of(kv: cute.Tensor, slot: int, column: int, unit: int) -> Any:
 
 @cute.jit
 def entry_gradient(
-    x: pool.Operands, memory: pool.EntryMemory, grad: cute.Tensor, entry: Int32, eps: Float32,
+    x: pool.Operands, memory: Memory, grad: cute.Tensor, entry: Int32, eps: Float32,
     e: list[Float32], place: pool.Place, thread: pool.Thread, d_weight: cute.Tensor,
     plan: cutlass.Constexpr,
 ) -> list[Float32]:  # fmt: skip
@@ -117,7 +118,7 @@ def entry_gradient(
 
 @cute.jit
 def write_slots(
-    memory: pool.EntryMemory, kv: cute.Tensor, p: cute.Tensor, e: list[Float32], de: list[Float32],
+    memory: Memory, kv: cute.Tensor, p: cute.Tensor, e: list[Float32], de: list[Float32],
     place: pool.Place, thread: pool.Thread, d_kv: cute.Tensor, d_gate: cute.Tensor,
     plan: cutlass.Constexpr,
 ) -> None:  # fmt: skip
@@ -140,7 +141,7 @@ def write_slots(
 
 @cute.jit
 def add_to_sums(
-    memory: pool.EntryMemory, slot: cutlass.Constexpr, values: list[Float32], thread: pool.Thread,
+    memory: Memory, slot: cutlass.Constexpr, values: list[Float32], thread: pool.Thread,
     plan: cutlass.Constexpr,
 ) -> None:  # fmt: skip
     """Add a unit to this thread's sums of a slot, which nobody else reads before the end."""
@@ -155,7 +156,7 @@ def add_to_sums(
 
 
 @cute.jit
-def clear_sums(memory: pool.EntryMemory, thread: pool.Thread, plan: cutlass.Constexpr) -> None:
+def clear_sums(memory: Memory, thread: pool.Thread, plan: cutlass.Constexpr) -> None:
     """Set this thread's sums to 0."""
     held = memory.d_ape.array(Float32, plan.threads * plan.unit * plan.slots)
     four = cute.make_rmem_tensor(4, Float32)
@@ -167,11 +168,7 @@ def clear_sums(memory: pool.EntryMemory, thread: pool.Thread, plan: cutlass.Cons
 
 @cute.jit
 def write_sums(
-    memory: pool.EntryMemory,
-    thread: pool.Thread,
-    cta: Int32,
-    parts: cute.Tensor,
-    plan: cutlass.Constexpr,
+    memory: Memory, thread: pool.Thread, cta: Int32, parts: cute.Tensor, plan: cutlass.Constexpr
 ) -> None:
     """Write the CTA's sums over its entries to its part (ratio, width); all threads call."""
     held = memory.d_ape.array(Float32, plan.threads * plan.unit * plan.slots)
@@ -241,7 +238,7 @@ def compress_kernel_bwd(
 ):  # fmt: skip
     """One CTA of the grid; arguments as in `launch_compress_bwd`."""
     _, cta, ctas = place_in_grid()
-    memory = pool.EntryMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     thread = pool.this_thread(plan)
     count = Int32(grad.shape[0])
     weight = cute.make_rmem_tensor(plan.unit, Float32)
@@ -270,20 +267,16 @@ def compress_kernel_bwd(
 
 
 @cute.jit
-def launch_compress_bwd(
-    plan: cutlass.Constexpr, stream: Any, kv: cute.Tensor, gate: cute.Tensor,
-    cu_seqlens: cute.Tensor, ends: cute.Tensor, ape: Any, norm_weight: Any, cos: Any, sin: Any,
-    eps: Float32, grad: cute.Tensor, d_kv: cute.Tensor, d_gate: cute.Tensor, d_ape: Any,
-    d_weight: Any, ctas: Int32,
-):  # fmt: skip
+def launch_compress_bwd(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Write the gradients on `stream`.
 
     Args:
-        kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin: as for `launch_compress`.
-        grad: (E, d) bf16. d_kv, d_gate: (T, width) bf16, written. ctas: of the grid.
-        d_ape: (ctas, ratio, width) fp32, sums of each CTA, written; None without `ape`.
-        d_weight: (ctas * plan.entries, d) fp32, likewise of each of its entries in turn; None.
+        arguments: those of `Operands` without a state, as for `launch_compress`, and its eps. Then
+            grad: (E, d) bf16. d_kv, d_gate: (T, width) bf16, written.
+            d_ape: (ctas, ratio, width) fp32, sums of each CTA, written; None without `ape`.
+            d_weight: (ctas * plan.entries, d) fp32, likewise of each of its entries in turn; None.
+            ctas: of the grid.
     """
-    x = pool.Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
+    x, (eps, grad, d_kv, d_gate, d_ape, d_weight, ctas) = pool.split(arguments)
     made = compress_kernel_bwd(x, grad, eps, d_kv, d_gate, d_ape, d_weight, plan)
     launch_ctas(made, ctas, plan.threads, stream)

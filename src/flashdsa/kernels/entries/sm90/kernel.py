@@ -15,6 +15,7 @@ from cutlass.cute.runtime import make_fake_tensor
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.grids import launch_ctas
+from flashdsa.dsl.memory import Memory
 from flashdsa.hw import BULK_ALIGNMENT, SM90
 from flashdsa.kernels.entries.sm90 import backward, pool
 from flashdsa.kernels.entries.sm90.plan import NUMBERS, ROTATED, ROW_ALIGNMENT, SLICE, CompressPlan
@@ -27,7 +28,7 @@ def compress_kernel_numbers(
 ):  # fmt: skip
     """One CTA of the grid, an entry's; arguments as in `launch_numbers`."""
     entry, _, _ = cute.arch.block_idx()
-    memory = pool.EntryMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     thread = pool.this_thread(plan)
     backward.clear_unpooled(x, d_kv, d_gate, thread, plan)
     place = pool.locate(x, entry, plan)
@@ -99,38 +100,31 @@ def add_entry(
 
 
 @cute.jit
-def launch_numbers(
-    plan: cutlass.Constexpr, stream: Any, kv: cute.Tensor, gate: cute.Tensor,
-    cu_seqlens: cute.Tensor, ends: cute.Tensor, ape: cute.Tensor, norm_weight: cute.Tensor,
-    cos: cute.Tensor, sin: cute.Tensor, eps: Float32, grad: cute.Tensor, numbers: cute.Tensor,
-    d_kv: cute.Tensor, d_gate: cute.Tensor,
-):  # fmt: skip
+def launch_numbers(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Write `numbers` (E * NUMBERS, d) fp32 on `stream`: of each column of an entry its largest
     logit, 1 over the sum of its weights, what is pooled, the gradient of that, and what the entry
     adds to the gradient of the norm's weight, which is 0 without an entry. And set to 0 what no
     entry pools.
 
-    Args: as for `launch_compress_bwd`.
+    `arguments`: those of `Operands`, eps, grad, numbers, d_kv, d_gate, as for
+    `launch_compress_bwd`.
     """
-    x = pool.Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
+    x, (eps, grad, numbers, d_kv, d_gate) = pool.split(arguments)
     made = compress_kernel_numbers(x, grad, eps, numbers, d_kv, d_gate, plan)
     launch_ctas(made, grad.shape[0], plan.threads, stream)
 
 
 @cute.jit
-def launch_slots(
-    plan: cutlass.Constexpr, stream: Any, kv: cute.Tensor, gate: cute.Tensor,
-    cu_seqlens: cute.Tensor, ends: cute.Tensor, ape: cute.Tensor, norm_weight: cute.Tensor,
-    cos: cute.Tensor, sin: cute.Tensor, numbers: cute.Tensor, d_kv: cute.Tensor,
-    d_gate: cute.Tensor, d_ape: cute.Tensor, stripes: Int32,
-):  # fmt: skip
+def launch_slots(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Write the gradients of kv and gate, and parts of that of `ape`, on `stream`.
 
     Args:
-        numbers: of `launch_numbers`. d_ape: (stripes * ratio, d) fp32, sums of every entry that is
-            a stripe's. Others as for `launch_compress_bwd`.
+        arguments: those of `Operands`, as for `launch_compress_bwd`. Then
+            numbers: of `launch_numbers`. d_kv, d_gate: as for `launch_compress_bwd`.
+            d_ape: (stripes * ratio, d) fp32, sums of every entry that is a stripe's.
+            stripes: of the entries, each a CTA's.
     """
-    x = pool.Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
+    x, (numbers, d_kv, d_gate, d_ape, stripes) = pool.split(arguments)
     made = compress_kernel_slots(x, numbers, d_kv, d_gate, d_ape, plan)
     launch_ctas(made, (plan.d // SLICE, stripes), plan.threads, stream)
 
@@ -139,7 +133,7 @@ def launch_slots(
 def compress_kernel(x: pool.Operands, eps: Float32, entries: cute.Tensor, plan: cutlass.Constexpr):
     """One CTA of the grid; arguments as in `launch_compress`."""
     cta, _, _ = cute.arch.block_idx()
-    memory = pool.EntryMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     thread = pool.this_thread(plan)
     entry = cta * plan.entries + thread.entry
     place = pool.locate(x, entry, plan)
@@ -162,21 +156,16 @@ def compress_kernel(x: pool.Operands, eps: Float32, entries: cute.Tensor, plan: 
 
 
 @cute.jit
-def launch_compress(
-    plan: cutlass.Constexpr, stream: Any, kv: cute.Tensor, gate: cute.Tensor,
-    cu_seqlens: cute.Tensor, ends: cute.Tensor, ape: Any, norm_weight: Any, cos: Any, sin: Any,
-    state: Any, seen: Any, eps: Float32, entries: cute.Tensor,
-):  # fmt: skip
-    """Write `entries` (E, d) bf16, E at least 1, those after the last one 0, on `stream`.
+def launch_compress(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Write entries on `stream`.
 
     Args:
-        kv, gate: (T, width) bf16, T at least `ratio`, or 1 with a state.
-        cu_seqlens: (B + 1,) int32.
-        ends: (B,) int32, entries up to each sequence's end.
-        ape: (ratio, width) fp32, or None. norm_weight: (1, d), cos, sin: (P, 32) fp32, or None.
-        state: (B, R, 2, width) bf16, and seen: (B,) int32, or None.
+        arguments: those of `Operands`: T is at least `ratio`, or 1 with a state; ape, norm_weight
+            (1, d), cos and sin, and state and seen may be None. Then
+            eps: of the norm.
+            entries: (E, d) bf16, E at least 1, written, those after the last one 0.
     """
-    x = pool.Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin, state, seen)
+    x, (eps, entries) = pool.split(arguments, len(pool.Operands._fields))
     ctas = (entries.shape[0] + plan.entries - 1) // plan.entries
     launch_ctas(compress_kernel(x, eps, entries, plan), ctas, plan.threads, stream)
 

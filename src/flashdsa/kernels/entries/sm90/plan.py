@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
-from flashdsa.hw import SM90, WARP_SIZE
-from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem
+from flashdsa.hw import WARP_SIZE
+from flashdsa.plan import SmemRegion, UniformPlan
 
 ROW_ALIGNMENT = 8
 """bf16 of which rows of kv begin at multiples."""
@@ -26,7 +25,7 @@ POOLED = 3
 
 
 @dataclass(frozen=True)
-class CompressPlan:
+class CompressPlan(UniformPlan):
     """One compiled kernel; kv and gates are bf16, all else is fp32.
 
     Attributes:
@@ -92,8 +91,8 @@ class CompressPlan:
         """CTAs of the backward that an SM's registers hold."""
         return 1 if self.sliced else 4 if self.slots > AT_ONCE else 8
 
-    @cached_property
-    def smem(self) -> SmemPlan:
+    @property
+    def regions(self) -> list[SmemRegion]:
         merged = self.threads * self.unit * POOLED * WORD if self.groups > 1 else 0
         sums = self.threads * self.unit * self.slots * WORD if self.whole and self.ape else 0
         regions = [
@@ -101,16 +100,7 @@ class CompressPlan:
             SmemRegion("merged", merged, 16, "what each group has pooled"),
             SmemRegion("d_ape", sums, 16, "each thread's sums of its slots and columns"),
         ]
-        used = [] if self.sliced else [region for region in regions if region.bytes]
-        return plan_smem(used, SM90.smem_bytes)
-
-    @property
-    def smem_bytes(self) -> int:
-        return self.smem.total
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        return ()
+        return [] if self.sliced else [region for region in regions if region.bytes]
 
     @property
     def name(self) -> str:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, Uint32, const_expr, cute
 
-from flashdsa.dsl.memory import Memory, Region
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.smem import load4, store4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
@@ -14,14 +14,6 @@ from flashdsa.kernels.entries.sm90.plan import AT_ONCE, POOLED, ROTATED
 LOG2_E = 1.4426950408889634
 LEAST = -3.0e38
 """The largest logit of no slot."""
-
-
-class EntryMemory(Memory):
-    """Regions of `CompressPlan`."""
-
-    sums: Region
-    merged: Region
-    d_ape: Region
 
 
 class Operands(NamedTuple):
@@ -37,6 +29,11 @@ class Operands(NamedTuple):
     sin: Any
     state: Any = None  # (B, R, 2, width) bf16
     seen: Any = None  # (B,) int32
+
+
+def split(arguments: tuple[Any, ...], given: int = 8) -> tuple[Operands, tuple[Any, ...]]:
+    """Split a launch's arguments into the operands, of which so many are given, and the rest."""
+    return Operands(*arguments[:given]), arguments[given:]
 
 
 class Place(NamedTuple):
@@ -276,9 +273,7 @@ def pool(x: Operands, place: Place, thread: Thread, plan: cutlass.Constexpr) -> 
 
 
 @cute.jit
-def merge_groups(
-    memory: EntryMemory, pooled: Pooled, thread: Thread, plan: cutlass.Constexpr
-) -> None:
+def merge_groups(memory: Memory, pooled: Pooled, thread: Thread, plan: cutlass.Constexpr) -> None:
     """Merge what the groups of an entry have pooled, in their order, in the first group's
     registers; all threads call."""
     held = memory.merged.array(Float32, plan.threads * plan.unit * POOLED)
@@ -306,7 +301,7 @@ def merge_groups(
 
 @cute.jit
 def sum_columns(
-    memory: EntryMemory, value: Float32, which: cutlass.Constexpr, thread: Thread,
+    memory: Memory, value: Float32, which: cutlass.Constexpr, thread: Thread,
     plan: cutlass.Constexpr,
 ) -> Float32:  # fmt: skip
     """Sum of a number of each of an entry's threads, in all of them; all threads call. `which`: 0

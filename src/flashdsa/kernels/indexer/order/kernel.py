@@ -12,10 +12,11 @@ from cutlass import Int32, Int64, Uint32, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
-from flashdsa.dsl.memory import Memory, Region
+from flashdsa.dsl.grids import launch_ctas
+from flashdsa.dsl.memory import Memory
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.order.plan import OrderPlan
-from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST, MAGNITUDE, key_of
+from flashdsa.kernels.indexer.select.sort_keys import INVALID, LOWEST, MAGNITUDE, key_of
 
 WORST = 0xFFFFFFFF
 """Bits of an entry without a score: NaN, or none at all."""
@@ -23,19 +24,12 @@ TOGETHER = 8
 """Pairs of neighbours that a lane loads at the same time."""
 
 
-class OrderMemory(Memory):
-    """Regions of `OrderPlan`."""
-
-    words: Region
-    list: Region
-
-
 @cute.kernel
 def order_kernel(rows: cute.Tensor, scores: cute.Tensor, plan: cutlass.Constexpr):
     """One warp; arguments as in `launch_order`."""
     lane, _, _ = cute.arch.thread_idx()
     query, _, _ = cute.arch.block_idx()
-    memory = OrderMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     topk = Int32(rows.shape[1])
     first = Int64(query) * topk
     words = load_words(memory, scores.iterator + first, topk, lane, plan)
@@ -51,10 +45,10 @@ def order_kernel(rows: cute.Tensor, scores: cute.Tensor, plan: cutlass.Constexpr
 
 @cute.jit
 def load_words(
-    memory: OrderMemory, scores: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
+    memory: Memory, scores: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> cute.Tensor:
     """Load this lane's words, one of each 32; write the keys of all entries to shared memory.
-    scores: pointer to the list's scores, as words of `select/keys.py`."""
+    scores: pointer to the list's scores, as words of `select/sort_keys.py`."""
     keys = cute.make_rmem_tensor(plan.each, Int32)
     for i in cutlass.range_constexpr(plan.each):
         index = lane + WARP_SIZE * i
@@ -135,19 +129,19 @@ def kept(own: Uint32, other: Uint32, first: cutlass.Boolean) -> Uint32:
     return cutlass.min(own, other) if first else cutlass.max(own, other)
 
 
-def store_word(memory: OrderMemory, index: Int32, word: Int32, plan: Any) -> None:
+def store_word(memory: Memory, index: Int32, word: Int32, plan: Any) -> None:
     """Store an entry of the sorted list; those that lanes store together lie in different banks."""
     words = memory.words.array(Int32, plan.width + WARP_SIZE)
     words[index + index // plan.each] = word
 
 
-def load_word(memory: OrderMemory, index: Int32, plan: Any) -> Int32:
+def load_word(memory: Memory, index: Int32, plan: Any) -> Int32:
     """An entry of the sorted list."""
     return Int32(memory.words.array(Int32, plan.width + WARP_SIZE)[index + index // plan.each])
 
 
 @cute.jit
-def settle(memory: OrderMemory, lane: Int32, plan: cutlass.Constexpr) -> None:
+def settle(memory: Memory, lane: Int32, plan: cutlass.Constexpr) -> None:
     """Order neighbours whose words differ only in their indices by their keys, until all are in
     order."""
     moved = Int32(1)
@@ -162,7 +156,7 @@ def settle(memory: OrderMemory, lane: Int32, plan: cutlass.Constexpr) -> None:
 
 @cute.jit
 def settle_pairs(
-    memory: OrderMemory, turn: Int32, odd: cutlass.Constexpr, lane: Int32, plan: cutlass.Constexpr
+    memory: Memory, turn: Int32, odd: cutlass.Constexpr, lane: Int32, plan: cutlass.Constexpr
 ) -> Int32:
     """Order some of this lane's pairs; return whether any pair was exchanged."""
     keys = memory.list.array(Int32, plan.width)
@@ -185,7 +179,7 @@ def settle_pairs(
 
 @cute.jit
 def write_rows(
-    memory: OrderMemory, rows: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
+    memory: Memory, rows: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
     """Write the list in its new order. Starts synced. rows: pointer to the list, read and then
     written."""
@@ -210,11 +204,9 @@ def launch_order(plan: cutlass.Constexpr, stream: Any, rows: cute.Tensor, scores
     Args:
         rows: (S, topk) int32, at most plan.width each: put in descending order of score, of equal
             scores in the order that they have.
-        scores: (S, topk) int32, words of `select/keys.py`: bits of fp32, or NAN, or INVALID.
+        scores: (S, topk) int32, words of `select/sort_keys.py`: bits of fp32, or NAN, or INVALID.
     """
-    order_kernel(rows, scores, plan).launch(
-        grid=[rows.shape[0], 1, 1], block=[WARP_SIZE, 1, 1], stream=stream
-    )
+    launch_ctas(order_kernel(rows, scores, plan), rows.shape[0], WARP_SIZE, stream)
 
 
 def compile_order(plan: OrderPlan) -> Any:

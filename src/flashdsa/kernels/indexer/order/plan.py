@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import ClassVar
 
-from flashdsa.hw import SM90, WARP_SIZE, ArchSpec
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.plan import TOPK
-from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem
+from flashdsa.plan import SmemRegion, UniformPlan
 
 WORD = 4
 
 
 @dataclass(frozen=True)
-class OrderPlan:
+class OrderPlan(UniformPlan):
     """One compiled kernel: a warp sorts a list, alone in its CTA.
 
     Attributes:
@@ -22,8 +20,6 @@ class OrderPlan:
     """
 
     width: int = 2048
-    arch: ClassVar[ArchSpec] = SM90
-    roles: ClassVar[tuple[Role, ...]] = ()  # the kernel has one warp
 
     def __post_init__(self) -> None:
         if self.width not in TOPK:
@@ -45,16 +41,9 @@ class OrderPlan:
         score."""
         return self.width.bit_length() - 1
 
-    @cached_property
-    def smem(self) -> SmemPlan:
-        return plan_smem(
-            [
-                SmemRegion("words", (self.width + WARP_SIZE) * WORD, 16, "in order, a gap a lane"),
-                SmemRegion("list", self.width * WORD, 16, "keys of the scores, then rows"),
-            ],
-            self.arch.smem_bytes,
-        )
-
     @property
-    def smem_bytes(self) -> int:
-        return self.smem.total
+    def regions(self) -> list[SmemRegion]:
+        return [
+            SmemRegion("words", (self.width + WARP_SIZE) * WORD, 16, "in order, a gap a lane"),
+            SmemRegion("list", self.width * WORD, 16, "keys of the scores, then rows"),
+        ]

@@ -15,15 +15,8 @@ from cutlass import Float32, Int32, const_expr, cute
 
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer import sizes
-from flashdsa.kernels.indexer.schedule.work_tile import (
-    COORD_WORDS,
-    Coord,
-    index_of_turn,
-    most_halvings,
-    split,
-)
-from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, consumer_sync
+from flashdsa.kernels.indexer import sizes, smem_views
+from flashdsa.kernels.indexer.schedule import work_tile
 
 LEAST_PART_PAGES = 8
 """Minimum pages per CTA of a split row, approximately."""
@@ -45,7 +38,7 @@ class Tally(NamedTuple):
     scored: Int32  # rows with pages to score
 
 
-def least_time(coord: Coord, tally: Tally, plan: Any) -> Float32:
+def least_time(coord: work_tile.Coord, tally: Tally, plan: Any) -> Float32:
     """Time at which all CTAs would end together, each having selected in rows of its own."""
     work = Float32(tally.pages) + Float32(tally.scored * plan.sharing.select_pages)
     return work * cute.arch.rcp_approx(Float32(coord.num_groups * coord.num_parts))
@@ -59,7 +52,7 @@ def deadline_of(least: Float32, number: Int32, plan: Any) -> Float32:
     return least + (least + Float32(plan.sharing.merge_pages)) * grows
 
 
-def key_at(select: SelectBuffers, index: Int32) -> Int32:
+def key_at(select: smem_views.SelectBuffers, index: Int32) -> Int32:
     """Key of a row in the order."""
     return select.histogram[sizes.ORDERED_ROWS + index]
 
@@ -107,8 +100,8 @@ class LongRow(NamedTuple):
 
 @cute.jit
 def long_row(
-    select: SelectBuffers,
-    coord: Coord,
+    select: smem_views.SelectBuffers,
+    coord: work_tile.Coord,
     tally: Tally,
     halvings: Int32,
     deadline: Float32,
@@ -129,7 +122,7 @@ def long_row(
     return LongRow(key, is_long, clusters, in_steps(time))
 
 
-def of_group(coord: Coord, halvings: Int32) -> Float32:
+def of_group(coord: work_tile.Coord, halvings: Int32) -> Float32:
     """Share of each CTA of a group, if clusters are halved `halvings` times."""
     return cute.arch.rcp_approx(Float32(coord.num_parts >> halvings))
 
@@ -151,8 +144,8 @@ class Division(NamedTuple):
 
 @cute.jit
 def division_for(
-    select: SelectBuffers,
-    coord: Coord,
+    select: smem_views.SelectBuffers,
+    coord: work_tile.Coord,
     tally: Tally,
     halvings: Int32,
     warp: Int32,
@@ -176,7 +169,7 @@ def division_for(
         group = (groups - 1) * lane // (WARP_SIZE - 1)
         pages, rows = Int32(0), Int32(0)
         for turn in cutlass.range(turns, unroll=1):
-            index = index_of_turn(group, groups, turn)
+            index = work_tile.index_of_turn(group, groups, turn)
             if index < rest:
                 pages += key_at(select, num_long + index) >> ORDER_BITS
                 rows += 1
@@ -188,8 +181,8 @@ def division_for(
 
 @cute.jit
 def best_division(
-    select: SelectBuffers,
-    coord: Coord,
+    select: smem_views.SelectBuffers,
+    coord: work_tile.Coord,
     tally: Tally,
     warp: Int32,
     lane: Int32,
@@ -199,7 +192,7 @@ def best_division(
     warps' divisions)."""
     none = LongRow(Int32(0), cutlass.Boolean(False), Int32(0), Int32(0))
     best = Division(Int32(sizes.LAST_POSITION), Int32(0), none, Int32(0), Int32(0))
-    halvings, most = Int32(0), most_halvings(coord)
+    halvings, most = Int32(0), work_tile.most_halvings(coord)
     while halvings <= most:
         other = division_for(select, coord, tally, halvings, warp, lane, plan)
         if other.last < best.last:
@@ -208,19 +201,19 @@ def best_division(
         if tally.scored - other.num_long <= coord.num_groups - other.needed:
             halvings = most + 1  # smaller groups for rows that have a cluster each end later
     if lane == 0:
-        select.scratch[Scratch.WARP_SUMS + warp] = best.last
+        select.scratch[smem_views.Scratch.WARP_SUMS + warp] = best.last
     # All consumers: the result of each deadline is available.
-    consumer_sync(plan)
+    smem_views.consumer_sync(plan)
     least = Int32(sizes.LAST_POSITION)
     if lane < plan.consumer_warps:
-        least = select.scratch[Scratch.WARP_SUMS + lane]
+        least = select.scratch[smem_views.Scratch.WARP_SUMS + lane]
     return best, cute.arch.warp_redux_sync(least, "min")
 
 
 @cute.jit
 def give_out(
-    select: SelectBuffers,
-    coord: Coord,
+    select: smem_views.SelectBuffers,
+    coord: work_tile.Coord,
     tally: Tally,
     division: Division,
     lane: Int32,
@@ -252,7 +245,7 @@ def give_out(
     else:
         coord = coord._replace(group=coord.group - needed, num_groups=coord.num_groups - needed)
         share = of_group(coord, halvings)
-        coord = split(coord, halvings)
+        coord = work_tile.split(coord, halvings)
         coord, own = take_turns(select, coord, tally, num_long, share, lane, plan)
     # SMs that together ask for more than device memory gives share it in proportion to what they
     # have in flight. An SM with less work than the last asks for less, so that all end together.
@@ -261,26 +254,26 @@ def give_out(
     depth = cutlass.min(cutlass.max(depth, Int32(sizes.DEPTH_STEPS)), Int32(plan.full_depth))
     coord = coord._replace(depth=depth)
     if lane == 0:
-        for i in cutlass.range_constexpr(COORD_WORDS):
-            select.scratch[Scratch.COORD + i] = coord[i]
+        for i in cutlass.range_constexpr(work_tile.COORD_WORDS):
+            select.scratch[smem_views.Scratch.COORD + i] = coord[i]
 
 
 @cute.jit
 def take_turns(
-    select: SelectBuffers,
-    coord: Coord,
+    select: smem_views.SelectBuffers,
+    coord: work_tile.Coord,
     tally: Tally,
     num_long: Int32,
     share: Float32,
     lane: Int32,
     plan: cutlass.Constexpr,
-) -> tuple[Coord, Int32]:
+) -> tuple[work_tile.Coord, Int32]:
     """One warp: list the caller's group's rows after the long ones; return (coordinates, time).
     share: part of a row that each CTA of the group scores."""
     time, turns = Float32(0.0), Int32(0)
     for block in cutlass.range_constexpr(sizes.MAX_OWN_ROWS // WARP_SIZE):
         turn = block * WARP_SIZE + lane
-        index = num_long + index_of_turn(coord.group, coord.num_groups, turn)
+        index = num_long + work_tile.index_of_turn(coord.group, coord.num_groups, turn)
         has_row = index < tally.scored
         if has_row:
             key = key_at(select, index)

@@ -15,30 +15,10 @@ from cutlass import Float32, Int32, const_expr, cute
 
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer import sizes
-from flashdsa.kernels.indexer.schedule.deadlines import (
-    ORDER_BITS,
-    Tally,
-    best_division,
-    give_out,
-    key_of,
-    least_time,
-    of_group,
-)
-from flashdsa.kernels.indexer.schedule.work_tile import (
-    COORD_WORDS,
-    Coord,
-    Rows,
-    clamped,
-    index_of_turn,
-    most_halvings,
-    pages_to_score,
-    raw_length,
-    row_length,
-    split,
-)
+from flashdsa.kernels.indexer.schedule import deadlines, work_tile
 from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, consumer_sync
 
-MOST_ORDERED_PAGES = (1 << 31 - ORDER_BITS) - 1
+MOST_ORDERED_PAGES = (1 << 31 - deadlines.ORDER_BITS) - 1
 """Rows with more pages than this count as equally long."""
 OTHER_KEYS = sizes.NUM_BINS - sizes.ORDERED_ROWS
 """Words of the histogram in which keys are exchanged while they are sorted, beside the first
@@ -53,8 +33,8 @@ EQUAL = 1.03
 @cute.jit
 def first_lengths(
     select: SelectBuffers,
-    rows: Rows,
-    coord: Coord,
+    rows: work_tile.Rows,
+    coord: work_tile.Coord,
     thread: Int32,
     consumes: cutlass.Boolean,
     plan: cutlass.Constexpr,
@@ -64,36 +44,38 @@ def first_lengths(
     rows: if all lanes shared a number, ptxas would wait for it here, to keep it only once. A
     consumer, if rows are weighed, gets the length of the first row that it weighs."""
     row = thread % WARP_SIZE + coord.group
-    if const_expr(plan.scheduled):
+    if const_expr(plan.splits):
         if consumes:
             row = thread * coord.together
-        if thread < len(Tally._fields):
+        if thread < len(deadlines.Tally._fields):
             select.scratch[Scratch.TALLY + thread] = Int32(0)
-    return raw_length(rows, row)
+    return work_tile.raw_length(rows, row)
 
 
 @cute.jit
 def schedule_rows(
     select: SelectBuffers,
-    rows: Rows,
-    coord: Coord,
+    rows: work_tile.Rows,
+    coord: work_tile.Coord,
     first_lengths: Int32,
     thread: Int32,
     consumes: cutlass.Boolean,
     plan: cutlass.Constexpr,
-) -> Coord:
+) -> work_tile.Coord:
     """All threads of a CTA: return its coordinates as the rows' lengths decide. The rows of its
     group are in own_rows if they are given out by lengths. Groups are as small as they can be if
     the rows are too many to be weighed."""
-    if const_expr(plan.scheduled):
+    if const_expr(plan.splits):
         if coord.together > 0:
             key = Int32(-1)
             if consumes:
-                length = clamped(rows, first_lengths)
+                length = work_tile.clamped(rows, first_lengths)
                 key = weigh_rows(select, rows, coord.together, length, thread, plan)
             # All threads of the CTA: the tally is in scratch, and all lengths.
             cute.arch.sync_threads()
-            tally = Tally(*(select.scratch[Scratch.TALLY + i] for i in range(len(Tally._fields))))
+            tally = deadlines.Tally(
+                *(select.scratch[Scratch.TALLY + i] for i in range(len(deadlines.Tally._fields)))
+            )
             even = even_choice(rows, tally, coord, plan)
             if even.turns == 0:
                 if consumes:
@@ -106,7 +88,7 @@ def schedule_rows(
             else:
                 coord = in_batch_order(rows, coord, even, plan)
         else:
-            coord = split(coord, most_halvings(coord))
+            coord = work_tile.split(coord, work_tile.most_halvings(coord))
             turns = (rows.count + coord.num_groups - 1) // coord.num_groups
             coord = coord._replace(turns=turns)
     return coord
@@ -114,26 +96,30 @@ def schedule_rows(
 
 @cute.jit
 def give_out_rows(
-    select: SelectBuffers, coord: Coord, tally: Tally, thread: Int32, plan: cutlass.Constexpr
+    select: SelectBuffers,
+    coord: work_tile.Coord,
+    tally: deadlines.Tally,
+    thread: Int32,
+    plan: cutlass.Constexpr,
 ) -> None:
     """Consumers: give the rows out so that the last CTA ends earliest."""
     lane, warp = thread % WARP_SIZE, cute.arch.make_warp_uniform(thread // WARP_SIZE)
-    best, least = best_division(select, coord, tally, warp, lane, plan)
+    best, least = deadlines.best_division(select, coord, tally, warp, lane, plan)
     if best.last == least:
-        give_out(select, coord, tally, best, lane, plan)
+        deadlines.give_out(select, coord, tally, best, lane, plan)
 
 
-def read_coord(select: SelectBuffers, coord: Coord) -> Coord:
+def read_coord(select: SelectBuffers, coord: work_tile.Coord) -> work_tile.Coord:
     """Read the coordinates that were given to the caller's group."""
-    words = [select.scratch[Scratch.COORD + i] for i in range(COORD_WORDS)]
-    known = dict(zip(Coord._fields, words, strict=False))
+    words = [select.scratch[Scratch.COORD + i] for i in range(work_tile.COORD_WORDS)]
+    known = dict(zip(work_tile.Coord._fields, words, strict=False))
     return coord._replace(ordered=cutlass.Boolean(True), **known)
 
 
 @cute.jit
 def weigh_rows(
     select: SelectBuffers,
-    rows: Rows,
+    rows: work_tile.Rows,
     together: Int32,
     length: Int32,
     thread: Int32,
@@ -145,8 +131,8 @@ def weigh_rows(
     first = thread * together
     select.lengths[thread] = length
     for other in cutlass.range(first + 1, first + together, unroll=1):
-        length = cutlass.max(length, row_length(rows, other))
-    pages = cutlass.min(pages_to_score(rows, length), Int32(MOST_ORDERED_PAGES))
+        length = cutlass.max(length, work_tile.row_length(rows, other))
+    pages = cutlass.min(work_tile.pages_to_score(rows, length), Int32(MOST_ORDERED_PAGES))
     lane = thread % WARP_SIZE
     if first - lane * together < rows.count:
         total = cute.arch.warp_redux_sync(pages * together, "add")
@@ -157,7 +143,7 @@ def weigh_rows(
             cute.arch.atomic_add(tally, total, sem="relaxed", scope="cta")
             cute.arch.atomic_max(tally + 1, longest, sem="relaxed", scope="cta")
             cute.arch.atomic_add(tally + 2, scored * together, sem="relaxed", scope="cta")
-    return key_of(pages, first) if first < rows.count else Int32(-1)
+    return deadlines.key_of(pages, first) if first < rows.count else Int32(-1)
 
 
 class Even(NamedTuple):
@@ -168,15 +154,17 @@ class Even(NamedTuple):
 
 
 @cute.jit
-def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr) -> Even:
+def even_choice(
+    rows: work_tile.Rows, tally: deadlines.Tally, coord: work_tile.Coord, plan: cutlass.Constexpr
+) -> Even:
     """Decide whether giving the rows out by lengths gains nothing, so that they keep the batch's
     order."""
     halvings, turns = Int32(0), Int32(0)
     if rows.count <= coord.num_groups:
         turns = Int32(1)
         if const_expr(plan.splits):
-            least = Float32(EVEN) * least_time(coord, tally, plan)
-            longest = Float32(tally.longest) * of_group(coord, Int32(0))
+            least = Float32(EVEN) * deadlines.least_time(coord, tally, plan)
+            longest = Float32(tally.longest) * deadlines.of_group(coord, Int32(0))
             if longest > least + Float32(plan.sharing.merge_pages - 2 * plan.sharing.select_pages):
                 turns = Int32(0)
     elif tally.scored == rows.count and Float32(tally.longest) * Float32(tally.scored) <= Float32(
@@ -184,11 +172,11 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
     ) * Float32(tally.pages):
         least = Float32(0.0)
         for more in cutlass.range_constexpr(sizes.MAX_HALVINGS + 1):
-            if more <= most_halvings(coord):
+            if more <= work_tile.most_halvings(coord):
                 # The value is never a whole number, so that it need not be exact.
                 of_groups = cute.arch.rcp_approx(Float32(coord.num_groups << more))
                 needed = Int32((Float32(rows.count) - Float32(0.5)) * of_groups) + 1
-                pages = Float32(tally.longest) * of_group(coord, Int32(more))
+                pages = Float32(tally.longest) * deadlines.of_group(coord, Int32(more))
                 time = Float32(needed) * (pages + Float32(plan.sharing.select_pages))
                 if more == 0 or time < least:
                     halvings, turns, least = Int32(more), needed, time
@@ -196,13 +184,15 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
 
 
 @cute.jit
-def in_batch_order(rows: Rows, coord: Coord, even: Even, plan: cutlass.Constexpr) -> Coord:
+def in_batch_order(
+    rows: work_tile.Rows, coord: work_tile.Coord, even: Even, plan: cutlass.Constexpr
+) -> work_tile.Coord:
     """The caller's coordinates if clusters are halved that often. A group with one row fewer than
     others keeps fewer pages in flight, as in deadlines.py."""
-    coord = split(coord, even.halvings)
+    coord = work_tile.split(coord, even.halvings)
     depth = Int32(plan.full_depth)
     if even.turns > 1:
-        last = index_of_turn(coord.group, coord.num_groups, even.turns - 1)
+        last = work_tile.index_of_turn(coord.group, coord.num_groups, even.turns - 1)
         if last >= rows.count:
             share = cute.arch.rcp_approx(Float32(even.turns))
             depth -= Int32(Float32(plan.full_depth) * share)
@@ -213,7 +203,7 @@ def in_batch_order(rows: Rows, coord: Coord, even: Even, plan: cutlass.Constexpr
 @cute.jit
 def put_in_order(
     select: SelectBuffers,
-    rows: Rows,
+    rows: work_tile.Rows,
     together: Int32,
     key: Int32,
     thread: Int32,

@@ -208,7 +208,7 @@ def find_coord(rows: Rows, plan: cutlass.Constexpr) -> Coord:
     num_parts = cute.arch.cluster_size()
     part = cute.arch.block_idx_in_cluster()
     turns, depth, together, ordered = None, None, None, None
-    if const_expr(plan.scheduled):
+    if const_expr(plan.splits):
         turns, depth, ordered = Int32(1), Int32(plan.full_depth), cutlass.Boolean(False)
         together = weighed_together(rows, clusters)
     return Coord(

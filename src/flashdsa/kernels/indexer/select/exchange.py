@@ -24,7 +24,7 @@ from flashdsa.dsl.cluster import send
 from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.dsl.warp import first_lane_where, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.select.keys import reach
+from flashdsa.kernels.indexer.select.sort_keys import reach
 from flashdsa.kernels.indexer.sizes import BIN_GROUP
 from flashdsa.kernels.indexer.smem_views import Scratch
 

@@ -12,7 +12,7 @@ from cutlass import Float32, Int32, Uint32, cute
 from flashdsa.dsl.smem import store4
 from flashdsa.dsl.warp import alloc_slot, alloc_slots
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
-from flashdsa.kernels.indexer.select.keys import NO_POSITION, accepts, bin_of, sortable
+from flashdsa.kernels.indexer.select.sort_keys import NO_POSITION, accepts, bin_of, sortable
 from flashdsa.kernels.indexer.sizes import FILLS, NUM_BINS
 from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, Selecting, consumer_sync
 

@@ -12,8 +12,8 @@ from flashdsa.dsl.gmem import load2, store2, store4
 from flashdsa.dsl.warp import alloc_slots
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer import sizes
-from flashdsa.kernels.indexer.select.keys import SIGN, Part, accepts, signed
 from flashdsa.kernels.indexer.select.lists import key_at, position_at
+from flashdsa.kernels.indexer.select.sort_keys import SIGN, Part, accepts, signed
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.smem_views import Scratch, Selecting, consumer_sync
 

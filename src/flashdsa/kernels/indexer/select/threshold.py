@@ -12,21 +12,12 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Uint32, const_expr, cute
 
+from flashdsa.dsl import pipeline, smem
 from flashdsa.dsl.cluster import send
-from flashdsa.dsl.pipeline import PackedPhases
-from flashdsa.dsl.smem import load4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.select.exchange import (
-    COUNTED,
-    GATHERED,
-    above_before,
-    find_kth,
-    own_above,
-    send_above,
-    within_before,
-)
-from flashdsa.kernels.indexer.select.keys import (
+from flashdsa.kernels.indexer.select import exchange, lists
+from flashdsa.kernels.indexer.select.sort_keys import (
     Part,
     Range,
     Steps,
@@ -40,7 +31,6 @@ from flashdsa.kernels.indexer.select.keys import (
     steps_of,
     unsigned,
 )
-from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_at
 from flashdsa.kernels.indexer.sizes import ENTRY_WORDS, LAST_POSITION
 from flashdsa.kernels.indexer.smem_views import Scratch, SelectBuffers, Selecting, consumer_sync
 
@@ -99,7 +89,7 @@ def close_rounds(s: Selecting, entries: Int32, above: Int32) -> None:
         expected = entries * ENTRY_BYTES + coord.num_parts * 4
         cluster.received_full.arrive_and_expect_tx(expected)
     if thread // WARP_SIZE == 1:
-        send_above(s, above, thread % WARP_SIZE)
+        exchange.send_above(s, above, thread % WARP_SIZE)
 
 
 @cute.jit
@@ -112,11 +102,11 @@ def gather(
     select, cluster, coord, thread, plan = s.select, s.cluster, s.coord, s.thread, s.plan
     width = range_.high - range_.low
     for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
-        keys = load4(select.keys, i)
+        keys = smem.load4(select.keys, i)
         for k in cutlass.range_constexpr(4):
             key = Uint32(keys[k])
             if between(key, range_.low, width) and 4 * i + k < part.entries:
-                position = position_at(select, 4 * i + k)
+                position = lists.position_at(select, 4 * i + k)
                 if ~position >= range_.inv_low and ~position <= range_.inv_high:
                     add_entry(select, select.candidates, key, position)
     # All consumers: the caller's candidates are complete.
@@ -228,7 +218,7 @@ def count_entry(
     """Count an entry in its bin, if it is in the range."""
     if inside(range_, key, ~position):
         value = ~position if steps.by_position else key
-        count_in_bin(select, Int32((value - steps.base) >> Uint32(steps.shift)))
+        lists.count_in_bin(select, Int32((value - steps.base) >> Uint32(steps.shift)))
 
 
 @cute.jit
@@ -237,11 +227,11 @@ def recount(s: Selecting, range_: Range, steps: Steps, part: Part, candidate: Ca
     registers. Synced."""
     select, thread, plan = s.select, s.thread, s.plan
     consumer_sync(plan)  # everyone has read what the round before counted
-    clear_histogram(s)
+    lists.clear_histogram(s)
     consumer_sync(plan)
     for i in cutlass.range(thread, part.entries, plan.consumer_threads, unroll=1):
-        key = key_at(select, i)
-        count_entry(select, range_, steps, key, position_at(select, i))
+        key = lists.key_at(select, i)
+        count_entry(select, range_, steps, key, lists.position_at(select, i))
     if thread < candidate.count:
         count_entry(select, range_, steps, candidate.key, candidate.position)
     consumer_sync(plan)
@@ -255,7 +245,7 @@ def shrunk(s: Selecting, range_: Range, part: Part) -> Range:
     lowest, highest = signed(range_.high), signed(range_.low)
     width = range_.high - range_.low
     for i in cutlass.range(thread, part.entries, plan.consumer_threads, unroll=2):
-        key = key_at(select, i)
+        key = lists.key_at(select, i)
         if key != 0 and between(key, range_.low, width):
             lowest = cutlass.min(lowest, signed(key))
             highest = cutlass.max(highest, signed(key))
@@ -297,9 +287,9 @@ def find_threshold(
     shared: cutlass.Boolean,
     to_bin: cutlass.Boolean,
     part: Part,
-    phases: PackedPhases,
+    phases: pipeline.PackedPhases,
     merges: Any = None,
-) -> tuple[Threshold, PackedPhases]:
+) -> tuple[Threshold, pipeline.PackedPhases]:
     """Find the `topk`-th best among the lists of all CTAs, or of the caller if not `shared`. Ends
     synced.
 
@@ -337,15 +327,17 @@ def find_threshold(
         if not counted:
             listed = part.entries if state == LISTED else Int32(0)
             recount(s, range_, steps, part._replace(entries=listed), candidate)
-        found = find_kth(s, shared, left, phases.phase(COUNTED))
+        found = exchange.find_kth(s, shared, left, phases.phase(exchange.COUNTED))
         if shared:
-            phases = phases.passed(COUNTED)
+            phases = phases.passed(exchange.COUNTED)
         lane = thread % WARP_SIZE
         bin_ = Bin(
-            found.within, within_before(s, shared, found.bin, lane), select.histogram[found.bin]
+            found.within,
+            exchange.within_before(s, shared, found.bin, lane),
+            select.histogram[found.bin],
         )
         if shared and thread // WARP_SIZE == 1:
-            above += own_above(s, found.bin, lane)
+            above += exchange.own_above(s, found.bin, lane)
         left -= found.above
         was_shared = shared
         if counted:
@@ -387,16 +379,18 @@ def find_threshold(
             if was_shared:
                 close_rounds(s, found.within if gathers else Int32(0), above)
             if gathers:
-                candidate = gather(s, was_shared, part, range_, bin_, phases.phase(GATHERED))
+                candidate = gather(
+                    s, was_shared, part, range_, bin_, phases.phase(exchange.GATHERED)
+                )
                 state = Int32(HELD)
                 shared = cutlass.Boolean(False)
             elif was_shared:
                 # received_full, the row's phase: every CTA's count above the bin has come
                 # (st.async).
-                cluster.received_full.wait(phases.phase(GATHERED))
+                cluster.received_full.wait(phases.phase(exchange.GATHERED))
             if was_shared:
-                first_out_index += above_before(s, lane)
-                phases = phases.passed(GATHERED)
+                first_out_index += exchange.above_before(s, lane)
+                phases = phases.passed(exchange.GATHERED)
         if state == HELD and found.within <= plan.lists.max_compared:
             at_key, at_position, before = compare(
                 s, range_, candidate, found.within, left, Uint32(part.first)

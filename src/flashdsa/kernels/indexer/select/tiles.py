@@ -31,7 +31,7 @@ from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.emit import WarpSpan, emit_by_position, emit_in_order, own_span
+from flashdsa.kernels.indexer import emit, sizes
 from flashdsa.kernels.indexer.schedule.work_tile import (
     Coord,
     WorkTile,
@@ -39,22 +39,7 @@ from flashdsa.kernels.indexer.schedule.work_tile import (
     pages_from_front,
     wait_for_tile,
 )
-from flashdsa.kernels.indexer.select.exchange import EVENTS
-from flashdsa.kernels.indexer.select.keys import (
-    BIN_BITS,
-    LOWEST_KEY,
-    SIGN,
-    Part,
-    step_bits,
-    unsigned,
-)
-from flashdsa.kernels.indexer.select.lists import (
-    Listed,
-    clear_histogram,
-    compact,
-    count_in_bin,
-    reset,
-)
+from flashdsa.kernels.indexer.select import exchange, lists, sort_keys
 from flashdsa.kernels.indexer.select.published import (
     CHUNKS_TOGETHER,
     Header,
@@ -64,7 +49,6 @@ from flashdsa.kernels.indexer.select.published import (
     publish,
 )
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
-from flashdsa.kernels.indexer.sizes import MAX_CLUSTER
 from flashdsa.kernels.indexer.smem_views import Scratch, Selecting, consumer_sync
 from flashdsa.problem import PAGE_SIZE
 
@@ -75,15 +59,15 @@ def select_tiles(
 ) -> None:
     """Select in every tile that the load warps announce. source: of scores, what `fill` takes.
     select_tile: (s, source, fill, tile, phases) of the mode; returns the phases after it."""
-    phases = PackedPhases(Int32(0), Static(EVENTS))  # and the number of the tile
-    reset(s)
+    phases = PackedPhases(Int32(0), Static(exchange.EVENTS))  # and the number of the tile
+    lists.reset(s)
     # The cluster's barrier: every CTA of it has initialised its mbarriers, so that messages may be
     # sent to them.
     cute.arch.cluster_wait()
     tile = wait_for_tile(s.inputs, Int32(0), s.plan)
     while tile.row >= 0:
         phases = select_tile(s, source, fill, tile, phases)
-        reset(s)
+        lists.reset(s)
         phases = phases.next_number()
         tile = wait_for_tile(s.inputs, phases.number, s.plan)
 
@@ -104,9 +88,9 @@ def release_tile(s: Selecting, phases: PackedPhases) -> None:
         s.inputs.tile_ring.release(tile_stage(s, phases))
 
 
-def nothing_listed() -> Listed:
+def nothing_listed() -> lists.Listed:
     """The state of an empty list, in the order of positions until it is compacted."""
-    return Listed(Int32(0), Int32(0), Uint32(0))
+    return lists.Listed(Int32(0), Int32(0), Uint32(0))
 
 
 def is_full(s: Selecting, entries: Int32) -> cutlass.Boolean:
@@ -114,15 +98,17 @@ def is_full(s: Selecting, entries: Int32) -> cutlass.Boolean:
     return s.plan.lists.capacity - entries < s.plan.refill_entries
 
 
-def part_of(tile: WorkTile, entries: Int32) -> Part:
+def part_of(tile: WorkTile, entries: Int32) -> sort_keys.Part:
     """The caller's part of the row."""
     first = tile.first_page * PAGE_SIZE
-    return Part(first, cutlass.min(first + tile.num_pages * PAGE_SIZE, tile.length), entries)
+    return sort_keys.Part(
+        first, cutlass.min(first + tile.num_pages * PAGE_SIZE, tile.length), entries
+    )
 
 
 @cute.jit
 def next_floor(
-    tile: WorkTile, listed: Listed, threshold: Threshold, plan: cutlass.Constexpr
+    tile: WorkTile, listed: lists.Listed, threshold: Threshold, plan: cutlass.Constexpr
 ) -> Uint32:
     """The least key of an entry that may still win, after a list is cut at the threshold."""
     floor = threshold.key + 1
@@ -130,15 +116,17 @@ def next_floor(
         unseen = tile.first_page + pages_from_front(listed.pages, tile.num_pages, plan)
         if threshold.position >= Uint32(unseen * PAGE_SIZE):
             # An equal key of a page to come may have a smaller position.
-            floor = cutlass.max(threshold.key, Uint32(LOWEST_KEY))
+            floor = cutlass.max(threshold.key, Uint32(sort_keys.LOWEST_KEY))
     return floor
 
 
 @cute.jit
-def compacted(s: Selecting, tile: WorkTile, listed: Listed, threshold: Threshold) -> Listed:
+def compacted(
+    s: Selecting, tile: WorkTile, listed: lists.Listed, threshold: Threshold
+) -> lists.Listed:
     """Keep only the list's accepted entries. Ends synced."""
-    entries = compact(s, listed.entries, threshold.key, threshold.position)
-    return Listed(entries, listed.pages, next_floor(tile, listed, threshold, s.plan))
+    entries = lists.compact(s, listed.entries, threshold.key, threshold.position)
+    return lists.Listed(entries, listed.pages, next_floor(tile, listed, threshold, s.plan))
 
 
 @cute.jit
@@ -155,9 +143,9 @@ def select_by_cluster(
             release_tile(s, phases)
         in_order = listed.floor == 0  # a compaction ends that
         if scored or in_order or is_full(s, listed.entries):
-            span = WarpSpan(Int32(0), Int32(0), Int32(0))
+            span = emit.WarpSpan(Int32(0), Int32(0), Int32(0))
             if scored and in_order:
-                span = own_span(s, tile.row, part)
+                span = emit.own_span(s, tile.row, part)
             # A list that is compacted keeps at least topk entries; those of the last bin, too.
             threshold, phases = find_threshold(
                 s, scored and s.coord.num_parts > 1, not scored, part, phases
@@ -165,9 +153,9 @@ def select_by_cluster(
             if not scored:
                 listed = compacted(s, tile, listed, threshold)
             elif in_order:
-                emit_in_order(s, tile.row, part, span, threshold)
+                emit.emit_in_order(s, tile.row, part, span, threshold)
             else:
-                emit_by_position(s, tile.row, part, threshold)
+                emit.emit_by_position(s, tile.row, part, threshold)
     return phases
 
 
@@ -184,14 +172,14 @@ def select_by_clusters(
         # `fill` ends with a sync of all consumers.
         scratch[Scratch.RANGE], scratch[Scratch.RANGE + 1] = Int32(0), Int32(-1)
     while not selected:
-        part, last = Part(Int32(0), Int32(0), Int32(0)), tile.num_pages
+        part, last = sort_keys.Part(Int32(0), Int32(0), Int32(0)), tile.num_pages
         if not merges:
             listed = fill(s, source, tile, tile_stage(s, phases), listed)
             part = part_of(tile, listed.entries)
         else:
             # As `list_published` left it in scratch, where it costs no registers meanwhile.
             first, end = scratch[Scratch.PART], scratch[Scratch.PART + 1]
-            part, last = Part(first, end, listed.entries), listed.pages
+            part, last = sort_keys.Part(first, end, listed.entries), listed.pages
         scored = listed.pages == last
         if scored and not merges:
             release_tile(s, phases)
@@ -200,9 +188,9 @@ def select_by_clusters(
             here = placed(s, tile)
             publishes = scored and tile.num_splits > 1 and not merges
             in_order = scored and in_order and tile.num_splits == 1
-            span = WarpSpan(Int32(0), Int32(0), Int32(0))
+            span = emit.WarpSpan(Int32(0), Int32(0), Int32(0))
             if in_order:
-                span = own_span(s, tile.row, part)
+                span = emit.own_span(s, tile.row, part)
             # A list that is compacted keeps at least topk entries; those of the last bin, too.
             threshold, phases = find_threshold(
                 here,
@@ -220,9 +208,9 @@ def select_by_clusters(
                 selected = not merges
             else:
                 if in_order:
-                    emit_in_order(here, tile.row, part, span, threshold)
+                    emit.emit_in_order(here, tile.row, part, span, threshold)
                 else:
-                    emit_by_position(here, tile.row, part, threshold)
+                    emit.emit_by_position(here, tile.row, part, threshold)
                 selected = cutlass.Boolean(True)
     return phases
 
@@ -234,7 +222,7 @@ def placed(s: Selecting, tile: WorkTile) -> Selecting:
 
 @cute.jit
 def publish_part(
-    s: Selecting, tile: WorkTile, part: Part, threshold: Threshold
+    s: Selecting, tile: WorkTile, part: sort_keys.Part, threshold: Threshold
 ) -> tuple[cutlass.Boolean, Int32]:
     """Publish the part's best. The list in the row's last cluster becomes what the caller selects
     from all clusters' best. Return (whether this is the last, entries of the list)."""
@@ -245,7 +233,10 @@ def publish_part(
     publish(s, cta, part, threshold, floor, part.first)
     if s.thread == 0:
         # Its stores to scratch are before those of others, which wait for its message below.
-        s.select.scratch[Scratch.TOP], s.select.scratch[Scratch.FLOOR] = Int32(SIGN), Int32(SIGN)
+        s.select.scratch[Scratch.TOP], s.select.scratch[Scratch.FLOOR] = (
+            Int32(sort_keys.SIGN),
+            Int32(sort_keys.SIGN),
+        )
     is_last = announce_published(s, tile.row)
     if is_last:
         entries = list_published(s, cta, tile.length)
@@ -276,7 +267,7 @@ def announce_published(s: Selecting, row: Int32) -> cutlass.Boolean:
             dst = cluster.tickets.iterator + coord.part
             send(dst, [ticket], cluster.tickets_full.at(), lane)
             cluster.tickets_full.arrive_at_peer(lane)
-        elif lane < MAX_CLUSTER:  # for the CTAs that the cluster does not have
+        elif lane < sizes.MAX_CLUSTER:  # for the CTAs that the cluster does not have
             cluster.tickets_full.arrive()
     # tickets_full, the first phase, as a cluster has one split row: all its CTAs' tickets have
     # come. An acquire at cluster scope: what they and their predecessors published may be read.
@@ -302,18 +293,18 @@ def list_published(s: Selecting, cta: Int32, row_end: Int32) -> Int32:
     first_cta = cta - coord.part - split * coord.num_parts
     first_slot = first_cta + coord.part * coord.num_splits
     # Those of the caller's slots, and the one after them.
-    mine = Header(Int32(0), Int32(SIGN), Int32(SIGN), row_end)
+    mine = Header(Int32(0), Int32(sort_keys.SIGN), Int32(sort_keys.SIGN), row_end)
     if lane <= coord.num_splits and first_slot + lane < first_cta + ctas_of_row(coord):
         mine = load_header(s, first_slot + lane)
     find_best_of_all(s, first_cta)
-    clear_histogram(s)
+    lists.clear_histogram(s)
     # All consumers: the histogram is clear, the bounds of all CTAs are in scratch, and nobody reads
     # the old list any more.
     consumer_sync(plan)
     floor, top = select.scratch[Scratch.FLOOR], select.scratch[Scratch.TOP]
-    low = unsigned(floor)
-    high = cutlass.max(unsigned(top), low + 1)
-    shift = step_bits(high - low, BIN_BITS)
+    low = sort_keys.unsigned(floor)
+    high = cutlass.max(sort_keys.unsigned(top), low + 1)
+    shift = sort_keys.step_bits(high - low, sort_keys.BIN_BITS)
     # A slot of which nothing can win is passed over.
     count = mine.count if lane < coord.num_splits and mine.top >= floor else Int32(0)
     end = prefix_sum(count, lane)
@@ -341,7 +332,7 @@ def list_published(s: Selecting, cta: Int32, row_end: Int32) -> Int32:
             if places[i] >= 0:
                 select.keys[places[i]], select.positions[places[i]] = keys[i], positions[i]
                 if Uint32(keys[i]) >= low:
-                    count_in_bin(select, Int32((Uint32(keys[i]) - low) >> Uint32(shift)))
+                    lists.count_in_bin(select, Int32((Uint32(keys[i]) - low) >> Uint32(shift)))
     if thread == 0:
         select.scratch[Scratch.PART] = mine.first
         select.scratch[Scratch.RANGE], select.scratch[Scratch.RANGE + 1] = Int32(low), Int32(high)
@@ -365,7 +356,7 @@ def find_best_of_all(s: Selecting, first_cta: Int32) -> None:
     for first in cutlass.range(
         thread // WARP_SIZE * WARP_SIZE, ctas, plan.consumer_threads, unroll=1
     ):
-        of_cta = Header(Int32(0), Int32(SIGN), Int32(SIGN), Int32(0))
+        of_cta = Header(Int32(0), Int32(sort_keys.SIGN), Int32(sort_keys.SIGN), Int32(0))
         lane = thread % WARP_SIZE
         if first + lane < ctas:
             of_cta = load_header(s, first_cta + first + lane)

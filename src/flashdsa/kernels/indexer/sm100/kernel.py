@@ -19,70 +19,42 @@ The scores alone: every token's score into a (B, max_len) matrix, one launch. Th
 from typing import Any
 
 import cutlass
-from cutlass import GridConstant, Int32, cute
+from cutlass import GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl import tmem
-from flashdsa.dsl.memory import initialise_barriers
-from flashdsa.dsl.pipeline import RingConsumer, RingProducer
-from flashdsa.kernels.indexer import launch
-from flashdsa.kernels.indexer.fused import Operands, consume, find_caller, load, set_up
-from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
-from flashdsa.kernels.indexer.sm100.load import LoadContext, loader_of
+from flashdsa.dsl import pipeline, tmem
+from flashdsa.dsl.memory import Memory, initialise_barriers
+from flashdsa.kernels.indexer import fused, launch, load_tiles, sizes, smem_views, write_scores
+from flashdsa.kernels.indexer.sm100 import load, score
 from flashdsa.kernels.indexer.sm100.plan import IndexerPlan, LogitsPlan
-from flashdsa.kernels.indexer.sm100.score import allocate_tmem, page_source, run_mma
-from flashdsa.kernels.indexer.smem_views import IndexerMemory, input_buffers_in
-from flashdsa.kernels.indexer.write_scores import (
-    WriteContext,
-    consume_pages,
-    load_partition,
-    rows_to_score,
-)
 
 
 @cute.kernel
 def indexer_kernel(
     keys_map: GridConstant[tensor_map.TensorMap],
     queries_map: GridConstant[tensor_map.TensorMap],
-    cache: cute.Tensor,
-    weights: cute.Tensor,
-    seq_lens: cute.Tensor,
-    block_table: cute.Tensor,
-    topk_indices: cute.Tensor,
-    words: cute.Tensor,
-    slots: Int32,
-    published: Any,
+    pages: load_tiles.Pages,
+    results: fused.Results,
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_indexer`."""
-    operands = Operands(
-        weights, seq_lens, block_table, topk_indices, words, published, slots, cache.shape[0]
-    )
-    x = set_up(keys_map, queries_map, operands, allocate_tmem, plan)
+    x = fused.set_up(keys_map, queries_map, pages, results, score.allocate_tmem, plan)
     loads, _, selects = plan.roles
     if x.caller.consumes:
         cute.arch.setmaxregister_increase(selects.registers)
-        consume(x, page_source, plan)
+        fused.consume(x, score.page_source, plan)
     else:
         cute.arch.setmaxregister_decrease(loads.registers)
         # The cluster's barrier: all threads that arrived at it wait, and before they wait for
         # anything else: compute-sanitizer's racecheck lets none of them go on before all have come.
         cute.arch.cluster_wait()
         if x.caller.warp < plan.consumer_warps + plan.load_warps:
-            load_ctx = LoadContext(
-                input_buffers_in(x.memory, plan, RingProducer),
-                x.memory.scales.bytes(),
-                keys_map.get_ptr(),
-                queries_map.get_ptr(),
-                cache,
-                weights,
-                block_table,
-                x.rows,
-                x.caller.warp - plan.consumer_warps,
-            )
-            load(load_ctx, loader_of(plan), x, plan)
+            maps, lane = (keys_map, queries_map), x.caller.lane
+            ctx = load_tiles.loading(x.memory, maps, pages, x.rows, x.caller.warp, plan)
+            loader = load.loader_of(plan)
+            load_tiles.load_scheduled(ctx, loader, x.select, x.coord, x.lengths, lane, plan)
         if x.caller.warp == plan.mma_warp:
-            run_mma(x.memory, plan)
+            score.run_mma(x.memory, plan)
 
 
 def compile_indexer(plan: IndexerPlan) -> Any:
@@ -94,47 +66,34 @@ def compile_indexer(plan: IndexerPlan) -> Any:
 def logits_kernel(
     keys_map: GridConstant[tensor_map.TensorMap],
     queries_map: GridConstant[tensor_map.TensorMap],
-    cache: cute.Tensor,
-    weights: cute.Tensor,
-    seq_lens: cute.Tensor,
-    block_table: cute.Tensor,
+    pages: load_tiles.Pages,
     scores: cute.Tensor,
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_logits`."""
-    caller = find_caller(plan)
-    memory = IndexerMemory.allocate(plan)
+    caller = fused.find_caller(plan)
+    memory = Memory.allocate(plan)
     max_len = scores.shape[1]
-    rows = rows_to_score(seq_lens, block_table, max_len, plan.entry_tokens)
-    allocate_tmem(memory, caller.warp, plan)
-    initialise_barriers(memory, caller.thread, INITIALISING_WARPS)
+    rows = write_scores.rows_to_score(pages.seq_lens, pages.block_table, max_len, plan.entry_tokens)
+    score.allocate_tmem(memory, caller.warp, plan)
+    initialise_barriers(memory, caller.thread, sizes.INITIALISING_WARPS)
     cute.arch.sync_threads()
     tmem.after_sync()
     loads, _, selects = plan.roles
     if caller.consumes:
         cute.arch.setmaxregister_increase(selects.registers)
-        inputs = input_buffers_in(memory, plan, RingConsumer)
-        ctx = WriteContext(inputs, scores, max_len, rows)
-        consume_pages(ctx, caller, memory, page_source, plan)
+        inputs = smem_views.input_buffers_in(memory, plan, pipeline.RingConsumer)
+        ctx = write_scores.WriteContext(inputs, scores, max_len, rows)
+        write_scores.consume_pages(ctx, caller, memory, score.page_source, plan)
     else:
         cute.arch.setmaxregister_decrease(loads.registers)
         if caller.warp < plan.consumer_warps + plan.load_warps:
-            load_ctx = LoadContext(
-                input_buffers_in(memory, plan, RingProducer),
-                memory.scales.bytes(),
-                keys_map.get_ptr(),
-                queries_map.get_ptr(),
-                cache,
-                weights,
-                block_table,
-                rows,
-                caller.warp - plan.consumer_warps,
-            )
-            load_partition(
-                load_ctx, loader_of(plan), caller.lane, caller.cta, caller.num_ctas, plan
-            )
+            maps = keys_map, queries_map
+            load_ctx = load_tiles.loading(memory, maps, pages, rows, caller.warp, plan)
+            place = caller.lane, caller.cta, caller.num_ctas
+            write_scores.load_partition(load_ctx, load.loader_of(plan), *place, plan)
         if caller.warp == plan.mma_warp:
-            run_mma(memory, plan)
+            score.run_mma(memory, plan)
 
 
 def compile_logits(plan: LogitsPlan) -> Any:

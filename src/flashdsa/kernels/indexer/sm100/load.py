@@ -18,6 +18,7 @@ from flashdsa.dsl.gather4 import gather4
 from flashdsa.dsl.tma import EVICT_FIRST, load_box, load_bytes
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.load_tiles import (
+    LoadContext,
     TileLoader,
     acquire_stage,
     announce,
@@ -25,25 +26,10 @@ from flashdsa.kernels.indexer.load_tiles import (
     finish,
     page_table,
 )
-from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, request_of
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, request_of
 from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES
 from flashdsa.kernels.indexer.sm100.plan import GATHERED, PAGE_SCALE_BYTES, IndexerPlan
-from flashdsa.kernels.indexer.smem_views import InputBuffers
 from flashdsa.problem import PAGE_KEY_BYTES, PAGE_SIZE, SCALE_BYTES
-
-
-class LoadContext(NamedTuple):
-    """Role load: arrives at page_full and tile_full, waits for page_empty and tile_empty."""
-
-    inputs: InputBuffers  # the producer's end
-    scales: Any  # pointer to shared memory, page p of stage s at + (s * pages_per_stage + p) * 256
-    keys_map: Any  # pointer to the pages' tensor map, boxes of a page's keys
-    queries_map: Any  # pointer to the tensor map of the rows' queries
-    cache: Any  # (num_pages, 64, 1, 132) bytes, device memory, any distance between pages
-    weights: Any  # (B, H) fp32, device memory
-    block_table: Any  # (B / next_n, max_pages) int32, device memory
-    rows: Rows
-    warp: Int32  # among the role's; the first one announces tiles
 
 
 @cute.jit
@@ -92,7 +78,7 @@ def load_stage(
 ) -> None:
     """Load pages into their stage. An id outside the cache is passed on as invalid: its keys are
     0."""
-    ring, num_pages = ctx.inputs.page_ring, ctx.cache.shape[0]
+    ring, num_pages = ctx.inputs.page_ring, ctx.pages.cache.shape[0]
     state = ring.state(number)
     stage = state.stage
     if lane == 0:
@@ -118,8 +104,9 @@ def load_stage(
                 EVICT_FIRST,
             )
             load_bytes(
-                ctx.scales + slot * PAGE_SCALE_BYTES,
-                ctx.cache.iterator + (Int64(scale_page) * ctx.cache.stride[0] + PAGE_KEY_BYTES),
+                ctx.memory.scales.bytes() + slot * PAGE_SCALE_BYTES,
+                ctx.pages.cache.iterator
+                + (Int64(scale_page) * ctx.pages.cache.stride[0] + PAGE_KEY_BYTES),
                 PAGE_SCALE_BYTES,
                 full,
             )
@@ -158,8 +145,8 @@ def first_stage(ctx: LoadContext, tile: WorkTile, plan: cutlass.Constexpr) -> In
 
 def slot_table(ctx: LoadContext, tile: WorkTile) -> Any:
     """Pointer to the slots of the tile's tokens."""
-    row = Int64(request_of(ctx.rows, tile.row)) * ctx.block_table.stride[0]
-    return ctx.block_table.iterator + (row + tile.first_page * PAGE_SIZE)
+    row = Int64(request_of(ctx.rows, tile.row)) * ctx.pages.block_table.stride[0]
+    return ctx.pages.block_table.iterator + (row + tile.first_page * PAGE_SIZE)
 
 
 @cute.jit
@@ -206,11 +193,11 @@ def load_token_stage(
     ctx: LoadContext, slots: Tokens, number: Int32, depth: Any, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
     """Load a stage's tokens, this lane's four of them."""
-    ring, num_pages = ctx.inputs.page_ring, ctx.cache.shape[0]
+    ring, num_pages = ctx.inputs.page_ring, ctx.pages.cache.shape[0]
     state = ring.state(number)
     stage = state.stage
     acquire_stage(ring, number, state, depth, plan)
-    page_rows = Int32(ctx.cache.stride[0] // CACHE_ROW_BYTES)  # from a page to the next one
+    page_rows = Int32(ctx.pages.cache.stride[0] // CACHE_ROW_BYTES)  # from a page to the next one
     present, spare = Int32(0), num_pages * page_rows
     for k in cutlass.range_constexpr(GATHERED):
         if is_in(slots[k], num_pages):
@@ -227,14 +214,14 @@ def load_token_stage(
     cute.arch.sync_warp()
     full = ring.full.at(stage)
     first = stage * plan.stage_tokens + lane * GATHERED
-    scales = (ctx.scales + first * SCALE_BYTES).toint()
+    scales = (ctx.memory.scales.bytes() + first * SCALE_BYTES).toint()
     rows = cute.make_rmem_tensor(GATHERED, Int32)
     for k in cutlass.range_constexpr(GATHERED):
         rows[k], offset, none = spare, Int64(0), Int32(-1)
         if is_in(slots[k], num_pages):
             rows[k], none = row_of(slots[k], page_rows), Int32(0)
-            offset = scale_offset(slots[k], ctx.cache)
-        copy_word(scales, ctx.cache.iterator + offset, none, k * SCALE_BYTES, 0)
+            offset = scale_offset(slots[k], ctx.pages.cache)
+        copy_word(scales, ctx.pages.cache.iterator + offset, none, k * SCALE_BYTES, 0)
     keys = (ctx.inputs.pages + first * CACHE_ROW_BYTES).toint()
     gather4(keys, ctx.keys_map, 0, [rows[k] for k in range(GATHERED)], full)
     arrive_when_copied(full)

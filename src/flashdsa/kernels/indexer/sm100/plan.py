@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar
 
 from flashdsa.dsl.umma import E4M3, SharedOperand, SharedTile, TilePart, UmmaProduct
-from flashdsa.hw import REGISTER_STEP, SM100, TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
+from flashdsa.hw import REGISTER_STEP, SM100, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
 from flashdsa.kernels.indexer.order.plan import OrderPlan
 from flashdsa.kernels.indexer.plan import SelectPlan
-from flashdsa.kernels.indexer.regions import (
-    scratch_region,
-    select_barrier_regions,
-    select_barriers,
-    select_regions,
-)
-from flashdsa.kernels.indexer.sizes import TILE_WORDS
-from flashdsa.plan import Arrives, Barrier, Role, SmemRegion, TmemPlan, TmemRegion, plan_tmem
+from flashdsa.plan import Arrives, Barrier, Role, Sm100Plan, SmemRegion, TmemRegion
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
-PAGES_PER_STAGE = (1, 2, 4)
-"""Page counts that kernels can be compiled with: 64, 128 or 256 tokens of one tcgen05.commit."""
 MOST_LOAD_WARPS = 3
 """Load warps, at most: the issuing warp is in their warpgroup."""
 PAGE_SCALE_BYTES = PAGE_SIZE * 4
@@ -31,40 +21,29 @@ GATHERED = 4
 
 
 @dataclass(frozen=True)
-class IndexerPlan(SelectPlan):
+class IndexerPlan(SelectPlan, Sm100Plan):
     """One compiled indexer: choices, then derived values.
 
     Use n of the ring of pages belongs to warpgroup n % consumer_warpgroups, which has one
     accumulator in tensor memory.
 
     Attributes:
-        pages_per_stage: pages of a stage, which are multiplied by one commit; other choices in
-            `SelectPlan`.
         gathers: the block table has a slot for each token, in any order; no other kernel does.
+            Other choices are in `SelectPlan`.
     """
 
-    pages_per_stage: int = 2
     gathers: bool = False
 
-    arch: ClassVar[ArchSpec] = SM100
+    pages_per_stage = 2  # a stage is a product: as many tokens as tensor memory has lanes
 
     def __post_init__(self) -> None:
-        if self.pages_per_stage not in PAGES_PER_STAGE:
-            raise ValueError(f"pages_per_stage: expected 1, 2 or 4; got {self.pages_per_stage}")
         if self.stages % self.pages_per_stage:
             raise ValueError("stages: expected a multiple of pages_per_stage")
-        if self.gathers and self.stage_tokens != WARP_SIZE * GATHERED:
-            raise ValueError("gathers: each lane has four tokens of a stage")
         super().__post_init__()
 
     @property
     def name(self) -> str:
-        return f"sm100_indexer_{self.sizes_and_kinds}_{self.stage_kind}"
-
-    @property
-    def stage_kind(self) -> str:
-        """Part of the exported name that tells the stages apart."""
-        return f"p{self.pages_per_stage}" + "_gather" * self.gathers
+        return f"sm100_indexer_{self.sizes_and_kinds}" + "_gather" * self.gathers
 
     @property
     def valid_words(self) -> int:
@@ -89,18 +68,9 @@ class IndexerPlan(SelectPlan):
         return 32
 
     @property
-    def warp_stages(self) -> int:
-        return self.ring_stages // self.load_warps
-
-    @property
     def mma_warp(self) -> int:
         """Number of the issuing warp: the last one, in the load warps' warpgroup."""
         return self.threads // WARP_SIZE - 1
-
-    @property
-    def threads(self) -> int:
-        """Consumers, and the warpgroup that loads and issues."""
-        return self.consumer_threads + WARPGROUP_SIZE
 
     def cache_operand(self, cache: Any) -> Any:
         """The cache: scales are copied by their addresses."""
@@ -121,79 +91,40 @@ class IndexerPlan(SelectPlan):
         return self.pages_per_stage * PAGE_SIZE
 
     @property
-    def product_tokens(self) -> int:
-        """M of a product: 64 tokens use every second 16 lanes of tensor memory."""
-        return min(self.stage_tokens, TMEM_LANES)
-
-    @property
-    def products_per_stage(self) -> int:
-        """Products that one commit follows."""
-        return self.stage_tokens // self.product_tokens
-
-    @property
-    def accumulator_columns(self) -> int:
-        """Columns of a warpgroup: the products of a stage beside each other."""
-        return self.products_per_stage * self.num_heads
-
-    @property
-    def regions(self) -> list[SmemRegion]:
-        stages, tiles, pages = self.ring_stages, self.lists.tile_stages, self.pages_per_stage
-        groups = self.consumer_warpgroups
+    def inputs(self) -> list[SmemRegion]:
+        stages, tiles = self.ring_stages, self.lists.tile_stages
         return [
             SmemRegion("pages", stages * self.stage_key_bytes, 1024, "keys, e4m3, SW128"),
             SmemRegion("queries", tiles * self.query_bytes, 1024, "e4m3, SW128"),
-            SmemRegion("scales", stages * pages * PAGE_SCALE_BYTES, 128, "of keys, fp32"),
+            SmemRegion("scales", self.stages * PAGE_SCALE_BYTES, 128, "of keys, fp32"),
             SmemRegion("weights", tiles * self.weight_bytes, 128, "fp32"),
-            *select_regions(self),
-            SmemRegion("work_tiles", tiles * TILE_WORDS * 4, 16, "descriptions"),
-            SmemRegion(
-                "page_valid", stages * self.valid_words * 4, 16, "1 where it is in the cache"
-            ),
-            scratch_region(),
-            SmemRegion("page_full", stages * 8, 8, "mbarriers: TMA -> mma and a warpgroup"),
-            SmemRegion("page_empty", stages * 8, 8, "mbarriers: 4 warps -> load"),
-            SmemRegion("score_full", groups * 8, 8, "mbarriers: mma -> a warpgroup"),
-            SmemRegion("score_empty", groups * 8, 8, "mbarriers: 4 warps -> mma"),
-            SmemRegion("tile_full", tiles * 8, 8, "mbarriers: load -> mma and consumers"),
-            SmemRegion("tile_empty", tiles * 8, 8, "mbarriers: mma and consumers -> load"),
-            *select_barrier_regions(),
-            SmemRegion("tmem_start", 4, 4, "address of tensor memory"),
         ]
 
-    @cached_property
-    def tmem(self) -> TmemPlan:
+    @property
+    def columns(self) -> list[TmemRegion]:
         """An accumulator for each warpgroup."""
-        columns = self.accumulator_columns
-        return plan_tmem(
-            [
-                TmemRegion(f"scores{group}", group * columns, columns, "a stage's products, fp32")
-                for group in range(self.consumer_warpgroups)
-            ],
-            self.arch.tmem_columns,
-        )
+        columns = self.num_heads
+        return [
+            TmemRegion(f"scores{group}", group * columns, columns, "a stage's products, fp32")
+            for group in range(self.consumer_warpgroups)
+        ]
 
     @property
-    def products(self) -> tuple[UmmaProduct, ...]:
+    def product(self) -> UmmaProduct:
         """A stage's tokens times all heads: of stage 0, tile stage 0 and warpgroup 0."""
-        rows, heads = self.product_tokens, self.num_heads
-        queries = SharedTile(
-            "queries", self.smem.offset("queries"), heads, INDEX_HEAD_DIM, INDEX_HEAD_DIM, E4M3
-        )
-        return tuple(
-            UmmaProduct(
-                rows,
-                heads,
-                SharedOperand("K", rows, (TilePart(self._keys(product), INDEX_HEAD_DIM),)),
-                SharedOperand("K", heads, (TilePart(queries, INDEX_HEAD_DIM),)),
-                column=product * heads,
+        keys, queries = (
+            SharedTile(name, self.smem.offset(region), rows, INDEX_HEAD_DIM, INDEX_HEAD_DIM, E4M3)
+            for name, region, rows in (
+                ("keys", "pages", self.stage_tokens),
+                ("queries", "queries", self.num_heads),
             )
-            for product in range(self.products_per_stage)
         )
-
-    def _keys(self, product: int) -> SharedTile:
-        rows = self.product_tokens
-        at = self.smem.offset("pages") + product * rows * INDEX_HEAD_DIM
-        return SharedTile("keys", at, rows, INDEX_HEAD_DIM, INDEX_HEAD_DIM, E4M3)
+        return UmmaProduct(
+            self.stage_tokens,
+            self.num_heads,
+            SharedOperand("K", self.stage_tokens, (TilePart(keys, INDEX_HEAD_DIM),)),
+            SharedOperand("K", self.num_heads, (TilePart(queries, INDEX_HEAD_DIM),)),
+        )
 
     @property
     def roles(self) -> tuple[Role, Role, Role]:
@@ -209,13 +140,12 @@ class IndexerPlan(SelectPlan):
         )
 
     @property
-    def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers that the plan has regions for."""
+    def input_barriers(self) -> tuple[Barrier, ...]:
         load, mma, select = self.roles
         head = self.query_bytes + self.weight_bytes
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
         stages, tiles, groups = self.ring_stages, self.lists.tile_stages, self.consumer_warpgroups
-        every = (
+        return (
             self._page_full(load, mma, select),
             Barrier("page_empty", stages, select, group, load, 0, "the pages have been read"),
             Barrier("score_full", groups, mma, Arrives.COMMIT, select, 0, "products are there"),
@@ -228,10 +158,7 @@ class IndexerPlan(SelectPlan):
                 "tile_empty", tiles, select, warps, load, 0, "its pages are scored",
                 also_produced_by=mma, also_arrives=one,
             ),
-            *select_barriers(self, select),
         )  # fmt: skip
-        present = {region.name for region in self.regions}
-        return tuple(barrier for barrier in every if barrier.name in present)
 
     def _page_full(self, load: Role, mma: Role, select: Role) -> Barrier:
         """The barrier of loaded stages. Bulk copies bring scales of pages; those of gathered tokens
@@ -265,22 +192,17 @@ class BlackwellOrderPlan(OrderPlan):
 
 @dataclass(frozen=True)
 class LogitsPlan(IndexerPlan):
-    """The fused indexer's plan without the memory of the selection: only its stream of pages."""
+    """The plan of scores alone: the fused indexer's stream of pages."""
 
     stages: int = 24
+    selects = False
 
     @property
     def name(self) -> str:
-        return f"sm100_indexer_logits_h{self.num_heads}_{self.stage_kind}"
+        return f"sm100_indexer_logits_h{self.num_heads}" + "_gather" * self.gathers
 
     @property
     def load_registers(self) -> int:
         """Registers of a load thread, which also cuts the line of pages (see
         write_scores.py)."""
         return 40
-
-    @property
-    def regions(self) -> list[SmemRegion]:
-        selecting = (*select_regions(self), *select_barrier_regions(), scratch_region())
-        absent = {region.name for region in selecting}
-        return [region for region in super().regions if region.name not in absent]

@@ -13,20 +13,21 @@ and NaN stays NaN.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, const_expr, cute
+from cutlass import Float32, Int32, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import tmem
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.umma_issue import commit, issue
-from flashdsa.hw import TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, wait_for_tile
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
 from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm100.plan import GATHERED
-from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers, input_buffers_in
+from flashdsa.kernels.indexer.smem_views import InputBuffers, input_buffers_in
 from flashdsa.problem import PAGE_SIZE
 
 COLUMNS_AT_ONCE = 32
@@ -47,22 +48,7 @@ def make_scorer(
 ) -> Scorer:
     """Return the calling consumer's scorer; `address`: of the allocation."""
     group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
-    return Scorer(address + group * plan.accumulator_columns, scales, score_ring)
-
-
-def row_of_thread(thread: Int32, plan: Any) -> Int32:
-    """The row of a product in the calling thread's lane of tensor memory. 16 of 64 rows are in the
-    first lanes of each warp, and nothing in its other lanes."""
-    if plan.product_tokens == TMEM_LANES:
-        return thread % WARPGROUP_SIZE
-    return thread % WARPGROUP_SIZE // WARP_SIZE * (WARP_SIZE // 2) + thread % (WARP_SIZE // 2)
-
-
-def has_row(thread: Int32, plan: Any) -> cutlass.Boolean:
-    """Whether the calling thread's lane has a row of a product."""
-    if plan.product_tokens == TMEM_LANES:
-        return cutlass.Boolean(True)
-    return thread % WARP_SIZE < WARP_SIZE // 2
+    return Scorer(address + group * plan.num_heads, scales, score_ring)
 
 
 def prepare(x: Scoring, tile_stage: Int32) -> None:
@@ -81,7 +67,7 @@ def score_pages(
     first_use = (pages.first_number + pages.begin) // of_stage
     skipped = (group - first_use) & (groups - 1)
     end_use = first_use + (pages.end - pages.begin + of_stage - 1) // of_stage
-    row = row_of_thread(thread, plan)
+    row = thread % WARPGROUP_SIZE  # of the product, in the thread's lane of tensor memory
     position = (pages.first_page + pages.begin + skipped * of_stage) * PAGE_SIZE + row
     end = (pages.first_page + pages.end) * PAGE_SIZE
     weights = pages.tile_stage * (plan.num_heads // VECTOR)
@@ -95,13 +81,9 @@ def score_pages(
         # page_full[stage]: TMA has written the scales, the load warp page_valid.
         inputs.page_ring.wait(state._replace(stage=stage))
         tmem.after_sync()
-        scored = []
-        for product in cutlass.range_constexpr(plan.products_per_stage):
-            token = product * plan.product_tokens + row
-            scale = scorer.scales[stage * plan.stage_tokens + token] * 0.5
-            valid = valid_bit(inputs.page_valid, stage, token, plan)
-            total = sum_heads(scorer, product, inputs.weights, weights, thread, plan)
-            scored.append((total * scale, valid))
+        scale = scorer.scales[stage * plan.stage_tokens + row] * 0.5
+        valid = valid_bit(inputs.page_valid, stage, row, plan)
+        score = sum_heads(scorer, inputs.weights, weights, row, plan) * scale
         # All lanes have read tensor memory, scales and page_valid. Four warps make the accumulator
         # and the stage empty.
         tmem.before_sync()
@@ -109,10 +91,7 @@ def score_pages(
         if thread % WARP_SIZE == 0:
             scorer.score_ring.release(group)
             inputs.page_ring.release(stage)
-        for product in cutlass.range_constexpr(plan.products_per_stage):
-            score, valid = scored[product]
-            at = position + product * plan.product_tokens
-            store(sink, score, at, valid != 0, has_row(thread, plan) and at < end)
+        store(sink, score, position, valid != 0, position < end)
         position += groups * plan.stage_tokens
 
 
@@ -126,38 +105,20 @@ def valid_bit(valid: cute.Tensor, stage: Int32, token: Int32, plan: Any) -> Int3
 
 @cute.jit
 def sum_heads(
-    scorer: Scorer,
-    product: cutlass.Constexpr,
-    weights: cute.Tensor,
-    first_weight: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
+    scorer: Scorer, weights: cute.Tensor, first_weight: Int32, row: Int32, plan: cutlass.Constexpr
 ) -> Float32:
-    """Return the weighted sum over a row of the stage's product of that number, doubled; all rows
-    have one order. weights: (tile_stages * num_heads,) Float32. first_weight: in steps of
-    VECTOR."""
-    shares = TMEM_LANES // plan.product_tokens  # lanes of a warp that share a row
-    heads = plan.num_heads // shares
-    at_once = min(COLUMNS_AT_ONCE, heads)
-    if const_expr(shares == 2):
-        first_weight += thread % WARP_SIZE // (WARP_SIZE // 2) * (heads // VECTOR)
-    own = thread % WARPGROUP_SIZE
+    """Return the weighted sum over a row of the stage's product, doubled; all rows have one order.
+    weights: (tile_stages * num_heads,) Float32. first_weight: in steps of VECTOR."""
+    at_once = min(COLUMNS_AT_ONCE, plan.num_heads)
     low, high = (Float32(0.0), Float32(0.0)), (Float32(0.0), Float32(0.0))
-    for first in cutlass.range_constexpr(0, heads, at_once):
-        column = product * plan.num_heads + first
-        if const_expr(shares == 2):
-            products = tmem.load_half_lanes(scorer.tmem, column, own, at_once, heads)
-        else:
-            products = tmem.load_lane(scorer.tmem, column, own, at_once)
+    for first in cutlass.range_constexpr(0, plan.num_heads, at_once):
+        products = tmem.load_lane(scorer.tmem, first, row, at_once)
         for four in cutlass.range_constexpr(at_once // VECTOR):
             weight = load4(weights, first_weight + (first // VECTOR + four))
             relu = [doubled_relu(products[four * VECTOR + i]) for i in range(VECTOR)]
             low = cute.arch.fma_packed_f32x2((relu[0], relu[1]), (weight[0], weight[1]), low)
             high = cute.arch.fma_packed_f32x2((relu[2], relu[3]), (weight[2], weight[3]), high)
-    total = (low[0] + low[1]) + (high[0] + high[1])
-    if const_expr(shares == 2):
-        total += cute.arch.shuffle_sync_bfly(total, WARP_SIZE // 2)
-    return total
+    return (low[0] + low[1]) + (high[0] + high[1])
 
 
 SCORING = PageScoring(prepare, score_pages)
@@ -169,7 +130,7 @@ class MmaContext(NamedTuple):
     tile_empty."""
 
     inputs: InputBuffers  # the consumer's end
-    memory: IndexerMemory
+    memory: Memory
     address: Int32  # of the allocation of tensor memory
     score_ring: RingProducer  # score_full, score_empty: a stage a warpgroup
 
@@ -213,18 +174,17 @@ def issue_tile(
         # score_empty[accumulator]: its warpgroup has read the products before these.
         ctx.score_ring.acquire(scores)
         tmem.after_sync()
-        column = ctx.address + scores.stage * plan.accumulator_columns
+        column = ctx.address + scores.stage * plan.num_heads
         key_offset = state.stage * plan.stage_key_bytes
         if prims.elect_sync():
-            for product in plan.products:
-                issue(product, ctx.memory.base, column, True, key_offset, query_offset)
+            issue(plan.product, ctx.memory.base, column, True, key_offset, query_offset)
             commit(ctx.score_ring.full, scores.stage)
         cute.arch.sync_warp()
     return end
 
 
 @cute.jit
-def allocate_tmem(memory: IndexerMemory, warp: Int32, plan: cutlass.Constexpr) -> None:
+def allocate_tmem(memory: Memory, warp: Int32, plan: cutlass.Constexpr) -> None:
     """Allocate tensor memory. All warps call, and all threads of the CTA sync before any of them
     uses it."""
     if warp == plan.mma_warp:
@@ -233,7 +193,7 @@ def allocate_tmem(memory: IndexerMemory, warp: Int32, plan: cutlass.Constexpr) -
 
 
 @cute.jit
-def run_mma(memory: IndexerMemory, plan: cutlass.Constexpr) -> None:
+def run_mma(memory: Memory, plan: cutlass.Constexpr) -> None:
     """The issuing warp: issue all products, then give tensor memory back."""
     address = memory.tmem_start.pointer(Int32).load()
     inputs = input_buffers_in(memory, plan, RingConsumer)
@@ -242,7 +202,7 @@ def run_mma(memory: IndexerMemory, plan: cutlass.Constexpr) -> None:
     tmem.free(address, plan.tmem.allocated)
 
 
-def page_source(memory: IndexerMemory, thread: Int32, plan: Any) -> PageSource:
+def page_source(memory: Memory, thread: Int32, plan: Any) -> PageSource:
     """Return the consumer's source of page scores."""
     address = memory.tmem_start.pointer(Int32).load()
     scales = memory.scales.array(Float32, plan.ring_stages * plan.stage_tokens)

@@ -17,37 +17,20 @@ have a partition of all pages; consumers write -inf beyond the rows' lengths, th
 Two rows of a request may be scored together, for a launch that ranks them.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass
 from cutlass import Float32, GridConstant, Int32, const_expr, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.memory import initialise_barriers
-from flashdsa.dsl.pipeline import RingConsumer, RingProducer
-from flashdsa.dsl.tma import EVICT_FIRST, load_box
+from flashdsa.dsl import pipeline, tma
+from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer import launch
-from flashdsa.kernels.indexer.fused import Operands, consume, find_caller, load, set_up
-from flashdsa.kernels.indexer.load_tiles import (
-    TileLoader,
-    acquire_stage,
-    announce,
-    ask_for_id,
-    finish,
-)
-from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, pairs_of, rows_of
-from flashdsa.kernels.indexer.score_batch import LANES_APART, best_of_block
-from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS, RANK_BINS
+from flashdsa.kernels.indexer import fused, launch, load_tiles, score_batch, sizes, smem_views
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, pairs_of, rows_of
 from flashdsa.kernels.indexer.sm90.plan import BLOCK, IndexerPlan, LogitsPlan
 from flashdsa.kernels.indexer.sm90.score import page_source
 from flashdsa.kernels.indexer.sm90.score_pairs import page_source as pair_source
-from flashdsa.kernels.indexer.smem_views import (
-    IndexerMemory,
-    InputBuffers,
-    consumer_sync,
-    input_buffers_in,
-)
 from flashdsa.kernels.indexer.write_scores import (
     OutputSink,
     WriteContext,
@@ -60,22 +43,9 @@ from flashdsa.kernels.indexer.write_scores import (
 )
 
 
-class LoadContext(NamedTuple):
-    """Role load: arrives at page_full and tile_full, waits for page_empty and tile_empty."""
-
-    inputs: InputBuffers  # the producer's end
-    keys_map: Any  # pointer to the pages' tensor map
-    queries_map: Any  # pointer to the tensor map of the rows' queries
-    weights: Any  # (B, H) fp32, device memory
-    block_table: Any  # (B / next_n, max_pages) int32, device memory
-    num_pages: Int32  # pages of the cache
-    rows: Rows
-    warp: Int32  # among the role's; the first one announces tiles
-
-
 @cute.jit
 def load_pages(
-    ctx: LoadContext,
+    ctx: load_tiles.LoadContext,
     tile: WorkTile,
     first_ids: Int32,
     depth: Any,
@@ -89,7 +59,7 @@ def load_pages(
     for block in cutlass.range(0, count, WARP_SIZE, unroll=1):
         ids = ahead
         if block + WARP_SIZE + lane < count:
-            ahead = ask_for_id(ctx, tile, block + WARP_SIZE + lane, plan)
+            ahead = load_tiles.ask_for_id(ctx, tile, block + WARP_SIZE + lane, plan)
         # A warp loads for one warpgroup: pages whose number is its own, modulo the warpgroups.
         first = (ctx.warp - tile.first_number - block) & (plan.consumer_warpgroups - 1)
         stop = cutlass.min(count - block, Int32(WARP_SIZE))
@@ -100,7 +70,12 @@ def load_pages(
 
 @cute.jit
 def load_page(
-    ctx: LoadContext, page: Int32, number: Int32, depth: Any, lane: Int32, plan: cutlass.Constexpr
+    ctx: load_tiles.LoadContext,
+    page: Int32,
+    number: Int32,
+    depth: Any,
+    lane: Int32,
+    plan: cutlass.Constexpr,
 ) -> None:
     """Load one page into its stage; a page id outside the cache is passed on as invalid, not
     read."""
@@ -108,8 +83,8 @@ def load_page(
     state = ring.state(number)
     stage = state.stage
     if lane == 0:
-        acquire_stage(ring, number, state, depth, plan)
-        valid = page >= 0 and page < ctx.num_pages
+        load_tiles.acquire_stage(ring, number, state, depth, plan)
+        valid = page >= 0 and page < ctx.pages.num_pages
         ctx.inputs.page_valid[stage] = Int32(1) if valid else Int32(0)
         # page_full[stage]: this arrival releases page_valid, too; the phase of a valid page ends
         # with the last byte of the copy.
@@ -117,18 +92,18 @@ def load_page(
             # Orders the copy after the consumers' reads, which page_empty ordered before.
             cute.arch.fence_proxy("async.shared", space="cta")
             full = ring.expect(stage)
-            load_box(
+            tma.load_box(
                 ctx.inputs.pages + stage * plan.stage_bytes,
                 ctx.keys_map,
                 [Int32(0), Int32(0), page],
                 full,
-                EVICT_FIRST,
+                tma.EVICT_FIRST,
             )
         else:
             ring.commit(stage)
 
 
-PAGES = TileLoader(announce, load_pages, finish)
+PAGES = load_tiles.TileLoader(load_tiles.announce, load_pages, load_tiles.finish)
 """Tiles with pages to score."""
 
 
@@ -136,43 +111,27 @@ PAGES = TileLoader(announce, load_pages, finish)
 def indexer_kernel(
     keys_map: GridConstant[tensor_map.TensorMap],
     queries_map: GridConstant[tensor_map.TensorMap],
-    num_pages: Int32,
-    weights: cute.Tensor,
-    seq_lens: cute.Tensor,
-    block_table: cute.Tensor,
-    topk_indices: cute.Tensor,
-    words: cute.Tensor,
-    slots: Int32,
-    published: Any,
+    pages: load_tiles.Pages,
+    results: fused.Results,
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_indexer`."""
-    operands = Operands(
-        weights, seq_lens, block_table, topk_indices, words, published, slots, num_pages
-    )
-    x = set_up(keys_map, queries_map, operands, None, plan)
+    x = fused.set_up(keys_map, queries_map, pages, results, None, plan)
     loads, selects = plan.roles
     # The load role comes first: code more than 64 KB after a kernel's start is slow where it runs
     # first, and the other role is longer than that.
     if not x.caller.consumes:
         cute.arch.setmaxregister_decrease(loads.registers)
-        load_ctx = LoadContext(
-            input_buffers_in(x.memory, plan, RingProducer),
-            keys_map.get_ptr(),
-            queries_map.get_ptr(),
-            operands.weights,
-            operands.block_table,
-            operands.num_pages,
-            x.rows,
-            x.caller.warp - plan.consumer_warps,
+        ctx = load_tiles.loading(
+            x.memory, (keys_map, queries_map), pages, x.rows, x.caller.warp, plan
         )
         # The cluster's barrier: all threads that arrived at it wait, and before they wait for
         # anything else: compute-sanitizer's racecheck lets none of them go on before all have come.
         cute.arch.cluster_wait()
-        load(load_ctx, PAGES, x, plan)
+        load_tiles.load_scheduled(ctx, PAGES, x.select, x.coord, x.lengths, x.caller.lane, plan)
     else:
         cute.arch.setmaxregister_increase(selects.registers)
-        consume(x, page_source, plan)
+        fused.consume(x, page_source, plan)
 
 
 def compile_indexer(plan: IndexerPlan) -> Any:
@@ -184,56 +143,47 @@ def compile_indexer(plan: IndexerPlan) -> Any:
 def logits_kernel(
     keys_map: GridConstant[tensor_map.TensorMap],
     queries_map: GridConstant[tensor_map.TensorMap],
-    num_pages: Int32,
-    weights: cute.Tensor,
-    seq_lens: cute.Tensor,
-    block_table: cute.Tensor,
+    pages: load_tiles.Pages,
     scores: cute.Tensor,
     rest: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_logits`."""
-    caller = find_caller(plan)
-    memory = IndexerMemory.allocate(plan)
+    caller = fused.find_caller(plan)
+    memory = Memory.allocate(plan)
     max_len = scores.shape[1]
     if const_expr(plan.ranked):
         counts, unscored = rest
-        rows = rows_of(seq_lens, block_table)._replace(unscored=unscored)
+        rows = rows_of(pages.seq_lens, pages.block_table)._replace(unscored=unscored)
     else:
-        rows = rows_to_score(seq_lens, block_table, max_len * plan.tokens_of_score)
-    initialise_barriers(memory, caller.thread, INITIALISING_WARPS)
+        longest = max_len * plan.tokens_of_score
+        rows = rows_to_score(pages.seq_lens, pages.block_table, longest)
+    initialise_barriers(memory, caller.thread, sizes.INITIALISING_WARPS)
     cute.arch.sync_threads()
     loads, selects = plan.roles
     if not caller.consumes:
         cute.arch.setmaxregister_decrease(loads.registers)
-        load_ctx = LoadContext(
-            input_buffers_in(memory, plan, RingProducer),
-            keys_map.get_ptr(),
-            queries_map.get_ptr(),
-            weights,
-            block_table,
-            num_pages,
-            pairs_of(rows) if const_expr(plan.in_pairs) else rows,
-            caller.warp - plan.consumer_warps,
-        )
+        scored = pairs_of(rows) if const_expr(plan.in_pairs) else rows
+        maps = keys_map, queries_map
+        load_ctx = load_tiles.loading(memory, maps, pages, scored, caller.warp, plan)
         if const_expr(plan.ranked):
             # The ranking may take each SM that is free, and prepare itself there.
             cute.arch.griddepcontrol_launch_dependents()
         load_partition(load_ctx, PAGES, caller.lane, caller.cta, caller.num_ctas, plan)
     else:
         cute.arch.setmaxregister_increase(selects.registers)
-        inputs = input_buffers_in(memory, plan, RingConsumer)
+        inputs = smem_views.input_buffers_in(memory, plan, pipeline.RingConsumer)
         ctx = WriteContext(inputs, scores, max_len, rows)
         if const_expr(plan.of_blocks):
             source = page_source(memory, caller.thread, plan)
             write_scores(ctx, source, caller.thread, write_block, plan)
         elif const_expr(plan.ranked):
-            bins = memory.counts.array(Int32, plan.teams * RANK_BINS)
+            bins = memory.counts.array(Int32, plan.teams * sizes.RANK_BINS)
             for at in cutlass.range(
-                caller.thread, plan.teams * RANK_BINS, plan.consumer_threads, unroll=1
+                caller.thread, plan.teams * sizes.RANK_BINS, plan.consumer_threads, unroll=1
             ):
                 bins[at] = Int32(0)
-            consumer_sync(plan)  # all counts are 0
+            smem_views.consumer_sync(plan)  # all counts are 0
             ctx = ctx._replace(bins=bins, counts=counts)
             source_of = pair_source if const_expr(plan.in_pairs) else page_source
             source = source_of(memory, caller.thread, plan)
@@ -255,8 +205,8 @@ def write_block(
     seen = present and position < sink.length
     if not (valid and seen):
         score = Float32.nan
-    best = best_of_block(score)
-    if seen and cute.arch.lane_idx() < LANES_APART[0]:
+    best = score_batch.best_of_block(score)
+    if seen and cute.arch.lane_idx() < score_batch.LANES_APART[0]:
         store_score(sink.ctx, sink.row, position // BLOCK, best)
 
 

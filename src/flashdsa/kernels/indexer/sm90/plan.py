@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any
 
-from flashdsa.hw import REGISTER_STEP, SM90, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
+from flashdsa.hw import REGISTER_STEP, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.plan import NUM_HEADS, By, SelectPlan
-from flashdsa.kernels.indexer.regions import (
-    scratch_region,
-    select_barrier_regions,
-    select_barriers,
-    select_regions,
-)
-from flashdsa.kernels.indexer.sizes import RANK_BINS, TILE_WORDS
-from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
+from flashdsa.kernels.indexer.sizes import RANK_BINS
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 from flashdsa.problem import INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES, PAGE_SIZE, SCALE_BYTES
 
 LOAD_REGISTERS = 32
@@ -23,12 +17,11 @@ LOAD_REGISTERS = 32
 
 
 @dataclass(frozen=True)
-class IndexerPlan(SelectPlan):
+class IndexerPlan(SelectPlan, Sm90Plan):
     """One compiled indexer: see `SelectPlan`. `stages` is a multiple of `consumer_warpgroups`: page
     i belongs to warpgroup i % consumer_warpgroups, so a stage is always read by the same one, and a
     fast warpgroup cannot take the phase of a slow one's page for its own."""
 
-    arch: ClassVar[ArchSpec] = SM90
     mxfp4 = False  # keys are 64 bytes of e2m1 codes with four scales
     pages_per_stage = 1
     valid_words = 1  # of a stage: which of its tokens are in the cache
@@ -71,10 +64,6 @@ class IndexerPlan(SelectPlan):
         return self.page_rows
 
     @property
-    def warp_stages(self) -> int:
-        return self.ring_stages // self.consumer_warpgroups
-
-    @property
     def load_warps(self) -> int:
         """Load warps, one for each consumer warpgroup: one warp starts a page in some 300 clocks,
         too slow for all. They cost the others no registers: each of 17 warps gets the same number
@@ -82,67 +71,45 @@ class IndexerPlan(SelectPlan):
         return self.consumer_warpgroups
 
     @property
-    def threads(self) -> int:
-        return self.consumer_threads + self.load_warps * WARP_SIZE
-
-    @property
     def stage_bytes(self) -> int:
         """A page, padded to the period of the 128-byte swizzle."""
         return -(-self.page_bytes // 1024) * 1024
 
     @property
-    def halves_region(self) -> SmemRegion:
-        """Weights of a pair of rows, of which the consumers have no room for all in registers."""
-        return SmemRegion("halves", self.weight_bytes, 128, "halved weights, in the order of lanes")
-
-    @property
-    def regions(self) -> list[SmemRegion]:
-        pages, tiles = self.ring_stages, self.lists.tile_stages
+    def inputs(self) -> list[SmemRegion]:
+        tiles, weights = self.lists.tile_stages, self.weight_bytes
+        # A pair of rows has more weights than the consumers have registers for.
+        halves = SmemRegion("halves", weights, 128, "halved weights, in the order of lanes")
         return [
-            SmemRegion("pages", pages * self.stage_bytes, 1024, "keys and scales, SW128"),
+            SmemRegion("pages", self.stages * self.stage_bytes, 1024, "keys and scales, SW128"),
             SmemRegion("queries", tiles * self.query_bytes, 1024, "e4m3, SW128"),
-            SmemRegion("weights", tiles * self.weight_bytes, 128, "fp32"),
-            *([self.halves_region] if self.in_pairs else []),
-            *select_regions(self),
-            SmemRegion("work_tiles", tiles * TILE_WORDS * 4, 16, "descriptions"),
-            SmemRegion("page_valid", pages * 4, 16, "1 where the page id is in the cache"),
-            scratch_region(),
-            SmemRegion("page_full", pages * 8, 8, "mbarriers: TMA -> a warpgroup"),
-            SmemRegion("page_empty", pages * 8, 8, "mbarriers: 4 warps -> load"),
-            SmemRegion("tile_full", tiles * 8, 8, "mbarriers: load -> consumers"),
-            SmemRegion("tile_empty", tiles * 8, 8, "mbarriers: consumers -> load"),
-            *select_barrier_regions(),
+            SmemRegion("weights", tiles * weights, 128, "fp32"),
+            *([halves] if self.in_pairs else []),
         ]
 
     @property
     def roles(self) -> tuple[Role, Role]:
         """The load warps, and the consumers before them."""
-        loading, selecting = self.launch_registers, self.launch_registers
-        load_threads = self.load_warps * WARP_SIZE
-        if load_threads == WARPGROUP_SIZE:  # what setmaxnreg takes
-            loading = LOAD_REGISTERS
-            freed = load_threads * (self.launch_registers - loading)
-            selecting += freed // self.consumer_threads // REGISTER_STEP * REGISTER_STEP
+        freed = WARPGROUP_SIZE * (self.launch_registers - LOAD_REGISTERS)
+        more = freed // self.consumer_threads // REGISTER_STEP * REGISTER_STEP
+        select = self.launch_registers + more
         return (
-            Role("load", load_threads, loading, "keeps pages in flight"),
-            Role("select", self.consumer_threads, selecting, "score, find the best, write ids"),
+            Role("load", WARPGROUP_SIZE, LOAD_REGISTERS, "keeps pages in flight"),
+            Role("select", self.consumer_threads, select, "score, find the best, write ids"),
         )
 
     @property
-    def barriers(self) -> tuple[Barrier, ...]:
+    def input_barriers(self) -> tuple[Barrier, ...]:
         load, select = self.roles
         head = self.query_bytes + self.weight_bytes
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
-        pages, tiles = self.ring_stages, self.lists.tile_stages
-        every = (
+        pages, tiles = self.stages, self.lists.tile_stages
+        return (
             Barrier("page_full", pages, load, one, select, self.page_bytes, "the page is there"),
             Barrier("page_empty", pages, select, group, load, 0, "the page has been read"),
             Barrier("tile_full", tiles, load, one, select, head, "the row's head is there"),
             Barrier("tile_empty", tiles, select, warps, load, 0, "its pages are scored"),
-            *select_barriers(self, select),
         )
-        present = {region.name for region in self.regions}
-        return tuple(barrier for barrier in every if barrier.name in present)
 
 
 BLOCK = 8
@@ -151,7 +118,7 @@ BLOCK = 8
 
 @dataclass(frozen=True)
 class LogitsPlan(IndexerPlan):
-    """The fused indexer's plan without the memory of the selection: only its stream of pages.
+    """The plan of scores alone: the fused indexer's stream of pages.
 
     Attributes:
         mxfp4: keys are 64 bytes of codes. of_blocks: the best score of each BLOCK tokens is
@@ -164,6 +131,7 @@ class LogitsPlan(IndexerPlan):
     mxfp4: bool = False
     of_blocks: bool = False
     ranked: bool = False
+    selects = False
     pages_in_order = None  # no page waits for others
 
     def __post_init__(self) -> None:
@@ -183,12 +151,9 @@ class LogitsPlan(IndexerPlan):
         return BLOCK if self.of_blocks else 1
 
     @property
-    def regions(self) -> list[SmemRegion]:
-        selecting = (*select_regions(self), *select_barrier_regions(), scratch_region())
-        absent = {region.name for region in selecting}
+    def behind_barriers(self) -> list[SmemRegion]:
         counts = SmemRegion("counts", self.teams * RANK_BINS * 4, 16, "scores of a tile by bins")
-        kept = [region for region in super().regions if region.name not in absent]
-        return [*kept, counts] if self.ranked else kept
+        return [counts] if self.ranked else []
 
 
 LOGITS_PLANS = (

@@ -9,23 +9,16 @@ from typing import Any
 import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8, Uint32, const_expr, cute
 
+from flashdsa import problem
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_pages, fake_tensor
+from flashdsa.dsl.grids import launch_ctas
 from flashdsa.hw import SM90
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
-from flashdsa.problem import (
-    E4M3_MAX,
-    INDEX_HEAD_DIM,
-    MIN_AMAX,
-    PAGE_BYTES,
-    PAGE_KEY_BYTES,
-    PAGE_SIZE,
-    SCALE_BYTES,
-)
 
 THREADS = 256
 LANES_EACH = 8
-ELEMENTS_EACH = INDEX_HEAD_DIM // LANES_EACH
+ELEMENTS_EACH = problem.INDEX_HEAD_DIM // LANES_EACH
 SIGN_CLEARED = 0x7FFFFFFF
 LOW_WORD = 0xFFFFFFFF
 
@@ -33,7 +26,7 @@ LOW_WORD = 0xFFFFFFFF
 @cute.jit
 def load_elements(vectors: cute.Tensor, vector: Int32, part: Int32) -> cute.Tensor:
     """This lane's elements of the vector, exactly, as fp32."""
-    start = vectors.iterator + (Int64(vector) * INDEX_HEAD_DIM + part * ELEMENTS_EACH)
+    start = vectors.iterator + (Int64(vector) * problem.INDEX_HEAD_DIM + part * ELEMENTS_EACH)
     mine = cute.make_tensor(start.align(16), cute.make_layout(ELEMENTS_EACH))
     loaded = cute.make_rmem_tensor(ELEMENTS_EACH, vectors.element_type)
     cute.autovec_copy(mine, loaded)
@@ -63,9 +56,9 @@ def scale_of(elements: cute.Tensor) -> Float32:
         other = cute.arch.shuffle_sync_bfly(largest, 1 << step)
         largest = cutlass.max(largest, other)
     amax = largest.bitcast(Float32)
-    if amax < Float32(MIN_AMAX):
-        amax = Float32(MIN_AMAX)
-    return divide(amax, Float32(E4M3_MAX))
+    if amax < Float32(problem.MIN_AMAX):
+        amax = Float32(problem.MIN_AMAX)
+    return divide(amax, Float32(problem.E4M3_MAX))
 
 
 @cute.jit
@@ -119,17 +112,21 @@ def quantize_kernel(
     words = quantize(elements, scale)
     if vector < count:
         if const_expr(not plan.to_cache):
-            store_words(words, out.iterator + Int64(vector) * INDEX_HEAD_DIM + part * ELEMENTS_EACH)
+            store_words(
+                words, out.iterator + Int64(vector) * problem.INDEX_HEAD_DIM + part * ELEMENTS_EACH
+            )
             if part == 0:
                 scales[vector] = scale
         else:
             slot = slot_of(slots, vector, count)
-            if slot >= 0 and slot < Int64(out.shape[0]) * PAGE_SIZE:
-                page = out.iterator + (slot // PAGE_SIZE) * out.stride[0]
-                offset = Int32(slot % PAGE_SIZE)
-                store_words(words, page + (offset * INDEX_HEAD_DIM + part * ELEMENTS_EACH))
+            if slot >= 0 and slot < Int64(out.shape[0]) * problem.PAGE_SIZE:
+                page = out.iterator + (slot // problem.PAGE_SIZE) * out.stride[0]
+                offset = Int32(slot % problem.PAGE_SIZE)
+                store_words(words, page + (offset * problem.INDEX_HEAD_DIM + part * ELEMENTS_EACH))
                 if part == 0:
-                    address = (page + (PAGE_KEY_BYTES + offset * SCALE_BYTES)).align(SCALE_BYTES)
+                    address = (
+                        page + (problem.PAGE_KEY_BYTES + offset * problem.SCALE_BYTES)
+                    ).align(problem.SCALE_BYTES)
                     cute.recast_ptr(address, dtype=Float32).store(scale)
 
 
@@ -141,10 +138,7 @@ def launch_write(
     (num_pages, 8448) bytes, any distance between pages, on `stream`. Slots outside the cache are
     skipped. `slots`: a slot for each key in one word or two, low word first: (T,) or (2 T,) int32.
     """
-    ctas = (keys.shape[0] * LANES_EACH + THREADS - 1) // THREADS
-    quantize_kernel(keys, slots, cache, None, plan).launch(
-        grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
-    )
+    launch_ctas(quantize_kernel(keys, slots, cache, None, plan), ctas_of(keys), THREADS, stream)
 
 
 @cute.jit
@@ -156,25 +150,22 @@ def launch_quantize(
     scales: cute.Tensor,
 ):
     """Quantise `vectors` (T, 128) into `fp8` (T, 128) bytes and `scales` (T,), on `stream`."""
-    ctas = (vectors.shape[0] * LANES_EACH + THREADS - 1) // THREADS
-    quantize_kernel(vectors, None, fp8, scales, plan).launch(
-        grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
-    )
+    made = quantize_kernel(vectors, None, fp8, scales, plan)
+    launch_ctas(made, ctas_of(vectors), THREADS, stream)
+
+
+def ctas_of(vectors: cute.Tensor) -> Any:
+    """CTAs of a launch."""
+    return (vectors.shape[0] * LANES_EACH + THREADS - 1) // THREADS
 
 
 def compile_quantize(plan: QuantizePlan) -> Any:
     """Compile `launch_write`, or `launch_quantize` for a plan without slots."""
     count = cute.sym_int32()
     element = BFloat16 if plan.dtype == "bfloat16" else Float32
-    vectors = fake_tensor(element, (count, INDEX_HEAD_DIM))
+    vectors = fake.fake_tensor(element, (count, problem.INDEX_HEAD_DIM))
     if plan.to_cache:
-        launch = launch_write
-        words = fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT)
-        others = words, fake_pages(Uint8, (PAGE_BYTES,))
-    else:
-        launch = launch_quantize
-        others = (
-            fake_tensor(Uint8, (count, INDEX_HEAD_DIM)),
-            fake_tensor(Float32, (count,), WORD_ALIGNMENT),
-        )
-    return compile_launch(SM90, launch, plan, vectors, *others)
+        others = fake.words(*fake.symbols(1)), fake.fake_pages(Uint8, (problem.PAGE_BYTES,))
+        return compile_launch(SM90, launch_write, plan, vectors, *others)
+    others = fake.fake_tensor(Uint8, (count, problem.INDEX_HEAD_DIM)), fake.numbers(count)
+    return compile_launch(SM90, launch_quantize, plan, vectors, *others)

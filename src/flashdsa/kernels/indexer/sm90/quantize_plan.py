@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from flashdsa.plan import Role
+from flashdsa.plan import UniformPlan
 
 
 @dataclass(frozen=True)
-class QuantizePlan:
+class QuantizePlan(UniformPlan):
     """One compiled quantisation.
 
     Attributes:
@@ -20,8 +19,6 @@ class QuantizePlan:
 
     dtype: str = "bfloat16"
     to_cache: bool = True
-    roles: ClassVar[tuple[Role, ...]] = ()  # all warps do the same
-    smem_bytes = 0
 
     def __post_init__(self) -> None:
         if self.dtype not in ("bfloat16", "float32"):

@@ -22,6 +22,7 @@ import cutlass
 from cutlass import Float8E4M3FN, Float32, Int32, Uint16, const_expr, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.pipeline import PipelineState, RingConsumer
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import kept, uniform
@@ -30,7 +31,7 @@ from flashdsa.kernels.indexer.schedule.work_tile import course_from
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
 from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.kernels.indexer.smem_views import IndexerMemory, input_buffers_in
+from flashdsa.kernels.indexer.smem_views import input_buffers_in
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 GROUPS = 4
@@ -412,7 +413,7 @@ SCORING = PageScoring(prepare, score_pages)
 """See score_batch.py."""
 
 
-def page_source(memory: IndexerMemory, thread: Int32, plan: IndexerPlan) -> PageSource:
+def page_source(memory: Memory, thread: Int32, plan: IndexerPlan) -> PageSource:
     """Return the consumer's source of page scores."""
     inputs = input_buffers_in(memory, plan, RingConsumer)
     return PageSource(make_scorer(inputs.pages, inputs.queries, thread, plan), Static(SCORING))

@@ -12,12 +12,9 @@ import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import pipeline, smem, static, warp, wgmma
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.pipeline import Ring, RingConsumer
-from flashdsa.dsl.smem import load4, load_float
-from flashdsa.dsl.static import Static
-from flashdsa.dsl.warp import kept, uniform
-from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.schedule.work_tile import course_from
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring
@@ -32,12 +29,7 @@ from flashdsa.kernels.indexer.sm90.score import (
     sum_heads,
     word_of_scale,
 )
-from flashdsa.kernels.indexer.smem_views import (
-    IndexerMemory,
-    InputBuffers,
-    consumer_sync,
-    input_buffers_in,
-)
+from flashdsa.kernels.indexer.smem_views import InputBuffers, consumer_sync, input_buffers_in
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 OPCODE = "wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3"
@@ -52,25 +44,12 @@ class PairScorer(NamedTuple):
 
 
 @cute.jit
-def halve_weights(
-    inputs: InputBuffers, tile_stage: Int32, thread: Int32, plan: cutlass.Constexpr
-) -> None:
-    """Halve the weights of both rows, into an order in which a lane gets four of its columns at a
-    time. The caller syncs before and after."""
-    if thread < plan.tile_heads:
-        # Columns 8 c + 2 q + {0, 1} are those of the lanes with lane % 4 == q.
-        index = thread & -16 | (thread & 6) << 1 | (thread & 8) >> 2 | thread & 1
-        weight = inputs.weights[tile_stage * plan.tile_heads + thread]
-        inputs.halves[index] = weight * Float32(0.5)
-
-
-@cute.jit
 def load_weights(
     mine: cute.Tensor, inputs: InputBuffers, row: int, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
     """Load half the weights of a row's heads whose columns this lane holds, as in score.py."""
     for i in cutlass.range_constexpr(plan.num_heads // 16):
-        four = load4(inputs.halves, (row * plan.num_heads // 4 + 4 * i) + lane % 4)
+        four = smem.load4(inputs.halves, (row * plan.num_heads // 4 + 4 * i) + lane % 4)
         for k in cutlass.range_constexpr(4):
             mine[4 * i + k] = four[k]
 
@@ -80,11 +59,11 @@ def multiply(accumulator: cute.Tensor, keys: Int32, queries: Int32, plan: Any) -
     count = plan.tile_heads // 2
     warpgroup.fence()
     for k in range(INDEX_HEAD_DIM // MMA_K):
-        values = mma_async(
+        values = wgmma.mma_async(
             OPCODE.format(plan.tile_heads),
             [accumulator[i] for i in range(count)],
-            descriptor_behind(keys, k * MMA_K),
-            descriptor_behind(queries, k * MMA_K),
+            wgmma.descriptor_behind(keys, k * MMA_K),
+            wgmma.descriptor_behind(queries, k * MMA_K),
             accumulate=k > 0,
             transposes=(),
         )
@@ -104,12 +83,18 @@ class Prepared(NamedTuple):
 def prepare(x: Scoring, tile_stage: Int32) -> Prepared:
     """Load the first row's weights into registers. Starts and ends synced."""
     inputs, thread, plan = x.inputs, x.thread, x.plan
-    halve_weights(inputs, tile_stage, thread, plan)
+    # Halve the weights of both rows, into an order in which a lane gets four of its columns at a
+    # time. All have read those of the tile before.
+    if thread < plan.tile_heads:
+        # Columns 8 c + 2 q + {0, 1} are those of the lanes with lane % 4 == q.
+        index = thread & -16 | (thread & 6) << 1 | (thread & 8) >> 2 | thread & 1
+        weight = inputs.weights[tile_stage * plan.tile_heads + thread]
+        inputs.halves[index] = weight * Float32(0.5)
     # All consumers of the CTA: both rows' halved weights are written.
     consumer_sync(plan)
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     load_weights(weights, inputs, 0, thread % WARP_SIZE, plan)
-    return Prepared(weights, uniform(thread // WARPGROUP_SIZE))
+    return Prepared(weights, warp.uniform(thread // WARPGROUP_SIZE))
 
 
 @cute.jit
@@ -122,11 +107,11 @@ def score_pages(
     groups, ring = plan.consumer_warpgroups, inputs.page_ring
     begin = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))
     # Kept in registers, uniform ones if possible: the loop would compute each of them anew.
-    lane = Uint32(kept(thread % WARP_SIZE, thread % WARP_SIZE))
-    keys = uniform(scorer.keys)
-    queries = uniform(scorer.queries + pages.tile_stage * (plan.query_bytes >> 4))
-    first_number = uniform(pages.first_number + begin)
-    end_number = uniform(pages.first_number + pages.end)
+    lane = Uint32(warp.kept(thread % WARP_SIZE, thread % WARP_SIZE))
+    keys = warp.uniform(scorer.keys)
+    queries = warp.uniform(scorer.queries + pages.tile_stage * (plan.query_bytes >> 4))
+    first_number = warp.uniform(pages.first_number + begin)
+    end_number = warp.uniform(pages.first_number + pages.end)
     token = thread // WARP_SIZE % 4 * 16 + Int32(lane // 4 + lane % 2 * 8)
     course = course_from(begin, pages.num_pages, plan)
     position = (pages.first_page + course.first) * PAGE_SIZE + token
@@ -136,7 +121,7 @@ def score_pages(
     # many.
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     for number in cutlass.range(first_number, end_number, groups, unroll=1):
-        state = Ring(ring.stages, by_masks=True).state(number)
+        state = pipeline.Ring(ring.stages, by_masks=True).state(number)
         stage = state.stage
         # page_full[stage], the round's phase: TMA has brought keys and scales, or page_valid says
         # that none came. All may be read until this warp arrives at page_empty[stage].
@@ -144,7 +129,7 @@ def score_pages(
         # This comes before the product, as in score.py: ptxas leaves nothing of the sync_warp below
         # in a warp that has not parted, and racecheck then takes the product's fence for what
         # orders the loads of all lanes and the arrival of one.
-        scale = load_float(scales + stage * plan.stage_bytes)
+        scale = smem.load_float(scales + stage * plan.stage_bytes)
         valid = inputs.page_valid[stage]
         multiply(accumulator, keys + stage * (plan.stage_bytes >> 4), queries, plan)
         warpgroup.wait_group(0)
@@ -166,10 +151,10 @@ SCORING = PageScoring(prepare, score_pages)
 """See score_batch.py."""
 
 
-def page_source(memory: IndexerMemory, thread: Int32, plan: IndexerPlan) -> PageSource:
+def page_source(memory: Memory, thread: Int32, plan: IndexerPlan) -> PageSource:
     """Return the consumer's source of page scores."""
-    inputs = input_buffers_in(memory, plan, RingConsumer)
+    inputs = input_buffers_in(memory, plan, pipeline.RingConsumer)
     scorer = PairScorer(
-        along_k(memory.pages.address()), along_k(memory.queries.address()), inputs.pages
+        wgmma.along_k(memory.pages.address()), wgmma.along_k(memory.queries.address()), inputs.pages
     )
-    return PageSource(scorer, Static(SCORING))
+    return PageSource(scorer, static.Static(SCORING))

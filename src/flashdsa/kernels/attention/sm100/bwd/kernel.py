@@ -20,22 +20,17 @@ from cutlass import BFloat16, Float32, GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import cta_pair, grids, registers, static
 from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.cta_pair import enter_pair, leave_pair
-from flashdsa.dsl.grids import launch_plan
-from flashdsa.dsl.registers import take_registers
-from flashdsa.dsl.static import Static
+from flashdsa.dsl.memory import Memory
 from flashdsa.hw import SECTOR_BYTES, SM100, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention import mend, ordered_sum
 from flashdsa.kernels.attention.delta import launch_delta
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.lists import Lists
-from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
-from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
-from flashdsa.kernels.attention.sm100.bwd import load, mma
+from flashdsa.kernels.attention.sm100.bwd import load, mma, products, reduce_dkv
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
-from flashdsa.kernels.attention.sm100.bwd.products import products_of
-from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer, finish, reduce_item, store_do
 from flashdsa.kernels.attention.sm100.bwd.softmax import DqWriter, Softmax, softmax_item, write_dq
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
 from flashdsa.kernels.attention.union import launch_union
@@ -101,14 +96,14 @@ def backward_kernel(
     indices, lengths, members, present = items
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    memory = load.BwdMemory.allocate(plan)
-    hold = enter_pair(memory, thread, warp, 1)
+    memory = Memory.allocate(plan)
+    hold = cta_pair.enter_pair(memory, thread, warp, 1)
 
     # Each role computes its own coordinates: values shared by all would be live in every role, and
     # ptxas would spill them before the roles part.
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
-        take_registers(plan, "softmax")
+        registers.take_registers(plan, "softmax")
         turn = load.first_turn()
         while turn.item < lengths.shape[0]:
             ctx = load.locate(lengths, indices, memory, turn)
@@ -119,7 +114,7 @@ def backward_kernel(
             write_dq(DqWriter(ctx, dq))
             turn = load.next_turn(ctx)
     elif group == LOAD:
-        take_registers(plan, "load")
+        registers.take_registers(plan, "load")
         turn = load.first_turn()
         while turn.item < lengths.shape[0]:
             ctx = load.locate(lengths, indices, memory, turn)
@@ -127,25 +122,25 @@ def backward_kernel(
             load.load_blocks(load.Loader(ctx, *maps, indices, members, Int32(dkv.shape[0])))
             turn = load.next_turn(ctx)
     elif group == REDUCE:
-        take_registers(plan, "reduce")
+        registers.take_registers(plan, "reduce")
         turn, ring_slot = load.first_turn(), Int32(0)
         while turn.item < lengths.shape[0]:
             ctx = load.locate(lengths, indices, memory, turn)
             first_row = None
             if cutlass.const_expr(slots is not None):
                 first_row = slots.iterator + Int64(ctx.item) * indices.shape[1] * plan.tile.d_qk
-            store_do(ctx)
-            ring_slot = reduce_item(Reducer(ctx, dkv, first_row), ring_slot)
+            reduce_dkv.store_do(ctx)
+            ring_slot = reduce_dkv.reduce_item(reduce_dkv.Reducer(ctx, dkv, first_row), ring_slot)
             turn = load.next_turn(ctx)
-        finish()
+        reduce_dkv.finish()
     else:
-        take_registers(plan, "mma")
+        registers.take_registers(plan, "mma")
         turn = load.first_turn()
         if warp % (WARPGROUP_SIZE // WARP_SIZE) == 0:
             if prims.elect_sync():
                 while turn.item < lengths.shape[0]:
                     ctx = load.locate(lengths, indices, memory, turn)
-                    mma.issue_item(mma.Issuer(ctx, Static(products_of(plan))))
+                    mma.issue_item(mma.Issuer(ctx, static.Static(products.products_of(plan))))
                     turn = load.next_turn(ctx)
             cute.arch.sync_warp()
         elif warp % (WARPGROUP_SIZE // WARP_SIZE) == 1:
@@ -156,7 +151,7 @@ def backward_kernel(
                     turn = load.next_turn(ctx)
                 mma.wait_until_read(memory, turn)
             cute.arch.sync_warp()
-    leave_pair(plan, hold, warp, 1)
+    cta_pair.leave_pair(plan, hold, warp, 1)
 
 
 @cute.jit
@@ -210,14 +205,14 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     if cutlass.const_expr(plan.deterministic):
         slots, order, starts = further
         launch_pairs(x, items, slots, scale, pairs, plan, stream)
-        launch_ordered_sum(stream, slots, order, starts, x.dkv)
+        ordered_sum.launch_ordered_sum(stream, slots, order, starts, x.dkv)
     else:
         launch_pairs(x, items, None, scale, pairs, plan, stream)
     if cutlass.const_expr(plan.group > 1):
-        heads, lse, delta = Int32(plan.group_heads), flat(x.lse), flat(x.delta)
+        heads, lse, delta = Int32(plan.group_heads), mend.flat(x.lse), mend.flat(x.delta)
         read = x.q, x.kv, x.indices, x.topk_length, lse
-        launch_mend_dq(
-            Queries(*read, heads, scale, Int32(plan.group)), x.do, delta, x.dq, None, stream
+        mend.launch_mend_dq(
+            mend.Queries(*read, heads, scale, Int32(plan.group)), x.do, delta, x.dq, None, stream
         )
 
 
@@ -244,7 +239,7 @@ def launch_pairs(
     maps = q_map, do_map, kv_map, rope_map
     made = backward_kernel(*maps, x.lse, x.delta, items, x.dq, x.dkv, slots, scale, plan)
     ctas = cutlass.min(items.lengths.shape[0], pairs) * CLUSTER
-    launch_plan(made, plan, ctas, stream, cluster=CLUSTER, use_pdl=False)
+    grids.launch_plan(made, plan, ctas, stream, cluster=CLUSTER, use_pdl=False)
 
 
 def compile_backward(plan: BwdPlan) -> Any:

@@ -4,16 +4,16 @@ A pair of CTAs takes one item after the other, each a query or a group of them. 
 have running numbers over all items, which give the phases of barriers.
 """
 
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl import cta_pair, tmem
+from flashdsa.dsl import tmem
 from flashdsa.dsl.gather4 import gather4
 from flashdsa.dsl.grids import place_in_grid
-from flashdsa.dsl.memory import Region
-from flashdsa.dsl.pipeline import Barriers, RingProducer
+from flashdsa.dsl.memory import Memory
+from flashdsa.dsl.pipeline import RingProducer
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm100.core.slots import read_row
 from flashdsa.kernels.attention.sm100.core.tile import BF16, BOX_DIMS, CLUSTER
@@ -27,47 +27,10 @@ class Turn(NamedTuple):
     blocks_before: Int32  # of those items
 
 
-class BwdMemory(cta_pair.PairMemory):
-    """Regions and barriers of `BwdPlan`."""
-
-    q: Region
-    q_rope: Region
-    do: Region
-    kv: Region
-    s: Region
-    ds: Region
-    partial: Region
-    ring: Region
-    rows: Region
-    masks: Region
-    q_full: Barriers
-    do_full: Barriers
-    query_free: Barriers
-    do_stored: Barriers
-    kv_full: Barriers
-    kv_free: Barriers
-    p_ready: Barriers
-    p_free: Barriers
-    dp_ready: Barriers
-    partial_full: Barriers
-    partial_free: Barriers
-    s_ready: Barriers
-    ds_ready: Barriers
-    s_ds_free: Barriers
-    dkv_ready: Barriers
-    dkv_free: Barriers
-    rows_full: Barriers
-    rows_free: Barriers
-    dq_ready: Barriers
-
-
-M = TypeVar("M", bound=cta_pair.PairMemory)
-
-
-class Context(NamedTuple, Generic[M]):
+class Context(NamedTuple):
     """One CTA's position in the launch, and its item."""
 
-    memory: M
+    memory: Memory
     tmem: Int32  # TMEM address of the allocation
     cta_rank: Int32  # in the cluster: which half of the dims
     turn: Turn
@@ -105,9 +68,7 @@ def next_turn(ctx: Context) -> Turn:
 
 
 @cute.jit
-def locate(
-    topk_length: cute.Tensor, indices: cute.Tensor, memory: BwdMemory, turn: Turn
-) -> Context:
+def locate(topk_length: cute.Tensor, indices: cute.Tensor, memory: Memory, turn: Turn) -> Context:
     """This thread's context for an item."""
     thread, block, _ = place_in_grid()
     keys = memory.plan.tile.keys

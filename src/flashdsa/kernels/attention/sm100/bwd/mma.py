@@ -14,14 +14,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.memory import Region
-from flashdsa.dsl.pipeline import Barriers, RingConsumer
+from flashdsa.dsl import pipeline, tma, tmem, umma_issue
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.static import Static
-from flashdsa.dsl.tma import load_box
-from flashdsa.dsl.tmem import wait_then_tcgen05
 from flashdsa.dsl.umma import UmmaProduct
-from flashdsa.dsl.umma_issue import commit, issue
-from flashdsa.kernels.attention.sm100.bwd.load import BwdMemory, Context, Turn
+from flashdsa.kernels.attention.sm100.bwd.load import Context, Turn
 from flashdsa.kernels.attention.sm100.bwd.plan import QUERY_STEPS
 from flashdsa.kernels.attention.sm100.bwd.products import Products
 from flashdsa.kernels.attention.sm100.core.tile import BF16, BOX_DIMS, PAIR_ROWS
@@ -41,7 +38,7 @@ class Operand(NamedTuple):
 
     tensor_map: Any
     region: Region
-    full: Barriers
+    full: pipeline.Barriers
 
 
 @cute.jit
@@ -96,13 +93,13 @@ def load_rows(
     for box in cutlass.range_constexpr(boxes.start, boxes.stop):
         at = operand.region.bytes() + (first + box * (PAIR_ROWS * BOX_DIMS * BF16))
         dim = ctx.cta_rank * plan.tile.dims + box * BOX_DIMS
-        load_box(at, operand.tensor_map, [dim, row], barrier)
+        tma.load_box(at, operand.tensor_map, [dim, row], barrier)
     if cutlass.const_expr(rope):
         at = ctx.memory.q_rope.bytes() + first
-        load_box(at, operand.tensor_map, [Int32(plan.tile.d_v), row], barrier)
+        tma.load_box(at, operand.tensor_map, [Int32(plan.tile.d_v), row], barrier)
 
 
-def wait_until_read(memory: BwdMemory, turn: Turn) -> None:
+def wait_until_read(memory: Memory, turn: Turn) -> None:
     """Wait, before the CTA ends, for the last commit of its MMAs; `turn` is the one after it."""
     memory.query_free.wait_round(turn.items_before - 1, QUERY_STEPS - 1)
 
@@ -118,9 +115,9 @@ class Issuer(NamedTuple):
         return self.static.value
 
     @property
-    def keys(self) -> RingConsumer:
+    def keys(self) -> pipeline.RingConsumer:
         """The key blocks: the use of the ring is the block's running number."""
-        return RingConsumer(self.ctx.memory.kv_full, self.ctx.memory.kv_free)
+        return pipeline.RingConsumer(self.ctx.memory.kv_full, self.ctx.memory.kv_free)
 
     def keys_offset(self, number: Any) -> Any:
         """Bytes from stage 0 of the keys to the block's."""
@@ -132,7 +129,7 @@ def issue_product(
     ctx: Context, product: cutlass.Constexpr[UmmaProduct], clear: Any, a_offset: Any, b_offset: Any
 ) -> None:
     """Issue a product's instructions; `clear`, `a_offset` and `b_offset` as in `issue`."""
-    issue(product, ctx.memory.base, ctx.tmem, clear, a_offset, b_offset)
+    umma_issue.issue(product, ctx.memory.base, ctx.tmem, clear, a_offset, b_offset)
 
 
 @cute.jit
@@ -140,19 +137,19 @@ def issue_p(role: Issuer, number: Int32) -> None:
     """Issue P of a block, this CTA's dims of Q K^T."""
     ctx, plan = role.ctx, role.ctx.plan
     # kv_full: the gather has filled the block's stage; it stays until kv_free, committed after dQ.
-    wait_then_tcgen05(role.keys.full, number)
+    tmem.wait_then_tcgen05(role.keys.full, number)
     at = role.keys_offset(number)
     issue_product(ctx, role.products.p, True, 0, at)
     rope_offset = ctx.cta_rank * (plan.tile.own_rope_dims * BF16)
     issue_product(ctx, role.products.p_rope, False, rope_offset, at)
-    commit(ctx.memory.p_ready)
+    umma_issue.commit(ctx.memory.p_ready)
 
 
 @cute.jit
 def issue_dp(role: Issuer, number: Int32) -> None:
     """Issue dP of a block, this CTA's dims of dO V^T."""
     issue_product(role.ctx, role.products.dp, True, 0, role.keys_offset(number))
-    commit(role.ctx.memory.dp_ready)
+    umma_issue.commit(role.ctx.memory.dp_ready)
 
 
 @cute.jit
@@ -164,54 +161,54 @@ def issue_block(role: Issuer, block: Int32) -> None:
     owner = owns_rope(ctx.cta_rank, number)
     if not last:
         # p_free of this block: the softmax has read P, whose columns the next block's overwrites.
-        wait_then_tcgen05(ctx.memory.p_free, number)
+        tmem.wait_then_tcgen05(ctx.memory.p_free, number)
         issue_p(role, number + 1)
     # s_ready of this block: S is in shared memory, visible to the async proxy, until s_ds_free.
-    wait_then_tcgen05(ctx.memory.s_ready, number)
+    tmem.wait_then_tcgen05(ctx.memory.s_ready, number)
     # dkv_free of the block before's last part: the reduce role has read it, so part 0 may overwrite
     # the columns. The wait passes for the first block.
     if owns_rope(ctx.cta_rank, number - 1) and number > 0:
-        wait_then_tcgen05(free, owned_before(number - 1), 2)
+        tmem.wait_then_tcgen05(free, owned_before(number - 1), 2)
     else:
-        wait_then_tcgen05(free, number - 1, 1)
+        tmem.wait_then_tcgen05(free, number - 1, 1)
     of_s, of_ds = role.products.dkv[0]
     issue_product(ctx, of_s, True, 0, 0)
     # ds_ready of this block: dS is in shared memory until s_ds_free, and in TMEM, where dP was,
     # until dQ has read it.
-    wait_then_tcgen05(ctx.memory.ds_ready, number)
+    tmem.wait_then_tcgen05(ctx.memory.ds_ready, number)
     issue_product(ctx, of_ds, False, 0, 0)
-    commit(ready, 0)
+    umma_issue.commit(ready, 0)
     if last:
-        commit(ctx.memory.query_free, 0)
+        umma_issue.commit(ctx.memory.query_free, 0)
 
     # The softmax had read the previous dQ, whose columns this one overwrites, when it came to dS of
     # this item.
     at = role.keys_offset(number)
     issue_product(ctx, role.products.dq, block == 0, 0, at)
     issue_product(ctx, role.products.dq_rope, block == 0, 0, at)
-    commit(role.keys.empty, role.keys.state(number).stage)
+    umma_issue.commit(role.keys.empty, role.keys.state(number).stage)
     if last:
-        commit(ctx.memory.dq_ready)
+        umma_issue.commit(ctx.memory.dq_ready)
     else:
         # kv_free of this block, its own commit: dQ has read dS, whose columns the next block's dP
         # overwrites.
-        wait_then_tcgen05(role.keys.empty, number)
+        tmem.wait_then_tcgen05(role.keys.empty, number)
         issue_dp(role, number + 1)
 
     # dkv_free of part 0: the reduce role has read the columns that part 1 overwrites.
-    wait_then_tcgen05(free, number, 0)
+    tmem.wait_then_tcgen05(free, number, 0)
     of_s, of_ds = role.products.dkv[1]
     issue_product(ctx, of_s, True, 0, 0)
     issue_product(ctx, of_ds, False, 0, 0)
-    commit(ready, 1)
+    umma_issue.commit(ready, 1)
     if owner:
         # dkv_free of part 1: likewise for part 2.
-        wait_then_tcgen05(free, number, 1)
+        tmem.wait_then_tcgen05(free, number, 1)
         issue_product(ctx, role.products.dkv[2][0], True, 0, 0)
-        commit(ready, 2)
-    commit(ctx.memory.s_ds_free)
+        umma_issue.commit(ready, 2)
+    umma_issue.commit(ctx.memory.s_ds_free)
     if last:
-        commit(ctx.memory.query_free, 1)
+        umma_issue.commit(ctx.memory.query_free, 1)
 
 
 def owns_rope(cta_rank: Any, number: Any) -> Any:
@@ -231,12 +228,12 @@ def issue_item(role: Issuer) -> None:
     before = ctx.turn.items_before
     # q_full of this item: TMA has brought Q, which stays until query_free. It came after all MMAs
     # of the item before: P's columns, read before S was ready, and dP's may be overwritten.
-    wait_then_tcgen05(ctx.memory.q_full, before)
+    tmem.wait_then_tcgen05(ctx.memory.q_full, before)
     issue_p(role, first)
     # do_full and do_stored of this item: dO is in shared memory for dKV, until query_free, and in
     # TMEM for dP.
-    wait_then_tcgen05(ctx.memory.do_full, before)
-    wait_then_tcgen05(ctx.memory.do_stored, before)
+    tmem.wait_then_tcgen05(ctx.memory.do_full, before)
+    tmem.wait_then_tcgen05(ctx.memory.do_stored, before)
     issue_dp(role, first)
     for block in cutlass.range(ctx.num_blocks, unroll=1):
         issue_block(role, block)

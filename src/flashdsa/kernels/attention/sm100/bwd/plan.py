@@ -66,7 +66,6 @@ class BwdPlan(Sm100Plan):
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        """Raises BudgetError, which names the region or role that does not fit."""
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
         if self.deterministic and self.group > 1:
@@ -76,7 +75,7 @@ class BwdPlan(Sm100Plan):
         if self.kv_stages < 2:
             # P of the next block is issued before dQ of this one, which frees its stage.
             raise ValueError(f"kv_stages: expected at least 2; got {self.kv_stages}")
-        self.check()
+        super().__post_init__()
 
     @property
     def name(self) -> str:

@@ -17,19 +17,14 @@ from cutlass import BFloat16, Float32, GridConstant, Int32, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import cta_pair, fake_tensors, grids, pipeline, registers, tmem, umma_issue
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.cta_pair import enter_pair, leave_pair
-from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.dsl.grids import launch_plan, place_in_grid
-from flashdsa.dsl.pipeline import RingConsumer
-from flashdsa.dsl.registers import take_registers
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.static import Static
-from flashdsa.dsl.tmem import after_sync, wait_for_tmem, wait_then_tcgen05
-from flashdsa.dsl.umma_issue import commit_to_pair, issue
 from flashdsa.hw import SM100, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention import mend, union_slots
 from flashdsa.kernels.attention.fake_operands import fake_lists, fake_max_logits, fake_operands
 from flashdsa.kernels.attention.lists import Lists
-from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
 from flashdsa.kernels.attention.sm100.fwd import load, softmax
@@ -49,9 +44,9 @@ class Issuer(NamedTuple):
         return self.static.value
 
     @property
-    def keys(self) -> RingConsumer:
+    def keys(self) -> pipeline.RingConsumer:
         """Tiles of keys, in the states of `Context.keys_at`."""
-        return RingConsumer(self.ctx.memory.kv_full, self.ctx.memory.kv_free)
+        return pipeline.RingConsumer(self.ctx.memory.kv_full, self.ctx.memory.kv_free)
 
 
 @cute.jit
@@ -62,11 +57,11 @@ def issue_scores(role: Issuer, tile: Int32) -> None:
     # kv_full: both CTAs' gathers have filled the tile's stage; it stays until kv_free, which is
     # committed after P V.
     role.keys.wait(at)
-    after_sync()
+    tmem.after_sync()
     offset = at.stage * ctx.plan.tile.bytes
-    issue(role.products.qk, ctx.memory.base, ctx.tmem, True, 0, offset)
-    issue(role.products.qk_rope, ctx.memory.base, ctx.tmem, False, 0, offset)
-    commit_to_pair(ctx.memory.s_ready)
+    umma_issue.issue(role.products.qk, ctx.memory.base, ctx.tmem, True, 0, offset)
+    umma_issue.issue(role.products.qk_rope, ctx.memory.base, ctx.tmem, False, 0, offset)
+    umma_issue.commit_to_pair(ctx.memory.s_ready)
 
 
 @cute.jit
@@ -77,12 +72,12 @@ def issue_values(role: Issuer, tile: Int32) -> None:
     p_offset = tile % P_STAGES * BOX_BYTES
     kv_offset = at.stage * ctx.plan.tile.bytes
     for product in role.products.pv:
-        issue(product, ctx.memory.base, ctx.tmem, tile == 0, p_offset, kv_offset)
+        umma_issue.issue(product, ctx.memory.base, ctx.tmem, tile == 0, p_offset, kv_offset)
     if tile + role.keys.stages < ctx.num_tiles:
         # Only if a tile comes into the stage: an arrival that nobody waits for might come to a CTA
         # that has ended.
-        commit_to_pair(role.keys.empty, at.stage)
-    commit_to_pair(ctx.memory.p_free, tile % P_STAGES)
+        umma_issue.commit_to_pair(role.keys.empty, at.stage)
+    umma_issue.commit_to_pair(ctx.memory.p_free, tile % P_STAGES)
 
 
 @cute.jit
@@ -90,15 +85,15 @@ def issue_all(role: Issuer) -> None:
     """One thread: issue every tile of the item."""
     ctx = role.ctx
     # q_stored, its only time: every warp of both CTAs has stored its lanes of Q.
-    wait_for_tmem(ctx.memory.q_stored, 0)
+    tmem.wait_for_tmem(ctx.memory.q_stored, 0)
     issue_scores(role, Int32(0))
     for tile in cutlass.range(ctx.num_tiles, unroll=1):
         if tile + 1 < ctx.num_tiles:
             # s_free, time i: both CTAs have read the scores that the next ones overwrite.
-            wait_for_tmem(ctx.memory.s_free, tile)
+            tmem.wait_for_tmem(ctx.memory.s_free, tile)
             issue_scores(role, tile + 1)
         # p_ready, time i: P of both CTAs is in shared memory until p_free; O is against its maxima.
-        wait_then_tcgen05(ctx.memory.p_ready, tile)
+        tmem.wait_then_tcgen05(ctx.memory.p_ready, tile)
         issue_values(role, tile)
 
 
@@ -125,13 +120,13 @@ def forward_kernel(
     """One CTA of a pair; arguments as in `launch_pairs`."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    memory = load.FwdMemory.allocate(plan)
-    hold = enter_pair(memory, thread, warp, CLUSTER)
+    memory = Memory.allocate(plan)
+    hold = cta_pair.enter_pair(memory, thread, warp, CLUSTER)
 
     # Each role computes its own coordinates: values shared by all would be live in every role.
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
-        take_registers(plan, "softmax")
+        registers.take_registers(plan, "softmax")
         ctx = locate(slots, num_slots, memory)
         scale = softmax.make_scale(sm_scale * softmax.LOG2_E)
         softmax.store_query(ctx)
@@ -140,7 +135,7 @@ def forward_kernel(
             softmax.Output(ctx, out_map.get_ptr(), lse, max_logits, attn_sink, scale), row
         )
     elif group == LOAD:
-        take_registers(plan, "load")
+        registers.take_registers(plan, "load")
         ctx = locate(slots, num_slots, memory)
         loader = load.Loader(
             ctx, q_map.get_ptr(), kv_map.get_ptr(), kv_rope_map.get_ptr(), slots, members, num_rows
@@ -151,23 +146,21 @@ def forward_kernel(
             cute.arch.sync_warp()
         load.load_all(loader)
     else:
-        take_registers(plan, "mma")
+        registers.take_registers(plan, "mma")
         ctx = locate(slots, num_slots, memory)
         if ctx.thread // WARP_SIZE == 0 and ctx.cta_rank == load.LEADER:
             if prims.elect_sync():
                 issue_all(Issuer(ctx, Static(products_of(plan))))
             cute.arch.sync_warp()
-    leave_pair(plan, hold, warp, CLUSTER, relaxed=True)
+    cta_pair.leave_pair(plan, hold, warp, CLUSTER, relaxed=True)
 
 
 @cute.jit
-def locate(slots: cute.Tensor, num_slots: cute.Tensor, memory: load.FwdMemory) -> load.Context:
+def locate(slots: cute.Tensor, num_slots: cute.Tensor, memory: Memory) -> load.Context:
     """This thread's context."""
-    thread, block, _ = place_in_grid()
+    thread, block, _ = grids.place_in_grid()
     item, keys = block // CLUSTER, memory.plan.tile.keys
-    count = Int32(slots.shape[1])
-    if num_slots.shape[0] > 0:
-        count = cutlass.min(cutlass.max(num_slots[item], Int32(0)), count)
+    count = union_slots.slots_of(slots, num_slots, item)
     return load.Context(
         memory=memory,
         tmem=memory.tmem_start.pointer(Int32).load(),
@@ -222,7 +215,7 @@ def launch_pairs(
     results = attn_sink, lse, max_logits, sm_scale
     made = forward_kernel(*maps, Int32(kv.shape[0]), *of_items, *results, plan)
     ctas = (rows + PAIR_ROWS - 1) // PAIR_ROWS * CLUSTER
-    launch_plan(made, plan, ctas, stream, cluster=CLUSTER, use_pdl=False)
+    grids.launch_plan(made, plan, ctas, stream, cluster=CLUSTER, use_pdl=False)
 
 
 @cute.jit
@@ -251,7 +244,7 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     results = x.out, x.lse, max_logits
     launch_pairs(x.q, *keys, *slots, x.attn_sink, *results, x.sm_scale, plan, stream)
     if cutlass.const_expr(plan.group > 1):
-        launch_mend_out(x, plan.group, None, stream, kv_rope=kv_rope)
+        mend.launch_mend_out(x, plan.group, None, stream, kv_rope=kv_rope)
 
 
 def compile_forward(plan: FwdPlan) -> Any:
@@ -260,8 +253,8 @@ def compile_forward(plan: FwdPlan) -> Any:
     apart: tuple[Any, ...] = ()
     if plan.kv_apart:
         keys, tile = operands.kv.shape[0], plan.tile
-        operands = operands._replace(kv=fake_tensor(BFloat16, (keys, tile.d_v)))
-        apart = (fake_tensor(BFloat16, (keys, tile.d_qk - tile.d_v)),)
+        operands = operands._replace(kv=fake_tensors.fake_tensor(BFloat16, (keys, tile.d_v)))
+        apart = (fake_tensors.fake_tensor(BFloat16, (keys, tile.d_qk - tile.d_v)),)
     lists = fake_lists(plan.group)[:3] if plan.group > 1 else ()
     further = fake_max_logits(), *apart, *lists
     return compile_launch(SM100, launch_forward, plan, *operands, *further)

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl.cta_pair import PairMemory
 from flashdsa.dsl.gather4 import gather4
-from flashdsa.dsl.memory import Region
-from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingProducer
+from flashdsa.dsl.memory import Memory
+from flashdsa.dsl.pipeline import PipelineState, Ring, RingProducer
 from flashdsa.dsl.tma import load_box
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm100.core.slots import read_row
@@ -19,31 +18,10 @@ LEADER = 0
 """Rank of the CTA that issues the MMAs."""
 
 
-class FwdMemory(PairMemory):
-    """Regions and barriers of `FwdPlan`."""
-
-    kv: Region
-    p: Region
-    partial: Region
-    maxima: Region
-    masks: Region
-    q_full: Barriers
-    q_read: Barriers
-    q_stored: Barriers
-    kv_full: Barriers
-    kv_free: Barriers
-    s_ready: Barriers
-    s_free: Barriers
-    p_ready: Barriers
-    p_free: Barriers
-    masks_full: Barriers
-    masks_free: Barriers
-
-
 class Context(NamedTuple):
     """One CTA's position in the launch."""
 
-    memory: FwdMemory
+    memory: Memory
     tmem: Int32  # TMEM address of the allocation
     cta_rank: Int32  # in the pair: selects the rows of Q and O, and the half of the keys' dims
     item: Int32  # the pair's 128 rows of Q: a query's, or a group's

@@ -10,17 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm100.core.tile import (
-    BOX_DIMS,
-    CLUSTER,
-    FP32,
-    GROUPS,
-    PAIR_ROWS,
-    PairTile,
-)
+from flashdsa.kernels.attention.sm100.core import tile as tiles
 from flashdsa.plan import Arrives, Barrier, Role, Sm100Plan, SmemRegion, TmemRegion, row_tiles
 
-ROWS = PAIR_ROWS // CLUSTER
+ROWS = tiles.PAIR_ROWS // tiles.CLUSTER
 """(query, head) rows of a CTA."""
 BOX_BYTES = ROWS * row_tiles.ROW_BYTES
 """Bytes of a box of 64 rows: of Q, of O and of P."""
@@ -40,7 +33,7 @@ class FwdPlan(Sm100Plan):
     """
 
     group: int = 1
-    tile: PairTile = PairTile(64)
+    tile: tiles.PairTile = tiles.PairTile(64)
     kv_stages: int = 5
     mask_stages: int = 4
     softmax_registers: int = 240
@@ -50,13 +43,12 @@ class FwdPlan(Sm100Plan):
     kv_apart: bool = False
 
     def __post_init__(self) -> None:
-        """Raises BudgetError, which names the region or role that does not fit."""
-        if self.group not in GROUPS:
-            raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
+        if self.group not in tiles.GROUPS:
+            raise ValueError(f"group: expected one of {tiles.GROUPS}; got {self.group}")
         if self.kv_stages * self.tile.bytes < self.q_bytes or self.kv_stages < 3:
             # Q overlays the last two of the first tiles, and another tile comes meanwhile.
             raise ValueError(f"kv_stages: expected at least 3; got {self.kv_stages}")
-        self.check()
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -65,7 +57,7 @@ class FwdPlan(Sm100Plan):
 
     @property
     def group_heads(self) -> int:
-        return PAIR_ROWS // self.group
+        return tiles.PAIR_ROWS // self.group
 
     @property
     def rope_column(self) -> int:
@@ -84,7 +76,7 @@ class FwdPlan(Sm100Plan):
 
     @property
     def q_boxes(self) -> int:
-        return self.tile.d_qk // BOX_DIMS
+        return self.tile.d_qk // tiles.BOX_DIMS
 
     @property
     def q_bytes(self) -> int:
@@ -104,9 +96,9 @@ class FwdPlan(Sm100Plan):
             SmemRegion("kv", self.kv_stages * self.tile.bytes, 1024,
                        "keys, SW128 and SW64; Q before them, O behind", stages=self.kv_stages),
             SmemRegion("p", P_STAGES * BOX_BYTES, 1024, "P bf16, [64, 64] SW128", stages=P_STAGES),
-            SmemRegion("partial", threads * self.half_keys * FP32, 1024,
+            SmemRegion("partial", threads * self.half_keys * tiles.FP32, 1024,
                        "scores over the other half's dims"),
-            SmemRegion("maxima", threads * FP32, 16, "of half a row; at the end its sum"),
+            SmemRegion("maxima", threads * tiles.FP32, 16, "of half a row; at the end its sum"),
             SmemRegion("masks", masks, 16, "valid keys: a bit each, a query",
                        stages=self.mask_stages),
         ]  # fmt: skip
@@ -145,14 +137,14 @@ class FwdPlan(Sm100Plan):
         return (
             Barrier("q_full", 1, load, one, softmax, self.q_bytes, "Q is in shared memory"),
             Barrier("q_read", 1, softmax, warps, load, 0, "keys may overwrite Q"),
-            Barrier("q_stored", 1, softmax, warps, mma, 0, "Q is in TMEM", ctas=CLUSTER),
-            Barrier("kv_full", self.kv_stages, load, one, mma, CLUSTER * self.tile.bytes,
+            Barrier("q_stored", 1, softmax, warps, mma, 0, "Q is in TMEM", ctas=tiles.CLUSTER),
+            Barrier("kv_full", self.kv_stages, load, one, mma, tiles.CLUSTER * self.tile.bytes,
                     "both CTAs' halves of the keys are there", bytes_from_peer=True),
             Barrier("kv_free", self.kv_stages, mma, commit, load, 0, "P V has read the keys"),
             Barrier("s_ready", 1, mma, commit, softmax, 0, "the scores' halves are in TMEM"),
-            Barrier("s_free", 1, softmax, warps, mma, 0, "they have been read", ctas=CLUSTER),
+            Barrier("s_free", 1, softmax, warps, mma, 0, "they have been read", ctas=tiles.CLUSTER),
             Barrier("p_ready", P_STAGES, softmax, warps, mma, 0,
-                    "P is in shared memory, O is scaled", ctas=CLUSTER),
+                    "P is in shared memory, O is scaled", ctas=tiles.CLUSTER),
             Barrier("p_free", P_STAGES, mma, commit, softmax, 0, "P V is added to O"),
             Barrier("masks_full", self.mask_stages, load, one, softmax, 0,
                     "the tile's masks are there"),

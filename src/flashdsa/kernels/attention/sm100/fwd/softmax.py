@@ -297,21 +297,16 @@ class Output(NamedTuple):
 
 
 @cute.jit
-def whole_sum(ctx: Context, own: Float32) -> Float32:
-    """Sum over both threads of the row."""
-    # The other thread read the scores that lie here before the last maxima were exchanged.
-    sums = ctx.memory.partial.pointer(Float32)
-    (sums + ctx.thread * ctx.plan.half_keys).store(own)
-    meet(ctx)
-    return own + (sums + (ctx.thread ^ ROWS) * ctx.plan.half_keys).load()
-
-
-@cute.jit
 def finish_row(w: Output, row: Row) -> Float32:
     """Return the factor of O, 0 where the row has no key; one of the row's threads stores lse and,
     if it is asked for, the largest logit."""
     ctx = w.ctx
-    total = whole_sum(ctx, row.row_sum)
+    # The sum over both threads of the row. The other one read the scores that lie here before the
+    # last maxima were exchanged.
+    sums = ctx.memory.partial.pointer(Float32)
+    (sums + ctx.thread * ctx.plan.half_keys).store(row.row_sum)
+    meet(ctx)
+    total = row.row_sum + (sums + (ctx.thread ^ ROWS) * ctx.plan.half_keys).load()
     of_item = ctx.cta_rank * ROWS + ctx.thread % ROWS
     number = Int64(ctx.item) * PAIR_ROWS + of_item
     present = number < Int64(w.lse.shape[0]) * w.lse.shape[1]

@@ -7,6 +7,7 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.grids import place_in_grid
+from flashdsa.dsl.memory import Memory
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import is_taken
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import matrix_offset
@@ -59,7 +60,7 @@ class Item(NamedTuple):
 class Context(NamedTuple):
     """One CTA's position in the launch."""
 
-    memory: Any  # DqMemory or DkvMemory
+    memory: Memory
     work: Work
     lists: Lists
     thread: Int32  # in its warpgroup

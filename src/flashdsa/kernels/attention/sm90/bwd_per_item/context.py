@@ -5,31 +5,9 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl.memory import Memory, Region
-from flashdsa.dsl.pipeline import Barriers
+from flashdsa.dsl.memory import Memory
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan
-
-
-class PerItemMemory(Memory):
-    """Regions and barriers of `PerItemPlan`."""
-
-    rows: Region
-    k: Region
-    p: Region
-    ds: Region
-    statistics: Region
-    items: Region
-    k_full: Barriers
-    k_free_low: Barriers
-    k_free_high: Barriers
-    scores_full: Barriers
-    scores_free: Barriers
-    rows_full: Barriers
-    statistics_full: Barriers
-    rows_free: Barriers
-    item_full: Barriers
-    item_free: Barriers
 
 
 class Context(NamedTuple):
@@ -41,7 +19,7 @@ class Context(NamedTuple):
     bits whoever has drawn the item.
     """
 
-    memory: PerItemMemory
+    memory: Memory
     lists: Lists
     row_blocks: Int32  # of a group: 2 with 128 heads, else 1
     cta: Int32

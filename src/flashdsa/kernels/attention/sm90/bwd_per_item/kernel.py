@@ -18,6 +18,7 @@ from cutlass import Boolean, Float32, Int32, cute
 from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.grids import follow_grid, launch_plan, place_in_grid
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import SM90, WARPGROUP_SIZE
@@ -26,7 +27,7 @@ from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_per_item import load, prepare, score, slot_offsets
-from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, PerItemMemory
+from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context
 from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
@@ -69,7 +70,7 @@ class Launch(NamedTuple):
 def per_item_kernel(work: Work, launch: Launch, plan: cutlass.Constexpr):
     """One CTA."""
     q, kv, do, out = work.operands
-    memory = PerItemMemory.begin(plan)
+    memory = Memory.begin(plan)
     follow_grid()
     group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
@@ -92,13 +93,12 @@ def per_item_kernel(work: Work, launch: Launch, plan: cutlass.Constexpr):
 
 
 @cute.jit
-def locate(memory: PerItemMemory, work: Work, launch: Launch) -> Context:
+def locate(memory: Memory, work: Work, launch: Launch) -> Context:
     """This thread's context."""
     thread, cta, num_ctas = place_in_grid()
     num_items, tickets = (Int32(work.dq.shape[0]) + (ROWS - 1)) // ROWS, launch.tickets
-    if cutlass.const_expr(launch.choice is not None):
-        if not is_taken(launch.choice, Int32(SECOND)):
-            num_items = Int32(0)
+    if not is_taken(launch.choice, Int32(SECOND)):
+        num_items = Int32(0)
     if cutlass.const_expr(memory.plan.tickets):
         if tickets[WAY] != FIRST:
             num_items = Int32(0)

@@ -62,10 +62,6 @@ class SumPlan(Sm90Plan):
     chunk_rows: int = 16
     sm_ctas: int = 4
 
-    def __post_init__(self) -> None:
-        """Raises BudgetError, which names the region or role that does not fit."""
-        self.check()
-
     @property
     def slot_bytes(self) -> int:
         return self.slot_words * WORD_BYTES
@@ -180,14 +176,13 @@ class PerItemPlan(Sm90Plan):
     dkv_registers: int = 96
 
     def __post_init__(self) -> None:
-        """Raises BudgetError, which names the region or role that does not fit."""
         if self.queries not in QUERIES:
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
         if self.slots and self.tickets:
             raise ValueError("slots: leave no registers for tickets")
         if self.tile.chunks > self.tile.value_chunks + 1:
             raise ValueError(f"tile: at most one chunk has no value; got {self.tile}")
-        self.check()
+        super().__post_init__()
 
     @property
     def name(self) -> str:

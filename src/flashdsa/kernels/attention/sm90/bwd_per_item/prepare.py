@@ -15,16 +15,10 @@ from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import ptx
 from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
+from flashdsa.kernels.attention import delta, union, union_slots
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice, launch_sample
-from flashdsa.kernels.attention.delta import write_deltas
 from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
-    CARVEOUT,
-    MORE,
-    NEAR,
-    SLOTS_MAY_PAY,
-    WAY,
-)
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan as sizes
 from flashdsa.kernels.attention.sm90.bwd_per_item.slots_choice import launch_slots_choice
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     NEAR_RATIO,
@@ -33,8 +27,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     order_items,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
-from flashdsa.kernels.attention.union import launch_by_rows, launch_union, make_list
-from flashdsa.kernels.attention.union_slots import THREADS, WARPS, Slots, allocate_shared, can_pack
 
 COPY_THREADS = 256
 PIECE_DIMS = 16
@@ -50,9 +42,7 @@ def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
     cute.arch.griddepcontrol_launch_dependents()
     thread, block, _ = place_in_grid()
     piece = Int64(block) * COPY_THREADS + thread
-    taken = Boolean(True)
-    if cutlass.const_expr(choice is not None):
-        taken = is_taken(choice, Int32(SECOND))
+    taken = is_taken(choice, Int32(SECOND))
     if taken and piece < Int64(kv.shape[0]) * (kv.shape[1] // PIECE_DIMS):
         source = cute.recast_ptr(kv.iterator + piece * PIECE_DIMS, dtype=Int32)
         to = cute.recast_ptr(copy.iterator + piece * PIECE_DIMS, dtype=Int32)
@@ -64,7 +54,7 @@ def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
     cute.arch.griddepcontrol_wait()
     if cutlass.const_expr(order is not None):
         if block == 0 and thread == 0:
-            order[0][WAY] = Int32(FIRST)
+            order[0][sizes.WAY] = Int32(FIRST)
         if taken and block == 0:
             order_items(*order, COPY_THREADS)
 
@@ -113,15 +103,14 @@ def query_kernel(
     `launch_prepare`, packs: see `Slots`."""
     follow_grid()
     query, _, _ = cute.arch.block_idx()
-    shared = allocate_shared(plan.tile.keys)
-    x = Slots(*slots, num_keys, query, 1, plan.tile.keys, packs=packs)
-    taken = Boolean(True)
+    shared = union_slots.allocate_shared(plan.tile.keys)
+    x = union_slots.Slots(*slots, num_keys, query, 1, plan.tile.keys, packs=packs)
+    taken = is_taken(choice, Int32(SECOND))
     if cutlass.const_expr(choice is not None):
-        taken = is_taken(choice, Int32(SECOND))
         if not taken:
-            write_deltas(*of_delta, query * heads, heads, WARPS)
+            delta.write_deltas(*of_delta, query * heads, heads, union_slots.WARPS)
     if taken:
-        make_list(x, shared, lists)
+        union.make_list(x, shared, lists)
 
 
 @cute.jit
@@ -139,10 +128,10 @@ def launch_queries(
 
     def launch(packed: bool) -> None:
         made = query_kernel(slots, lists, num_keys, of_delta, heads, choice, plan, packed)
-        ctas, room = lists.counts.shape[0], {"sm_ctas": SM_CTAS, "carveout": CARVEOUT}
-        launch_ctas(made, ctas, THREADS, stream, use_pdl=True, **room)
+        ctas, room = lists.counts.shape[0], {"sm_ctas": SM_CTAS, "carveout": sizes.CARVEOUT}
+        launch_ctas(made, ctas, union_slots.THREADS, stream, use_pdl=True, **room)
 
-    launch_by_rows(num_keys, launch, can_pack(1))
+    union.launch_by_rows(num_keys, launch, union_slots.can_pack(1))
 
 
 class More(NamedTuple):
@@ -170,7 +159,7 @@ def launch_more(
     counts, sampled = more.counters.iterator, more.sampled
     launch_sample(*slots, num_keys, counts, sampled, more.ratio, queries, stream, keeps=True)
     of_list = plan.tile.keys, sampled, FIRST
-    launch_union(*slots, more.lists, num_keys, queries, stream, *of_list, packs=True)
+    union.launch_union(*slots, more.lists, num_keys, queries, stream, *of_list, packs=True)
     judged = more.lists.counts, more.lists.named, more.choice, more.ratio, queries
     launch_choice(*judged, stream, more.most_keys, sampled, plan.tile.keys)
 
@@ -207,24 +196,24 @@ def launch_prepare(
         choice = more.choice
         of_shared = word_of(more.sampled, SAMPLED_ROWS), word_of(more.sampled, SAMPLED_SLOTS)
         near = Float32(NONE_NEAR)
-        for i in cutlass.range_constexpr(len(MORE)):
-            if more.queries == MORE[i]:
-                launch_more(slots, num_keys, more, MORE[i], plan, stream)
-                near = Float32(NEAR_RATIO[MORE[i]] / MORE[i])
+        for i in cutlass.range_constexpr(len(sizes.MORE)):
+            if more.queries == sizes.MORE[i]:
+                launch_more(slots, num_keys, more, sizes.MORE[i], plan, stream)
+                near = Float32(NEAR_RATIO[sizes.MORE[i]] / sizes.MORE[i])
     if cutlass.const_expr(plan.queries == 1):
         launch_queries(slots, lists, num_keys, of_delta, heads, choice, plan, stream)
     else:
-        launch_union(
+        union.launch_union(
             *slots, lists, num_keys, plan.queries, stream, plan.tile.keys, choice, packs=True
         )
     order = None
     if cutlass.const_expr(tickets is not None):
         varied = Boolean(slots[1].shape[0] > 0)
-        items = Items(lists.counts, of_shared, near, varied, Boolean(far != NEAR))
+        items = Items(lists.counts, of_shared, near, varied, Boolean(far != sizes.NEAR))
         order = tickets, items, plan.tile.keys
     launch_permute(*keys, choice, order, stream)
     if cutlass.const_expr(tickets is not None):
-        if far == SLOTS_MAY_PAY:
+        if far == sizes.SLOTS_MAY_PAY:
             blocks = cutlass.max(heads // ROWS, Int32(1))
             wave = num_ctas // blocks
             launch_slots_choice(lists, tickets, num_keys, wave, blocks, choice, stream)

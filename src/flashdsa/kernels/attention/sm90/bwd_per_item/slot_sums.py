@@ -26,7 +26,7 @@ from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import pipeline, ptx, smem, tma
 from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
-from flashdsa.dsl.memory import Memory, Region
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as sizes
 from flashdsa.kernels.attention.sm90.bwd_per_item import slot_offsets
@@ -149,15 +149,6 @@ LANES, LOOKS = 8, 8
 """Lanes of the last warp; keys that each of them looks at together."""
 
 
-class SumMemory(Memory):
-    """Regions and barriers of `SumPlan`."""
-
-    rows: Region
-    chunks: Region
-    rows_full: pipeline.Barriers
-    rows_free: pipeline.Barriers
-
-
 class Sums(NamedTuple):
     """The rows of a part, and where their sums go; see `launch_sums`."""
 
@@ -240,7 +231,7 @@ def load_row(
 def sum_kernel(x: Sums, plan: cutlass.Constexpr):
     """Sum the keys of many rows as CTAs draw them, then those of few by turns."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = SumMemory.begin(plan.sums)
+    memory = Memory.begin(plan.sums)
     follow_grid()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
@@ -251,7 +242,7 @@ def sum_kernel(x: Sums, plan: cutlass.Constexpr):
 
 
 @cute.jit
-def load_all(x: Sums, memory: SumMemory, plan: cutlass.Constexpr) -> None:
+def load_all(x: Sums, memory: Memory, plan: cutlass.Constexpr) -> None:
     """Role load, of which one thread works."""
     _, cta, num_ctas = place_in_grid()
     offsets, chunk = x.offsets, Int32(0)
@@ -286,19 +277,19 @@ def few_key(
 
 
 @cute.jit
-def describe(memory: SumMemory, stage: Int32, key: Int32, rows: Int32, ends: Int32) -> None:
+def describe(memory: Memory, stage: Int32, key: Int32, rows: Int32, ends: Int32) -> None:
     """Store a chunk's description."""
     smem.store_words(description_at(memory, stage), [key, rows, ends, Int32(0)])
 
 
-def description_at(memory: SumMemory, stage: Int32) -> Int32:
+def description_at(memory: Memory, stage: Int32) -> Int32:
     """The shared memory address of a stage's description."""
     return memory.chunks.address() + stage * (sizes.CHUNK_WORDS * sizes.WORD_BYTES)
 
 
 @cute.jit
 def load_key(
-    x: Sums, memory: SumMemory, rows: slot_offsets.ListedKey, chunk: Int32, plan: cutlass.Constexpr
+    x: Sums, memory: Memory, rows: slot_offsets.ListedKey, chunk: Int32, plan: cutlass.Constexpr
 ) -> Int32:
     """Load a key's dKV and rows, from that chunk on; return the number of the chunk behind them."""
     sums, ring = plan.sums, pipeline.RingProducer(memory.rows_full, memory.rows_free)
@@ -329,7 +320,7 @@ def load_key(
 
 
 @cute.jit
-def add_all(x: Sums, memory: SumMemory, thread: Int32, plan: cutlass.Constexpr) -> None:
+def add_all(x: Sums, memory: Memory, thread: Int32, plan: cutlass.Constexpr) -> None:
     """Role add: a pack a thread."""
     sums, ring = plan.sums, pipeline.RingConsumer(memory.rows_full, memory.rows_free)
     # The last warp's other threads do what its last pack's thread does, and store nothing.

@@ -11,11 +11,11 @@ the wave name in their range: keys by a bit each, and how often."""
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
-from flashdsa.dsl.smem import VECTOR, store4
+from flashdsa.dsl.smem import VECTOR, clear
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention import choice as choices
 from flashdsa.kernels.attention.lists import Lists
@@ -120,16 +120,10 @@ def slots_choice_kernel(asked: Asked, choice: Any):
     places = allocator.allocate_array(Int32, THREADS)
     sums = allocator.allocate_array(Int32, WARPS)
     last = allocator.allocate_array(Int32, 1)
-    nothing = cute.make_rmem_tensor(VECTOR, Int32)
-    nothing.fill(0)
     words = cute.make_tensor(bits, cute.make_layout(WORDS))
-    for at in cutlass.range(thread, WORDS // VECTOR, THREADS, unroll=4):
-        store4(words, at, nothing.load())
+    clear(words, thread, Int32(WORDS // VECTOR), THREADS)
     follow_grid()
-    taken = Boolean(True)
-    if cutlass.const_expr(choice is not None):
-        taken = choices.is_taken(choice, Int32(choices.SECOND))
-    if taken:
+    if choices.is_taken(choice, Int32(choices.SECOND)):
         groups = Int32(asked.lists.counts.shape[0])
         x = asked._replace(wave=cutlass.min(asked.wave, groups))
         first = Int32(Int64(number) * (groups - x.wave) // (samples - 1))

@@ -23,13 +23,10 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
-from flashdsa.dsl.gmem import add_relaxed, load_relaxed
-from flashdsa.dsl.grids import follow_grid, launch_ctas, place_in_grid
-from flashdsa.dsl.pipeline import RingConsumer, RingProducer
+from flashdsa.dsl import gmem, grids, pipeline
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.lists import Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item import context, slot_offsets
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, DRAWN, MET, ORDER, SAMPLED
+from flashdsa.kernels.attention.sm90.bwd_per_item import context, plan, slot_offsets
 
 DRAWER = WARP_SIZE
 """Thread of role gather that draws; thread 0 keeps pace, and needs no order of draws by that."""
@@ -89,10 +86,10 @@ def order_items(
         if by_length and items.near != NONE_NEAR:
             by_length = are_unlike(items, sums, thread, threads)
     if thread == 0:
-        tickets[SAMPLED], tickets[SAMPLED + 1] = Int32(0), Int32(0)
-        tickets[DRAWN] = Int32(0)
+        tickets[plan.SAMPLED], tickets[plan.SAMPLED + 1] = Int32(0), Int32(0)
+        tickets[plan.DRAWN] = Int32(0)
         paced = items.far & (by_length | (items.varied == Boolean(False)))
-        tickets[MET] = Int32(0) if paced else Int32(FREE)
+        tickets[plan.MET] = Int32(0) if paced else Int32(FREE)
     if by_length:
         order_by_length(tickets, items.counts, places, sums, tile_keys, threads)
     else:
@@ -135,7 +132,7 @@ def order_by_length(
     groups = Int32(0), Int32(counts.shape[0])
     begin_lengths(counts, groups, places, sums, tile_keys, threads)
     for group in cutlass.range(thread, groups[1], threads, unroll=4):
-        tickets[ORDER + take_place(places, counts[group], tile_keys)] = group
+        tickets[plan.ORDER + take_place(places, counts[group], tile_keys)] = group
 
 
 @cute.jit
@@ -192,7 +189,7 @@ def order_tail(tickets: cute.Tensor, counts: cute.Tensor, threads: cutlass.Const
     end = Int32(counts.shape[0])
     first = cutlass.max(end - TAIL, Int32(0))
     for group in cutlass.range(thread, first, threads, unroll=1):
-        tickets[ORDER + group] = group
+        tickets[plan.ORDER + group] = group
     for group in cutlass.range(first + thread, end, threads, unroll=1):
         count, place = counts[group], first
         for other in cutlass.range(first, end, unroll=4):
@@ -201,7 +198,7 @@ def order_tail(tickets: cute.Tensor, counts: cute.Tensor, threads: cutlass.Const
                 place += 1
             if other_count == count and other < group:
                 place += 1
-        tickets[ORDER + place] = group
+        tickets[plan.ORDER + place] = group
 
 
 @cute.jit
@@ -209,7 +206,7 @@ def item_at(ctx: context.Context, position: Int32) -> Int32:
     """The item at a position of the order; -1 after the last one."""
     item = Int32(-1)
     if position < ctx.num_items:
-        group = ctx.tickets[ORDER + position // ctx.row_blocks]
+        group = ctx.tickets[plan.ORDER + position // ctx.row_blocks]
         item = group * ctx.row_blocks + position % ctx.row_blocks
     return item
 
@@ -220,11 +217,11 @@ def draw_item(ctx: context.Context, number: Int32) -> None:
     if ctx.thread == DRAWER:
         full, free = ctx.memory.item_full, ctx.memory.item_free
         slot = full.state(number)
-        counter = ctx.tickets.iterator + DRAWN
+        counter = ctx.tickets.iterator + plan.DRAWN
         drawn = cute.arch.atomic_add(counter, Int32(1), sem="relaxed", scope="gpu")
         item = item_at(ctx, ctx.num_ctas + drawn)
         # item_free: all roles have read the item drawn two draws before, which lay in the slot.
-        RingProducer(full, free).acquire(slot)
+        pipeline.RingProducer(full, free).acquire(slot)
         (ctx.memory.items.pointer(Int32) + slot.stage).store(item)
         # item_full: what that thread stored; every thread of every role waits for it.
         full.arrive(slot.stage)
@@ -233,7 +230,7 @@ def draw_item(ctx: context.Context, number: Int32) -> None:
 @cute.jit
 def next_item(ctx: context.Context, number: Int32) -> Int32:
     """All warps of all roles: the CTA's item of that number after its first; -1: there is none."""
-    ring = RingConsumer(ctx.memory.item_full, ctx.memory.item_free)
+    ring = pipeline.RingConsumer(ctx.memory.item_full, ctx.memory.item_free)
     slot = ring.state(number)
     # item_full: the item is stored.
     ring.wait(slot)
@@ -248,7 +245,7 @@ def next_item(ctx: context.Context, number: Int32) -> Int32:
 @cute.jit
 def is_paced(ctx: context.Context) -> Boolean:
     """Whether the launch's CTAs keep pace."""
-    return Boolean(load_relaxed(ctx.tickets.iterator + MET) < FREE)
+    return Boolean(gmem.load_relaxed(ctx.tickets.iterator + plan.MET) < FREE)
 
 
 @cute.jit
@@ -257,13 +254,13 @@ def keep_pace(ctx: context.Context, number: Int32) -> None:
     each tile, which is not complete without its rows. It tells the others at every PACE_TILES-th
     tile, and waits for them a tile later. Nothing is ordered by that, and no result depends on it:
     who has waited too long frees all. `number`: of the CTA's tiles."""
-    met = ctx.tickets.iterator + MET
+    met = ctx.tickets.iterator + plan.MET
     if number % PACE_TILES == 0:
-        add_relaxed(met, Int32(1))
+        gmem.add_relaxed(met, Int32(1))
     if number % PACE_TILES == 1:
         everybody = (number // PACE_TILES + 1) * ctx.num_ctas
         polls = Int32(0)
-        while (polls < MOST_POLLS) & (load_relaxed(met) < everybody):
+        while (polls < MOST_POLLS) & (gmem.load_relaxed(met) < everybody):
             polls += 1
         if polls == MOST_POLLS:
             stop_pace(ctx)
@@ -272,7 +269,7 @@ def keep_pace(ctx: context.Context, number: Int32) -> None:
 @cute.jit
 def stop_pace(ctx: context.Context) -> None:
     """Let nobody wait any more; one thread calls."""
-    cute.arch.atomic_max(ctx.tickets.iterator + MET, Int32(FREE), sem="relaxed", scope="gpu")
+    cute.arch.atomic_max(ctx.tickets.iterator + plan.MET, Int32(FREE), sem="relaxed", scope="gpu")
 
 
 THREADS = LENGTHS
@@ -293,8 +290,8 @@ def turns_kernel(
     tile_keys: cutlass.Constexpr,
 ):
     """A part; arguments as in `launch_turns`."""
-    follow_grid()
-    thread, number, _ = place_in_grid()
+    grids.follow_grid()
+    thread, number, _ = grids.place_in_grid()
     allocator = cutlass.memory.SmemAllocator()
     sums = allocator.allocate_array(Int32, THREADS // WARP_SIZE)
     places, loads = (
@@ -314,7 +311,7 @@ def turns_kernel(
     if thread == 0:
         offsets.cursors[number, slot_offsets.HANDED_OUT] = rows
         offsets.cursors[number, slot_offsets.OUT_OF_ORDER] = rows
-        for cursor in cutlass.range_constexpr(slot_offsets.LISTED, CURSORS):
+        for cursor in cutlass.range_constexpr(slot_offsets.LISTED, plan.CURSORS):
             offsets.cursors[number, cursor] = Int32(0)
     launch = blocks, num_ctas
     uneven = is_uneven(lists, part, launch, loads, sums, thread, tile_keys)
@@ -400,4 +397,4 @@ def launch_turns(
     """Launch on `stream`: order, unordered and cursors of all parts. `blocks`: row blocks of a
     group. `num_ctas`: that take its items."""
     made = turns_kernel(lists, offsets, blocks, num_ctas, tile_keys)
-    launch_ctas(made, offsets.cursors.shape[0], THREADS, stream, use_pdl=True)
+    grids.launch_ctas(made, offsets.cursors.shape[0], THREADS, stream, use_pdl=True)

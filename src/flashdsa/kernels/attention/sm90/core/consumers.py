@@ -20,35 +20,28 @@ from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, low_word_behind, mma_async
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core import softmax
+from flashdsa.kernels.attention.sm90.core import tile as tiles
 from flashdsa.kernels.attention.sm90.core.context import StepContext
-from flashdsa.kernels.attention.sm90.core.tile import (
-    BF16,
-    CHUNK,
-    Q_CHUNK_BYTES,
-    ROWS,
-    SLICE_CHUNKS,
-    Tile,
-)
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 
 def multiply_scores(
-    tile: Tile, s: Any, q: Any, k: Any, slice_: int, clear: bool, kind: str = BF16_KIND
+    tile: tiles.Tile, s: Any, q: Any, k: Any, slice_: int, clear: bool, kind: str = BF16_KIND
 ) -> None:
     """Issue S += Q K^T over the columns of a slice; with `clear` S = Q K^T. `kind`: of Q and K."""
     warpgroup.fence()
     q, k = opaque(q), opaque(k)
     for chunk in tile.chunks_of(slice_):
-        for step in range(CHUNK // MMA_K):
-            column = step * MMA_K * BF16
+        for step in range(tiles.CHUNK // MMA_K):
+            column = step * MMA_K * tiles.BF16
             accumulate = not clear or (chunk, step) != (tile.chunks_of(slice_)[0], 0)
-            a = descriptor_behind(q, chunk * Q_CHUNK_BYTES + column)
+            a = descriptor_behind(q, chunk * tiles.Q_CHUNK_BYTES + column)
             b = descriptor_behind(k, chunk * tile.chunk_bytes + column)
             _multiply(tile.keys, kind, s, a, b, accumulate, (0, 0))
 
 
 def multiply_own(
-    tile: Tile, out: Any, p: Any, v: Any, kind: str = BF16_KIND, adds: Any = True
+    tile: tiles.Tile, out: Any, p: Any, v: Any, kind: str = BF16_KIND, adds: Any = True
 ) -> None:
     """Issue O += P V as one group; P from this thread's registers. `adds`: else O = P V."""
     warpgroup.fence()
@@ -61,13 +54,13 @@ def multiply_own(
 
 
 def multiply_others(
-    tile: Tile, out: Any, p: Any, v: Any, kind: str = BF16_KIND, adds: Any = True
+    tile: tiles.Tile, out: Any, p: Any, v: Any, kind: str = BF16_KIND, adds: Any = True
 ) -> None:
     """Issue O += P V as one group; P from shared memory. `adds`: else O = P V."""
     warpgroup.fence()
     p, v = opaque(p), opaque(v)
     for step in range(tile.keys // MMA_K):
-        a = descriptor_behind(p, step * MMA_K * BF16)
+        a = descriptor_behind(p, step * MMA_K * tiles.BF16)
         b = descriptor_behind(v, step * MMA_K * ROW_BYTES)
         _multiply(tile.half_dims, kind, out, a, b, True if step else adds, (0, 1))
     warpgroup.commit_group()
@@ -78,7 +71,7 @@ def _multiply(
 ) -> None:
     count = columns // 2
     values = mma_async(
-        f"wgmma.mma_async.sync.aligned.m{ROWS}n{columns}k{MMA_K}.f32.{kind}.{kind}",
+        f"wgmma.mma_async.sync.aligned.m{tiles.ROWS}n{columns}k{MMA_K}.f32.{kind}.{kind}",
         [d[i] for i in range(count)],
         a,
         b,
@@ -102,7 +95,7 @@ class Registers(NamedTuple):
     rows: softmax.Rows
 
 
-def new_registers(tile: Tile, with_largest: bool = False) -> Registers:
+def new_registers(tile: tiles.Tile, with_largest: bool = False) -> Registers:
     """Registers before the first key. O is undefined: an item's first product does not read it."""
     s = cute.make_rmem_tensor(tile.keys // 2, Float32)
     p = cute.make_rmem_tensor(tile.keys // 4, Int32)
@@ -120,7 +113,7 @@ def values_of(ctx: StepContext, tile: int, consumer: int) -> Any:
 def p_address(ctx: StepContext, tile: int) -> Any:
     """Address of a tile's P."""
     region, offset = ctx.plan.tile.p0 if tile == 0 else ("p", 0)
-    return ctx.memory.region(region).address() + offset
+    return getattr(ctx.memory, region).address() + offset
 
 
 def p_of(ctx: StepContext, tile: int) -> Any:
@@ -196,7 +189,7 @@ def compute_scores_in_loop(
     tile = ctx.plan.tile
     q, k = along_k(ctx.memory.q.address()), along_k(ctx.memory.k.address() + consumer * tile.bytes)
     full = (ctx.memory.k0_full, ctx.memory.k1_full)[consumer]
-    count, rope = len(tile.low_slices), tile.value_chunks // SLICE_CHUNKS
+    count, rope = len(tile.low_slices), tile.value_chunks // tiles.SLICE_CHUNKS
     s.fill(0.0)
     for number in cutlass.range(2, unroll=1):
         first = (number ^ consumer) * count
@@ -204,8 +197,8 @@ def compute_scores_in_loop(
             # full: the slice has been copied by threads; the fence shows it to wgmma.
             full.wait(ctx.phase(step), first + i)
         cute.arch.fence_proxy("async.shared", space="cta")
-        of_q = low_word_behind(q, first * (SLICE_CHUNKS * Q_CHUNK_BYTES))
-        of_k = low_word_behind(k, first * (SLICE_CHUNKS * tile.chunk_bytes))
+        of_q = low_word_behind(q, first * (tiles.SLICE_CHUNKS * tiles.Q_CHUNK_BYTES))
+        of_k = low_word_behind(k, first * (tiles.SLICE_CHUNKS * tile.chunk_bytes))
         for i in cutlass.range_constexpr(count):
             multiply_scores(tile, s, of_q, of_k, i, False, ctx.kind)
     if cutlass.const_expr(tile.has_rope):
@@ -280,23 +273,23 @@ def merge_sums(
 ) -> list[Float32]:
     """The rows' sums over both tiles, against O's maxima. `items`: that the CTA ended before."""
     full = (ctx.memory.sums0_full, ctx.memory.sums1_full)
-    shared = ctx.memory.row_sum.array(Float32, 2 * 2 * ROWS)
+    shared = ctx.memory.row_sum.array(Float32, 2 * 2 * tiles.ROWS)
     row = row_of_thread(ctx.thread)
     own = [quad_reduce(rows.row_sum[h], lambda a, b: a + b) for h in range(THREAD_ROWS)]
     # The other consumer read the previous item's sums before its P of this item, and this one has
     # waited for that P.
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):
-            shared[(consumer * 2) * ROWS + row + 8 * h] = own[h]
-            shared[(consumer * 2 + 1) * ROWS + row + 8 * h] = rows.row_max[h]
+            shared[(consumer * 2) * tiles.ROWS + row + 8 * h] = own[h]
+            shared[(consumer * 2 + 1) * tiles.ROWS + row + 8 * h] = rows.row_max[h]
             if cutlass.const_expr(consumer == 1 and rows.largest is not None):
-                ctx.memory.largest.array(Float32, ROWS)[row + 8 * h] = rows.largest[h]
+                ctx.memory.largest.array(Float32, tiles.ROWS)[row + 8 * h] = rows.largest[h]
     full[consumer].arrive()
     full[1 - consumer].wait_for(items)
     sums = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
-        others = shared[(1 - consumer) * 2 * ROWS + row + 8 * h]
-        others_max = shared[((1 - consumer) * 2 + 1) * ROWS + row + 8 * h]
+        others = shared[(1 - consumer) * 2 * tiles.ROWS + row + 8 * h]
+        others_max = shared[((1 - consumer) * 2 + 1) * tiles.ROWS + row + 8 * h]
         sums.append(
             own[h] * exp2((rows.row_max[h] - rows.out_max[h]) * scale.factor)
             + others * exp2((others_max - rows.out_max[h]) * scale.factor)

@@ -4,38 +4,8 @@ from typing import Any, Protocol
 
 from cutlass import Int32
 
-from flashdsa.dsl.memory import Memory, Region
-from flashdsa.dsl.pipeline import Barriers
+from flashdsa.dsl.memory import Memory
 from flashdsa.kernels.attention.sm90.core.tile import Tile
-
-
-class StepMemory(Memory):
-    """Shared memory of two consumers, which take steps of two tiles of keys.
-
-    Barriers, of which those of k, masks, halves and P complete a phase a step:
-        k0_full, k1_full: a slice of a tile has come. masks_full: a tile's masks are written.
-        low_free, high_free: a tile's half has been read.
-        p0_full, p1_full: P of a tile and its maxima are written.
-        sums0_full, sums1_full: a consumer's sums of the item are written.
-    """
-
-    q: Region
-    k: Region
-    p: Region
-    masks: Region
-    row_max: Region
-    row_sum: Region
-    largest: Region
-    k0_full: Barriers
-    k1_full: Barriers
-    masks_full: Barriers
-    low_free: Barriers
-    high_free: Barriers
-    q_full: Barriers
-    p0_full: Barriers
-    p1_full: Barriers
-    sums0_full: Barriers
-    sums1_full: Barriers
 
 
 class StepPlan(Protocol):
@@ -62,7 +32,7 @@ class StepContext(Protocol):
     """One thread's context in a CTA that takes steps of two tiles of keys."""
 
     @property
-    def memory(self) -> StepMemory:
+    def memory(self) -> Memory:
         """The CTA's shared memory."""
 
     @property

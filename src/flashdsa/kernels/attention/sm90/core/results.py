@@ -5,15 +5,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
+from flashdsa.dsl import smem, swizzle, warp_matrix
 from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_ROWS, THREAD_ROWS, exp2, pack
 from flashdsa.dsl.gmem import load_if, store4
-from flashdsa.dsl.smem import load_words
-from flashdsa.dsl.swizzle import swizzled_64
-from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.consumers import p_address
-from flashdsa.kernels.attention.sm90.core.context import StepContext
-from flashdsa.kernels.attention.sm90.core.softmax import LN_2, LOG2_E, Rows, multiply_rows
+from flashdsa.kernels.attention.sm90.core import consumers, context, softmax
 from flashdsa.kernels.attention.sm90.core.tile import BF16, ROWS
 
 BLOCK_BYTES = BLOCK_DIMS * BF16
@@ -59,8 +55,8 @@ def factor_and_lse(
     sink = select(has_sink, asked.bitcast(Float32), -Float32(float("inf")))
     factor, lse = Float32(0.0), Float32(float("inf"))
     if total != 0.0:
-        lse = (top + cute.math.log2(total, fastmath=True)) * LN_2
-        factor = cute.arch.rcp_approx(total + exp2(sink * LOG2_E - top))
+        lse = (top + cute.math.log2(total, fastmath=True)) * softmax.LN_2
+        factor = cute.arch.rcp_approx(total + exp2(sink * softmax.LOG2_E - top))
         if sink == float("inf"):
             factor = Float32(0.0)  # of a sum that is NaN too
     return factor, lse
@@ -79,7 +75,7 @@ def ask_sinks(w: Any, item: ItemRows) -> list[Int32]:
 @cute.jit
 def factors_of_rows(
     w: Any,
-    rows: Rows,
+    rows: softmax.Rows,
     sums: list[Float32],
     item: ItemRows,
     asked: list[Int32],
@@ -101,7 +97,7 @@ def factors_of_rows(
 
 @cute.jit
 def write_statistics(
-    w: Any, rows: Rows, item: ItemRows, h: cutlass.Constexpr, lse: Float32
+    w: Any, rows: softmax.Rows, item: ItemRows, h: cutlass.Constexpr, lse: Float32
 ) -> None:
     """Write a row's lse, and its largest logit if the kernel has them and the call wants them."""
     row = item.first + item.row + 8 * h
@@ -110,12 +106,12 @@ def write_statistics(
         if w.max_logits.shape[0] > 0:
             others = w.ctx.memory.largest.array(Float32, ROWS)[item.row + 8 * h]
             largest = cute.arch.fmax(rows.largest[h], others) * w.scale.factor
-            (w.max_logits.iterator + row).store(largest * LN_2)
+            (w.max_logits.iterator + row).store(largest * softmax.LN_2)
 
 
 @cute.jit
 def store_rows(
-    ctx: StepContext,
+    ctx: context.StepContext,
     results: cute.Tensor,
     out: cute.Tensor,
     factors: list[Float32],
@@ -137,37 +133,37 @@ def store_rows(
     # The product comes last, or registers spill.
     if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
         clear_rows(out, factors)
-    multiply_rows(out, factors)
+    softmax.multiply_rows(out, factors)
     tile = ctx.plan.tile
     lane = ctx.thread % WARP_SIZE
     units = [2 * pair + lane // MMA_ROWS for pair in range(2)]
-    to = [staged + swizzled_64(lane % MMA_ROWS, unit) for unit in units]
+    to = [staged + swizzle.swizzled_64(lane % MMA_ROWS, unit) for unit in units]
     row, unit = lane // LANES_A_ROW, lane % LANES_A_ROW
-    source = staged + swizzled_64(row, unit)
+    source = staged + swizzle.swizzled_64(row, unit)
     first = (item.first + item.row) * tile.d_v + consumer * tile.half_dims
     at = results.iterator + (first + unit * (BLOCK_DIMS // LANES_A_ROW))
     for block in cutlass.range_constexpr(tile.half_dims // BLOCK_DIMS):
         for pair in cutlass.range_constexpr(2):
             i = BLOCK_DIMS // 2 * block + 8 * pair
-            store_matrices(
+            warp_matrix.store_matrices(
                 to[pair] + block * pitch,
                 [pack(out[i + 2 * j], out[i + 2 * j + 1]) for j in range(4)],
             )
         cute.arch.sync_warp()
         for h in cutlass.range_constexpr(THREAD_ROWS):
             # Rows 8 apart have their pieces in the same order.
-            words = load_words(source + (block * pitch + h * (8 * BLOCK_BYTES)), Int32)
+            words = smem.load_words(source + (block * pitch + h * (8 * BLOCK_BYTES)), Int32)
             if item.row + 8 * h < item.count:
                 store4(at + (h * 8 * tile.d_v + block * BLOCK_DIMS), [words[j] for j in range(4)])
         if cutlass.const_expr(pitch == 0):
             cute.arch.sync_warp()
 
 
-def staged_after_p(ctx: StepContext, items: Int32, consumer: int) -> Any:
+def staged_after_p(ctx: context.StepContext, items: Int32, consumer: int) -> Any:
     """Address for `store_rows` where P of tile 1 was, after `merge_sums`. Consumer 1 stores its
     next P after consumer 0's next one, so that what is staged here is read. `items`: number that
     the CTA has ended before."""
     if consumer == 0:
         # sums0_full: no warp of this consumer, the only reader of that P, reads it any more.
         ctx.memory.sums0_full.wait_for(items)
-    return p_address(ctx, 1) + (consumer * WARPS + ctx.thread // WARP_SIZE) * STAGED_BYTES
+    return consumers.p_address(ctx, 1) + (consumer * WARPS + ctx.thread // WARP_SIZE) * STAGED_BYTES

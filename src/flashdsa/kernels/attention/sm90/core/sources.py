@@ -10,7 +10,7 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.gmem import load_if
-from flashdsa.kernels.attention.operands import MoreOperands, OtherOperands
+from flashdsa.kernels.attention.operands import MoreOperands, Operands
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 
 
@@ -45,7 +45,7 @@ def sources_of(main: tuple[Any, Any, Any], more: MoreOperands) -> Sources:
     return Sources(Source(*main, more.ends), extra, more.block_log2)
 
 
-def sources_of_plan(plan: Any, x: OtherOperands, more: Any) -> Any:
+def sources_of_plan(plan: Any, x: Operands, more: Any) -> Any:
     """Both sources of a joined plan; of another one, which has no `more`, None."""
     return sources_of((x.kv, x.indices, x.topk_length), more) if plan.joined else None
 

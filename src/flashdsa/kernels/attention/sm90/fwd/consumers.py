@@ -6,17 +6,9 @@ import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.fragments import row_of_thread
-from flashdsa.dsl.pipeline import arrive_warp
+from flashdsa.dsl import fragments, pipeline
 from flashdsa.kernels.attention.sm90.core import consumers, results, softmax
-from flashdsa.kernels.attention.sm90.core.tile import (
-    FLAG_BITS,
-    HALF_STEP,
-    LAST_STEP_OF_CTA,
-    LAST_STEP_OF_ITEM,
-    ROWS,
-    TILES,
-)
+from flashdsa.kernels.attention.sm90.core import tile as tiles
 from flashdsa.kernels.attention.sm90.fwd.context import Context
 
 
@@ -50,15 +42,15 @@ def consume0(role: Consumer) -> None:
     more, adds = Boolean(True), Int32(0)
     while more:
         flags = ctx.flags(0)
-        more = flags & LAST_STEP_OF_CTA == 0
+        more = flags & tiles.LAST_STEP_OF_CTA == 0
         consumers.add_tile0(ctx, r, role.scale, v0, adds)
         adds = Int32(1)
         ctx.memory.p1_full.wait(ctx.phase(step))
-        if cutlass.const_expr(not ctx.plan.joined) or flags & HALF_STEP == 0:
+        if cutlass.const_expr(not ctx.plan.joined) or flags & tiles.HALF_STEP == 0:
             step = add_others(role, r, step, items, flags, others)
         else:
             step += 1
-            arrive_warp(ctx.memory.low_free, 1, ctx.thread)
+            pipeline.arrive_warp(ctx.memory.low_free, 1, ctx.thread)
             wait_for_next_query(ctx, items, flags)
             consumers.issue_scores(ctx, r.s, step, more, tile.low_slices + tile.high_slices)
             warpgroup.wait_group(0)
@@ -84,7 +76,7 @@ def add_others(
     meanwhile, and return its number. `others`: descriptors of tile 1's values and P."""
     ctx = role.ctx
     v1, p1 = others
-    more = flags & LAST_STEP_OF_CTA == 0
+    more = flags & tiles.LAST_STEP_OF_CTA == 0
     consumers.issue_others(ctx, r, role.scale, 1, p1, v1)
     step += 1
     wait_for_next_query(ctx, items, flags)
@@ -95,7 +87,7 @@ def add_others(
 @cute.jit
 def wait_for_next_query(ctx: Context, items: Int32, flags: Int32) -> None:
     """Wait for Q of the next item after an item's last step, unless it is the CTA's."""
-    if bits_of(ctx, flags) == LAST_STEP_OF_ITEM:
+    if bits_of(ctx, flags) == tiles.LAST_STEP_OF_ITEM:
         ctx.memory.q_full.wait_for(items + 1)
 
 
@@ -104,7 +96,7 @@ def announce_scores(ctx: Context, step: Int32) -> None:
     """All S of the step is computed: tile 1's may follow, and after the last step the next Q."""
     consumers.finish_scores(ctx, step, 0)
     if ctx.flags(0) != 0:
-        arrive_warp(ctx.memory.q_free, 0, ctx.thread)
+        pipeline.arrive_warp(ctx.memory.q_free, 0, ctx.thread)
 
 
 @cute.jit
@@ -149,9 +141,9 @@ def take_step(
     consumers.compute_scores(ctx, r.s, step)
     consumers.finish_scores(ctx, step, 1)
     flags = ctx.flags(1)
-    more = flags & LAST_STEP_OF_CTA == 0
+    more = flags & tiles.LAST_STEP_OF_CTA == 0
     if flags != 0:
-        arrive_warp(ctx.memory.q_free, 0, ctx.thread)
+        pipeline.arrive_warp(ctx.memory.q_free, 0, ctx.thread)
     ctx.memory.p0_full.wait(ctx.phase(step))
     consumers.issue_others(ctx, r, role.scale, 0, p0, v0, adds)
     consumers.add_tile1(ctx, r, role.scale, v1)
@@ -166,7 +158,7 @@ def take_either_step(
     ctx, (v0, _, p0) = role.ctx, operands
     ctx.memory.masks_full.wait(ctx.phase(step), 1)
     flags = ctx.flags(1)
-    if flags & HALF_STEP == 0:
+    if flags & tiles.HALF_STEP == 0:
         take_step(role, r, step, adds, operands)
     else:
         # All barriers complete their phases: the gather fills tile 1 with zeros. p1_full: they have
@@ -174,18 +166,18 @@ def take_either_step(
         for slice_ in cutlass.range_constexpr(ctx.plan.tile.slices):
             ctx.memory.k1_full.wait(ctx.phase(step), slice_)
         ctx.memory.p1_full.arrive()
-        arrive_warp(ctx.memory.q_free, 0, ctx.thread)
+        pipeline.arrive_warp(ctx.memory.q_free, 0, ctx.thread)
         ctx.memory.p0_full.wait(ctx.phase(step))
         consumers.issue_others(ctx, r, role.scale, 0, p0, v0, adds)
         warpgroup.wait_group(0)
-        for tile in cutlass.range_constexpr(TILES):
-            arrive_warp(ctx.memory.high_free, tile, ctx.thread)
-    return flags, flags & LAST_STEP_OF_CTA == 0
+        for tile in cutlass.range_constexpr(tiles.TILES):
+            pipeline.arrive_warp(ctx.memory.high_free, tile, ctx.thread)
+    return flags, flags & tiles.LAST_STEP_OF_CTA == 0
 
 
 def bits_of(ctx: Context, flags: Int32) -> Int32:
     """Flags of a step that say what follows it."""
-    return flags & ((1 << FLAG_BITS) - 1) if ctx.plan.drawn or ctx.plan.joined else flags
+    return flags & ((1 << tiles.FLAG_BITS) - 1) if ctx.plan.drawn or ctx.plan.joined else flags
 
 
 def number_of_item(ctx: Context, items: Int32, flags: Int32) -> Int32:
@@ -199,14 +191,14 @@ def number_of_item(ctx: Context, items: Int32, flags: Int32) -> Int32:
 def rows_of_item(role: Consumer, number: Int32) -> results.ItemRows:
     """The item's rows."""
     ctx = role.ctx
-    row = row_of_thread(ctx.thread)
+    row = fragments.row_of_thread(ctx.thread)
     if cutlass.const_expr(ctx.plan.group > 1):
-        first = number * ROWS
+        first = number * tiles.ROWS
         count = Int32(role.lse.shape[0]) * ctx.plan.group_heads - first
         return results.ItemRows(Int64(first), count, row % ctx.plan.group_heads, row)
     num_heads = Int32(role.lse.shape[1])
     query = number // ctx.blocks
-    head = (number - query * ctx.blocks) * ROWS
+    head = (number - query * ctx.blocks) * tiles.ROWS
     return results.ItemRows(Int64(query) * num_heads + head, num_heads - head, head + row, row)
 
 

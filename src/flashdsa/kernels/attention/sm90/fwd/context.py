@@ -7,22 +7,10 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.fragments import BF16_KIND
 from flashdsa.dsl.grids import place_in_grid
-from flashdsa.dsl.memory import Region
-from flashdsa.dsl.pipeline import Barriers
+from flashdsa.dsl.memory import Memory
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.context import StepMemory
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILES
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
-
-
-class FwdMemory(StepMemory):
-    """Regions and barriers of `FwdPlan`."""
-
-    flags: Region
-    drawn: Region  # if items are drawn
-    order: Region  # likewise
-    packed: Region  # if lists are packed
-    q_free: Barriers
 
 
 class Context(NamedTuple):
@@ -30,7 +18,7 @@ class Context(NamedTuple):
     or the one at place first_item of the order and those that it draws. An item is 64 rows of Q: of
     a group of queries, or of `blocks` items of one query each."""
 
-    memory: FwdMemory
+    memory: Memory
     first_item: Int32
     num_ctas: Int32
     num_items: Int32
@@ -65,7 +53,7 @@ class Context(NamedTuple):
 
 
 @cute.jit
-def locate(lse: cute.Tensor, memory: FwdMemory) -> Context:
+def locate(lse: cute.Tensor, memory: Memory) -> Context:
     """This thread's context."""
     thread, cta, num_ctas = place_in_grid()
     queries = Int32(lse.shape[0])

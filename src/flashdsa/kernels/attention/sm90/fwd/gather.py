@@ -14,13 +14,7 @@ from flashdsa.dsl.gmem import load_if
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core import gather
 from flashdsa.kernels.attention.sm90.core import sources as sourcing
-from flashdsa.kernels.attention.sm90.core.tile import (
-    HALF_STEP,
-    LAST_STEP_OF_CTA,
-    LAST_STEP_OF_ITEM,
-    ROWS,
-    TILES,
-)
+from flashdsa.kernels.attention.sm90.core import tile as tiles
 from flashdsa.kernels.attention.sm90.fwd import draws as drawing
 from flashdsa.kernels.attention.sm90.fwd.context import Context
 from flashdsa.kernels.attention.sm90.fwd.plan import THREAD_LISTS
@@ -323,7 +317,7 @@ def store_masks(
     """One warp: store which keys of the tile each query has, and flags of the step."""
     plan = role.ctx.plan
     mask_words = plan.tile.mask_words
-    masks = role.ctx.memory.masks.array(Int32, TILES * plan.group * mask_words)
+    masks = role.ctx.memory.masks.array(Int32, tiles.TILES * plan.group * mask_words)
     for query in cutlass.range_constexpr(plan.group):
         for word in cutlass.range_constexpr(mask_words):
             number = tile * mask_words + word
@@ -334,7 +328,7 @@ def store_masks(
             if lane == 0:
                 masks[(tile * plan.group + query) * mask_words + word] = Int32(mask)
     if lane == 0:
-        role.ctx.memory.flags.array(Int32, TILES)[tile] = flags
+        role.ctx.memory.flags.array(Int32, tiles.TILES)[tile] = flags
         role.ctx.memory.masks_full.arrive(tile)
 
 
@@ -357,9 +351,9 @@ def load_rows_of_query(role: Gatherer, cursor: Cursor) -> None:
     ctx = role.ctx
     ctx.memory.q_full.arrive_and_expect_tx()
     if cutlass.const_expr(ctx.plan.group > 1):
-        gather.load_query(ctx, role.q_map, [cursor.item * ROWS])
+        gather.load_query(ctx, role.q_map, [cursor.item * tiles.ROWS])
     else:
-        row = (cursor.item - cursor.list * ctx.blocks) * ROWS
+        row = (cursor.item - cursor.list * ctx.blocks) * tiles.ROWS
         gather.load_query(ctx, role.q_map, [row, cursor.list])
 
 
@@ -398,20 +392,20 @@ def gather_all(role: Gatherer) -> None:
         more = following.item < ctx.num_items
         flags = Int32(0)
         if following.step == 0:
-            last = Int32(LAST_STEP_OF_ITEM | LAST_STEP_OF_CTA)
-            flags = Int32(LAST_STEP_OF_ITEM) if more else last
+            last = Int32(tiles.LAST_STEP_OF_ITEM | tiles.LAST_STEP_OF_CTA)
+            flags = Int32(tiles.LAST_STEP_OF_ITEM) if more else last
             if cutlass.const_expr(role.draws is not None):
                 flags = flags | (cursor.item << ctx.plan.flag_bits)
             if cutlass.const_expr(role.sources is not None):
                 if sourcing.end_of(cursor.num_slots) - cursor.step * tile.step_keys <= tile.keys:
-                    flags = flags | HALF_STEP
+                    flags = flags | tiles.HALF_STEP
         if cutlass.const_expr(role.draws is not None):
             is_due = ends_item(role, following)
             place = drawing.draw_place(ctx, role.draws, is_due)
         asked = ask_slots(role, following, lane)
         rows = [
             gather.row_of_turn(slots.rows, turn, copies.row)
-            for turn in range(TILES * gather.turns_of(tile))
+            for turn in range(tiles.TILES * gather.turns_of(tile))
         ]
         if (cursor.step == 0) & (step > 0):
             if warp == 0:

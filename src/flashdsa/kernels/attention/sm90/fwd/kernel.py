@@ -18,28 +18,21 @@ import cutlass
 from cutlass import Float32, GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import compile_options, grids, registers, warp
 from flashdsa.dsl import fake_tensors as fake
-from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.grids import follow_grid, launch_plan
-from flashdsa.dsl.registers import take_registers
-from flashdsa.dsl.warp import warpgroup_idx
+from flashdsa.dsl.memory import Memory
 from flashdsa.hw import SM90
-from flashdsa.kernels.attention import fake_operands
+from flashdsa.kernels.attention import fake_operands, mend, union
 from flashdsa.kernels.attention.choice import FIRST, SECOND, Times, is_taken, launch_sample
 from flashdsa.kernels.attention.lists import Lists
-from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split, split_more
-from flashdsa.kernels.attention.sm90.core.gather import map_query
-from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
+from flashdsa.kernels.attention.sm90.core import gather, softmax, tile
 from flashdsa.kernels.attention.sm90.core.sources import sources_of
-from flashdsa.kernels.attention.sm90.core.tile import Tile
-from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
-from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
+from flashdsa.kernels.attention.sm90.fwd import consumers, context
 from flashdsa.kernels.attention.sm90.fwd.draws import COUNTS, Draws
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
 from flashdsa.kernels.attention.sm90.fwd.plan import ITEM_US, STEP_US, UNION_BIT_US, FwdPlan
-from flashdsa.kernels.attention.sm90.join.kernel import JoinedIds, launch_join
-from flashdsa.kernels.attention.union import launch_union
+from flashdsa.kernels.attention.sm90.join import JoinedIds, launch_join
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
 """Warpgroups, in the plan's order of roles."""
@@ -73,9 +66,9 @@ def forward_kernel(
 ):  # fmt: skip
     """One CTA; arguments as in `launch_forward`. `draws`: of items that are drawn `Draws`; else
     None. `more`: of a joined plan `MoreOperands`; else None."""
-    memory = FwdMemory.begin(plan)
+    memory = Memory.begin(plan)
     if cutlass.const_expr(plan.drawn or plan.group > 1):
-        follow_grid()
+        grids.follow_grid()
     if cutlass.const_expr(plan.joined):
         inputs = inputs._replace(sources=sources_of(inputs[:3], more))
     rest = results, (attn_sink, sm_scale), draws
@@ -93,7 +86,7 @@ def grouping_of(plan: FwdPlan) -> int:
 
 def longest_union(group: int, num_keys: Int32, topk: Int32) -> Any:
     """Multiple of a query's list up to which a group's union saves more than it costs."""
-    steps = (topk + Tile().step_keys - 1) // Tile().step_keys
+    steps = (topk + tile.Tile().step_keys - 1) // tile.Tile().step_keys
     of_query = Float32(steps) * STEP_US + ITEM_US
     return Float32(RATIOS[group]) - union_time(group, num_keys) / of_query
 
@@ -105,36 +98,31 @@ def union_time(group: int, num_keys: Int32) -> Any:
 
 def least_saved(group: int, num_keys: Int32) -> Any:
     """Slots whose steps take the time of passing over a group's bits of all rows."""
-    return Int32(Float32(num_keys) * (group * UNION_BIT_US / STEP_US * Tile().step_keys))
+    return Int32(Float32(num_keys) * (group * UNION_BIT_US / STEP_US * tile.Tile().step_keys))
 
 
 @cute.jit
 def run_roles(
-    memory: FwdMemory,
-    q_map: Any,
-    inputs: Inputs,
-    results: Results,
-    rest: tuple[Any, Any],
-    draws: Any,
+    memory: Memory, q_map: Any, inputs: Inputs, results: Results, rest: tuple[Any, Any], draws: Any
 ) -> None:
     """Each warpgroup takes its role. `rest`: attn_sink, sm_scale."""
     plan, (attn_sink, sm_scale) = memory.plan, rest
-    group = warpgroup_idx()
+    group = warp.warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
-        take_registers(plan, "gather")
-        ctx = locate(results.lse, memory)
+        registers.take_registers(plan, "gather")
+        ctx = context.locate(results.lse, memory)
         gather_all(Gatherer(ctx, q_map, *inputs, draws, results.out))
     elif group == CONSUMER0:
-        take_registers(plan, "consumer0")
-        ctx = locate(results.lse, memory)
-        scale = make_scale(sm_scale * LOG2_E)
-        consume0(Consumer(ctx, *results, attn_sink, scale))
+        registers.take_registers(plan, "consumer0")
+        ctx = context.locate(results.lse, memory)
+        scale = softmax.make_scale(sm_scale * softmax.LOG2_E)
+        consumers.consume0(consumers.Consumer(ctx, *results, attn_sink, scale))
     else:
-        take_registers(plan, "consumer1")
-        ctx = locate(results.lse, memory)
-        scale = make_scale(sm_scale * LOG2_E)
-        consume1(Consumer(ctx, *results, attn_sink, scale))
+        registers.take_registers(plan, "consumer1")
+        ctx = context.locate(results.lse, memory)
+        scale = softmax.make_scale(sm_scale * softmax.LOG2_E)
+        consumers.consume1(consumers.Consumer(ctx, *results, attn_sink, scale))
 
 
 @cute.jit
@@ -187,21 +175,21 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         grouping = FIRST if plan.drawn else SECOND
         named = of_queries.indices, of_queries.topk_length
         least = least_saved(plan.group, num_keys)
-        launch_union(
+        union.launch_union(
             *named, lists, num_keys, plan.group, stream, 0, choice, grouping, least_saved=least
         )
         inputs = Inputs(x.kv, lists.rows, lists.counts, lists.members)
         rows, d_qk = x.q.shape[0] * plan.group_heads, plan.tile.d_qk
         flat = cute.make_tensor(x.q.iterator, cute.make_layout((rows, d_qk), stride=(d_qk, 1)))
-        q_map = map_query(flat)
+        q_map = gather.map_query(flat)
     else:
         inputs = Inputs(x.kv, x.indices, x.topk_length, None)
-        q_map = map_query(x.q)
+        q_map = gather.map_query(x.q)
     results = Results(x.out, x.lse, max_logits)
     made = forward_kernel(q_map, inputs, x.attn_sink, results, x.sm_scale, draws, more, plan)
-    launch_plan(made, plan, num_ctas, stream, use_pdl=plan.drawn or plan.group > 1)
+    grids.launch_plan(made, plan, num_ctas, stream, use_pdl=plan.drawn or plan.group > 1)
     if cutlass.const_expr(plan.group > 1):
-        launch_mend_out(of_queries, plan.group, choice, stream, extra_kv)
+        mend.launch_mend_out(of_queries, plan.group, choice, stream, extra_kv)
 
 
 def compile_forward(plan: FwdPlan) -> Any:
@@ -218,4 +206,4 @@ def compile_forward(plan: FwdPlan) -> Any:
             further += JoinedIds(fake.words(queries, width), fake.words(queries), Int32(0))
     if plan.drawn:
         further += Draws(fake.words(counters), fake.words(choice))
-    return compile_launch(SM90, launch_forward, plan, *operands, *further)
+    return compile_options.compile_launch(SM90, launch_forward, plan, *operands, *further)

@@ -47,10 +47,9 @@ class FwdPlan(Sm90Plan):
     tile: Tile = Tile()
 
     def __post_init__(self) -> None:
-        """Raises BudgetError, which names the region or role that does not fit."""
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
-        self.check()
+        super().__post_init__()
 
     @property
     def name(self) -> str:

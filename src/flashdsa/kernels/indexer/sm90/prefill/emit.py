@@ -12,8 +12,9 @@ from flashdsa.dsl.gmem import load_if, store4, store_if
 from flashdsa.dsl.smem import load4, load_half, store_half_if
 from flashdsa.dsl.warp import prefix_sum, prefix_sums
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.select.keys import INVALID
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
+from flashdsa.kernels.indexer.select.sort_keys import INVALID
+from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS, INDEX_BYTES, WORD
+from flashdsa.kernels.indexer.sm90.prefill.teams import (
     WORDS_EACH,
     Entries,
     Team,
@@ -22,7 +23,6 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     number_of_ones,
     team_sync,
 )
-from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS, INDEX_BYTES, WORD
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
 
 STEPS = 2

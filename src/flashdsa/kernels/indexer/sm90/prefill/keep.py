@@ -11,9 +11,9 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from flashdsa.dsl.gmem import store_if
+from flashdsa.dsl.memory import Memory
 from flashdsa.kernels.indexer.score_batch import LANES_APART, doubled_relu
-from flashdsa.kernels.indexer.select.keys import INVALID
-from flashdsa.kernels.indexer.sm90.prefill.entries import PrefillMemory
+from flashdsa.kernels.indexer.select.sort_keys import INVALID
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, entries_of
 
@@ -93,7 +93,7 @@ class KeepsKeys(NamedTuple):
     ranges: Ranges
     prepared: Any  # `Prepared`, score.py
     tile: Tile
-    memory: PrefillMemory
+    memory: Memory
 
     @property
     def plan(self) -> Any:
@@ -156,9 +156,7 @@ class KeepsBlocks(NamedTuple):
 Keeper = KeepsKeys | KeepsBlocks
 
 
-def keeper_of(
-    ranges: Ranges, prepared: Any, tile: Tile, lane: Int32, memory: PrefillMemory
-) -> Keeper:
+def keeper_of(ranges: Ranges, prepared: Any, tile: Tile, lane: Int32, memory: Memory) -> Keeper:
     """The calling lane's keeper of a tile."""
     keys, plan = KeepsKeys(ranges, prepared, tile, memory), memory.plan
     if plan.of_blocks:

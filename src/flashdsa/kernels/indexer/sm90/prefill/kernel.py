@@ -12,32 +12,17 @@ from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import BFloat16, Float8E4M3FN, Float32, GridConstant, Int32, Int64, Uint8, cute
-from cutlass.cute.runtime import make_fake_stream
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import compile_options, grids, pipeline, tma
+from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.cluster import enter_cluster
-from flashdsa.dsl.compile_options import options_for
-from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
-from flashdsa.dsl.memory import initialise_barriers
-from flashdsa.dsl.pipeline import RingProducer, acquire_reused
-from flashdsa.dsl.tma import EVICT_FIRST, EVICT_LAST, load_box
+from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.sm90.prefill.emit import emit_unscored
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    PrefillMemory,
-    TeamScratch,
-    clear,
-    score_sync,
-    team_of,
-)
-from flashdsa.kernels.indexer.sm90.prefill.plan import (
-    QUERY_GROUP,
-    SPAN_BYTES,
-    TILE_KEYS,
-    PrefillPlan,
-)
+from flashdsa.kernels.indexer.sm90.prefill import emit, segments, teams, tiles, together
+from flashdsa.kernels.indexer.sm90.prefill import plan as sizes
 from flashdsa.kernels.indexer.sm90.prefill.score import (
     FIRST_TURN,
     ScoreContext,
@@ -47,22 +32,6 @@ from flashdsa.kernels.indexer.sm90.prefill.score import (
     score_segment,
     wait_for_turn,
 )
-from flashdsa.kernels.indexer.sm90.prefill.select import (
-    SelectContext,
-    prepare_select,
-    select_segment,
-)
-from flashdsa.kernels.indexer.sm90.prefill.tiles import (
-    Ranges,
-    Tile,
-    first_segment,
-    key_tile_at,
-    num_turns,
-    stretch_of,
-    tile_at,
-    tile_number,
-)
-from flashdsa.kernels.indexer.sm90.prefill.together import select_share
 from flashdsa.problem import INDEX_HEAD_DIM
 
 LINE_WORDS = 32
@@ -72,8 +41,8 @@ LINE_WORDS = 32
 class LoadContext(NamedTuple):
     """Arrives at key_full and query_full, waits for key_empty and query_empty."""
 
-    memory: PrefillMemory
-    ranges: Ranges
+    memory: Memory
+    ranges: tiles.Ranges
     queries_map: Any  # pointers to tensor maps: see `query_map`
     keys_map: Any
     scales_map: Any  # None if keys have no scales
@@ -89,26 +58,28 @@ def load_all(ctx: LoadContext, lane: Int32) -> None:
     """Load every tile of this CTA that needs scores."""
     plan = ctx.plan
     loaded, number = Int32(0), Int32(0)  # tiles, and key tiles, so far
-    for turn in cutlass.range(num_turns(ctx.ranges, plan), unroll=1):
-        tile_idx = tile_number(ctx.ranges, turn, plan)
+    for turn in cutlass.range(tiles.num_turns(ctx.ranges, plan), unroll=1):
+        tile_idx = tiles.tile_number(ctx.ranges, turn, plan)
         if tile_idx >= 0:
-            tile = tile_at(ctx.ranges, tile_idx, lane, plan)
+            tile = tiles.tile_at(ctx.ranges, tile_idx, lane, plan)
             if tile.key_tiles > 0:
                 prefetch_weights(ctx, tile, lane)
-                own = stretch_of(ctx.ranges, tile, turn, plan)
+                own = tiles.stretch_of(ctx.ranges, tile, turn, plan)
                 if lane == 0:
                     load_queries(ctx, tile, loaded)
                     for i in cutlass.range_constexpr(plan.sample_tiles):
                         load_keys(ctx, own.samples[i], number + i)
                     for i in cutlass.range(own.key_tiles, unroll=1):
-                        first_key = own.first_key + key_tile_at(own, i, plan) * TILE_KEYS
+                        first_key = (
+                            own.first_key + tiles.key_tile_at(own, i, plan) * sizes.TILE_KEYS
+                        )
                         load_keys(ctx, first_key, number + plan.sample_tiles + i)
                 number += own.key_tiles + plan.sample_tiles
                 loaded += 1
 
 
 @cute.jit
-def prefetch_weights(ctx: LoadContext, tile: Tile, lane: Int32) -> None:
+def prefetch_weights(ctx: LoadContext, tile: tiles.Tile, lane: Int32) -> None:
     """Prefetch a tile's weights to the second-level cache: before its first product, warps wait for
     them."""
     plan = ctx.plan
@@ -120,29 +91,29 @@ def prefetch_weights(ctx: LoadContext, tile: Tile, lane: Int32) -> None:
 
 
 @cute.jit
-def load_queries(ctx: LoadContext, tile: Tile, number: Int32) -> None:
+def load_queries(ctx: LoadContext, tile: tiles.Tile, number: Int32) -> None:
     """Load a tile's columns; queries past the last one become zeros."""
     plan = ctx.plan
-    ring = RingProducer(ctx.memory.query_full, ctx.memory.query_empty)
+    ring = pipeline.RingProducer(ctx.memory.query_full, ctx.memory.query_empty)
     state = ring.state(number)
-    acquire_reused(ring, state, number)
+    pipeline.acquire_reused(ring, state, number)
     full = ring.expect(state.stage)
     stage_bytes = plan.chunks * plan.query_chunk_bytes
     target = ctx.memory.queries.bytes() + state.stage * stage_bytes
-    group_bytes = QUERY_GROUP * plan.num_heads * SPAN_BYTES
+    group_bytes = sizes.QUERY_GROUP * plan.num_heads * sizes.SPAN_BYTES
     for chunk in cutlass.range_constexpr(plan.chunks):
         for group in cutlass.range_constexpr(plan.groups):
-            load_box(
+            tma.load_box(
                 target + (chunk * plan.query_chunk_bytes + group * group_bytes),
                 ctx.queries_map,
                 [
-                    Int32(chunk * SPAN_BYTES),
+                    Int32(chunk * sizes.SPAN_BYTES),
                     Int32(0),
-                    tile.first_query + group * QUERY_GROUP,
+                    tile.first_query + group * sizes.QUERY_GROUP,
                     Int32(0),
                 ],
                 full,
-                EVICT_FIRST,
+                tma.EVICT_FIRST,
             )
 
 
@@ -150,32 +121,32 @@ def load_queries(ctx: LoadContext, tile: Tile, number: Int32) -> None:
 def load_keys(ctx: LoadContext, first_key: Int32, number: Int32) -> None:
     """Load 64 keys and their scales; keys past the last one become zeros."""
     plan = ctx.plan
-    ring = RingProducer(ctx.memory.key_full, ctx.memory.key_empty)
+    ring = pipeline.RingProducer(ctx.memory.key_full, ctx.memory.key_empty)
     state = ring.state(number)
-    acquire_reused(ring, state, number)
+    pipeline.acquire_reused(ring, state, number)
     full = ring.expect(state.stage)
     target = ctx.memory.keys.bytes() + state.stage * (plan.chunks * plan.key_chunk_bytes)
     for chunk in cutlass.range_constexpr(plan.chunks):
-        load_box(
+        tma.load_box(
             target + chunk * plan.key_chunk_bytes,
             ctx.keys_map,
-            [Int32(chunk * SPAN_BYTES), first_key],
+            [Int32(chunk * sizes.SPAN_BYTES), first_key],
             full,
-            EVICT_LAST,
+            tma.EVICT_LAST,
         )
     if cutlass.const_expr(plan.is_fp8):
-        load_box(
-            ctx.memory.scales.bytes() + state.stage * (TILE_KEYS * 4),
+        tma.load_box(
+            ctx.memory.scales.bytes() + state.stage * (sizes.TILE_KEYS * 4),
             ctx.scales_map,
             [first_key],
             full,
-            EVICT_LAST,
+            tma.EVICT_LAST,
         )
 
 
 def row_bytes(plan: Any) -> int:
     """Bytes of a query head, or of a key."""
-    return int(plan.chunks * SPAN_BYTES)
+    return int(plan.chunks * sizes.SPAN_BYTES)
 
 
 def query_map(q_index: cute.Tensor, plan: Any) -> Any:
@@ -192,7 +163,7 @@ def query_map(q_index: cute.Tensor, plan: Any) -> Any:
     )
     return tensor_map.create_tensor_map_tiled_from_view(
         view,
-        box_dims=(SPAN_BYTES, 2, QUERY_GROUP, plan.num_heads // 2),
+        box_dims=(sizes.SPAN_BYTES, 2, sizes.QUERY_GROUP, plan.num_heads // 2),
         stride_order=(0, 1, 2, 3),
         swizzle=tensor_map.TensorMapSwizzle.s128b,
     )
@@ -207,7 +178,7 @@ def key_map(k_index: cute.Tensor, plan: Any) -> Any:
     )
     return tensor_map.create_tensor_map_tiled_from_view(
         view,
-        box_dims=(SPAN_BYTES, TILE_KEYS),
+        box_dims=(sizes.SPAN_BYTES, sizes.TILE_KEYS),
         stride_order=(0, 1),
         swizzle=tensor_map.TensorMapSwizzle.s128b,
     )
@@ -216,11 +187,11 @@ def key_map(k_index: cute.Tensor, plan: Any) -> Any:
 def scale_map(k_scale: cute.Tensor) -> Any:
     """Boxes of the scales of 64 keys."""
     return tensor_map.create_tensor_map_tiled_from_view(
-        k_scale, box_dims=(TILE_KEYS,), stride_order=(0,)
+        k_scale, box_dims=(sizes.TILE_KEYS,), stride_order=(0,)
     )
 
 
-assert INDEX_HEAD_DIM == SPAN_BYTES  # an e4m3 row is one span
+assert INDEX_HEAD_DIM == sizes.SPAN_BYTES  # an e4m3 row is one span
 
 
 @cute.kernel
@@ -240,7 +211,7 @@ def prefill_kernel(
 ):
     """One CTA; arguments as in `launch_prefill`. scores: the workspace, or the scores alone."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = PrefillMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     if cutlass.const_expr(plan.shared):
         enter_cluster(memory, thread)
     else:
@@ -250,7 +221,7 @@ def prefill_kernel(
     topk = unscored
     if cutlass.const_expr(not plan.scores_only):
         topk = Int32(topk_indices.shape[1])
-    ranges = Ranges(starts, ends, num_keys, topk, parts)
+    ranges = tiles.Ranges(starts, ends, num_keys, topk, parts)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
     if warp >= plan.select_warps:
@@ -276,12 +247,12 @@ def prefill_kernel(
         # Uniform, and so are stages and descriptors of products, which follow from it.
         group = uniform(thread // WARPGROUP_SIZE)
         score_ctx = ScoreContext(memory, ranges, weights, to, group)
-        select_ctx = SelectContext(ranges, to, topk_indices)
+        select_ctx = segments.SelectContext(ranges, to, topk_indices)
         score_all(score_ctx, select_ctx, thread)
 
 
 @cute.jit
-def score_all(ctx: ScoreContext, select: SelectContext, thread: Int32) -> None:
+def score_all(ctx: ScoreContext, select: segments.SelectContext, thread: Int32) -> None:
     """Score every tile of this CTA."""
     plan = ctx.plan
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
@@ -295,40 +266,40 @@ def score_all(ctx: ScoreContext, select: SelectContext, thread: Int32) -> None:
     if cutlass.const_expr(plan.in_turns):
         if ctx.group == 1:
             pass_turn(Int32(FIRST_TURN))
-    for turn in cutlass.range(num_turns(ctx.ranges, plan), unroll=1):
-        tile_idx = tile_number(ctx.ranges, turn, plan)
+    for turn in cutlass.range(tiles.num_turns(ctx.ranges, plan), unroll=1):
+        tile_idx = tiles.tile_number(ctx.ranges, turn, plan)
         if tile_idx >= 0:
-            tile = tile_at(ctx.ranges, tile_idx, lane, plan)
+            tile = tiles.tile_at(ctx.ranges, tile_idx, lane, plan)
             if tile.key_tiles > 0:
-                own = stretch_of(ctx.ranges, tile, turn, plan)
+                own = tiles.stretch_of(ctx.ranges, tile, turn, plan)
                 score_tile(ctx, select, own, scored, number + plan.sample_tiles, thread)
                 scored += 1
                 number += own.key_tiles + plan.sample_tiles
             elif cutlass.const_expr(not plan.scores_only):
                 if is_first_cta(plan):
-                    emit_unscored(ctx.ranges, tile, select.topk_indices, warp, lane, plan)
+                    emit.emit_unscored(ctx.ranges, tile, select.topk_indices, warp, lane, plan)
     if cutlass.const_expr(plan.in_turns):
         if ctx.group == number % 2:
             wait_for_turn(FIRST_TURN + ctx.group)  # it was passed on after the last product
 
 
 @cute.jit
-def clear_histograms(memory: PrefillMemory, thread: Int32, plan: cutlass.Constexpr) -> None:
+def clear_histograms(memory: Memory, thread: Int32, plan: cutlass.Constexpr) -> None:
     """Clear the histograms of all queries of a tile, and the phases of messages, by all warps that
     score. These count after the barrier of a tile's sample at the earliest."""
-    team = team_of(memory, thread, plan)
+    team = teams.team_of(memory, thread, plan)
     if cutlass.const_expr(plan.shared):
         if team.member == 0 and team.lane == 0:
-            team.scratch[TeamScratch.PHASES] = Int32(0)
+            team.scratch[teams.TeamScratch.PHASES] = Int32(0)
     for query in cutlass.range(team.number, plan.tile_queries, plan.teams, unroll=1):
-        clear(team, memory.histogram.array(Int32, plan.bins, query), plan.bins)
+        teams.clear(team, memory.histogram.array(Int32, plan.bins, query), plan.bins)
 
 
 @cute.jit
 def score_tile(
     ctx: ScoreContext,
-    select: SelectContext,
-    tile: Tile,
+    select: segments.SelectContext,
+    tile: tiles.Tile,
     scored: Int32,
     number: Int32,
     thread: Int32,
@@ -341,8 +312,8 @@ def score_tile(
         score_segment(ctx, prepared, tile, number, Int32(0), tile.key_tiles, thread)
         release_queries(ctx, scored, lane)
     else:
-        team = team_of(ctx.memory, thread, plan)
-        begin, end = Int32(0), first_segment(tile, plan)
+        team = teams.team_of(ctx.memory, thread, plan)
+        begin, end = Int32(0), tiles.first_segment(tile, plan)
         more = begin < tile.key_tiles
         if cutlass.const_expr(plan.shared):
             more = cutlass.Boolean(True)  # a CTA without keys takes part, too
@@ -350,17 +321,17 @@ def score_tile(
             score_segment(ctx, prepared, tile, number, begin, end, thread)
             if end == tile.key_tiles:
                 release_queries(ctx, scored, lane)
-            seen = prepare_select(select, team, tile, prepared, begin, end)
+            seen = segments.prepare_select(select, team, tile, prepared, begin, end)
             # All that score: the segment's scores are in the workspace.
-            score_sync(plan)
+            teams.score_sync(plan)
             if cutlass.const_expr(plan.shared):
-                select_share(select, team, tile, seen, begin)
+                together.select_share(select, team, tile, seen, begin)
             else:
-                select_segment(select, team, tile, seen, begin)
+                segments.select_segment(select, team, tile, seen, begin)
             # They have been read, so that the next ones may be written.
-            score_sync(plan)
+            teams.score_sync(plan)
             begin = end
-            end = cutlass.min(begin + plan.segment // TILE_KEYS, tile.key_tiles)
+            end = cutlass.min(begin + plan.segment // sizes.TILE_KEYS, tile.key_tiles)
             more = begin < tile.key_tiles
 
 
@@ -393,60 +364,39 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             unscored: likewise: tiles are not scored whose queries see at most so many keys each.
     """
     q_index, k_index, k_scale, weights, starts, ends, *outputs = arguments
-    cluster: dict[str, Any] = {}
-    topk_indices, parts, unscored = None, None, None
+    topk_indices, parts, unscored, cluster = None, None, None, None
     if cutlass.const_expr(plan.shared):
-        *outputs, cluster_size = outputs
-        cluster = {"cluster": [cluster_size, 1, 1]}
+        *outputs, cluster = outputs
     if cutlass.const_expr(plan.scores_only):
         scores, num_ctas, parts, unscored = outputs
     else:
         topk_indices, scores, num_ctas = outputs
     keys_map = key_map(k_index, plan)
-    prefill_kernel(
-        query_map(q_index, plan),
-        keys_map,
-        scale_map(k_scale) if cutlass.const_expr(plan.is_fp8) else keys_map,
-        weights,
-        starts,
-        ends,
-        k_index.shape[0],
-        topk_indices,
-        scores,
-        parts,
-        unscored,
-        plan,
-    ).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        **cluster,
-    )
+    of_scales = scale_map(k_scale) if cutlass.const_expr(plan.is_fp8) else keys_map
+    ranges = weights, starts, ends, k_index.shape[0]
+    made = prefill_kernel(
+        query_map(q_index, plan), keys_map, of_scales, *ranges, topk_indices, scores, parts,
+        unscored, plan,
+    )  # fmt: skip
+    grids.launch_plan(made, plan, num_ctas, stream, cluster=cluster, use_pdl=False)
 
 
-def compile_prefill(plan: PrefillPlan) -> Any:
+def compile_prefill(plan: sizes.PrefillPlan) -> Any:
     """Compile `launch_prefill`; a plan says which arguments it has. Needs no GPU."""
-    queries, keys, starts, scales = (cute.sym_int32() for _ in range(4))
-    topk, ctas = cute.sym_int32(), cute.sym_int32()
+    queries, keys, starts, scales, topk, ctas = fake.symbols(6)
     element = Float8E4M3FN if plan.is_fp8 else BFloat16
     if plan.scores_only:
         width = cute.sym_int32() if plan.of_blocks else keys
-        outputs: tuple[Any, ...] = (fake_tensor(Float32, (queries, width), WORD_ALIGNMENT),)
+        outputs: tuple[Any, ...] = (fake.numbers(queries, width),)
     else:
-        best = fake_tensor(Int32, (queries, topk), WORD_ALIGNMENT)
-        outputs = best, fake_tensor(Int32, (ctas, plan.workspace_words))
-    return cute.compile(
-        launch_prefill,
-        plan,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-        fake_tensor(element, (queries, plan.num_heads, INDEX_HEAD_DIM)),
-        fake_tensor(element, (keys, INDEX_HEAD_DIM)),
-        fake_tensor(Float32, (scales,)),
-        fake_tensor(Float32, (queries, plan.num_heads)),
-        fake_tensor(Int32, (starts,), WORD_ALIGNMENT),
-        fake_tensor(Int32, (queries,), WORD_ALIGNMENT),
-        *outputs,
-        *([Int32(1)] * (1 + plan.shared + 2 * plan.scores_only)),
-        options=options_for(SM90),
+        workspace = fake.fake_tensor(Int32, (ctas, plan.workspace_words))
+        outputs = fake.words(queries, topk), workspace
+    operands = (
+        fake.fake_tensor(element, (queries, plan.num_heads, INDEX_HEAD_DIM)),
+        fake.fake_tensor(element, (keys, INDEX_HEAD_DIM)),
+        fake.fake_tensor(Float32, (scales,)),
+        fake.fake_tensor(Float32, (queries, plan.num_heads)),
+        *(fake.words(starts), fake.words(queries)),
     )
+    last = [Int32(1)] * (1 + plan.shared + 2 * plan.scores_only)
+    return compile_options.compile_launch(SM90, launch_prefill, plan, *operands, *outputs, *last)

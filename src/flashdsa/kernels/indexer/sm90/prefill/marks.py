@@ -1,6 +1,6 @@
 """Masks of bits of a query's entries: which ones are sure to win, which may, and which of these do.
 
-Bins of the scores give the cut-off (entries.py); the few entries about it are compared one by one.
+Bins of the scores give the cut-off (teams.py); the few entries about it are compared one by one.
 If these are too many, rounds over all entries find the threshold by the scores alone: the key of
 the topk-th best, however many tie. Each narrows a range of keys to one of its bins. That search is
 slow, and always right.
@@ -11,26 +11,10 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Uint32, cute
 
-from flashdsa.dsl.smem import load4, store_words
-from flashdsa.dsl.warp import lowest_bit
+from flashdsa.dsl import smem, warp
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.select.keys import LOWEST, MAGNITUDE, key_of, step_at, step_bits
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    WORDS_EACH,
-    Bounds,
-    Entries,
-    KeyRange,
-    Team,
-    TeamScratch,
-    Turns,
-    address_of,
-    count_range,
-    extremes,
-    find_bin,
-    first_word,
-    load_chunk,
-    team_sync,
-)
+from flashdsa.kernels.indexer.select.sort_keys import LOWEST, MAGNITUDE, key_of, step_at, step_bits
+from flashdsa.kernels.indexer.sm90.prefill import teams
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, ROUND_BINS
 
 ROUND_BITS = ROUND_BINS.bit_length() - 1
@@ -47,7 +31,11 @@ class Threshold(NamedTuple):
 
 @cute.jit
 def mark_exactly(
-    team: Team, entries: Entries, within: KeyRange, wanted: Int32, cuts: cutlass.Boolean
+    team: teams.Team,
+    entries: teams.Entries,
+    within: teams.KeyRange,
+    wanted: Int32,
+    cuts: cutlass.Boolean,
 ) -> None:
     """Mark all entries above a range of keys, and the best `wanted` in it; if nothing is to be cut,
     all scores. Starts synced, unless something is cut; ends synced."""
@@ -55,50 +43,54 @@ def mark_exactly(
     if cuts:
         threshold = find_threshold(team, entries, within, wanted)
     mark(team, entries, threshold)
-    team_sync(team)
+    teams.team_sync(team)
 
 
 @cute.jit
-def find_threshold(team: Team, entries: Entries, allowed: KeyRange, k: Int32) -> Threshold:
+def find_threshold(
+    team: teams.Team, entries: teams.Entries, allowed: teams.KeyRange, k: Int32
+) -> Threshold:
     """Find the threshold of the k-th best entry in a range of keys with at least k entries. Ends
     not synced."""
     plan = team.plan
-    turns = Turns(team.member, plan.team_warps)
-    range_ = extremes(entries, allowed, turns, team.lane)
+    turns = teams.Turns(team.member, plan.team_warps)
+    range_ = teams.extremes(entries, allowed, turns, team.lane)
     if cutlass.const_expr(plan.team_warps > 1):
         if team.member == 0 and team.lane == 0:
-            team.scratch[TeamScratch.LOW] = Int32(MAGNITUDE)
-            team.scratch[TeamScratch.HIGH] = Int32(-MAGNITUDE - 1)
-        team_sync(team)
+            team.scratch[teams.TeamScratch.LOW] = Int32(MAGNITUDE)
+            team.scratch[teams.TeamScratch.HIGH] = Int32(-MAGNITUDE - 1)
+        teams.team_sync(team)
         if team.lane == 0:
             low, high = (
-                team.scratch.iterator + TeamScratch.LOW,
-                team.scratch.iterator + TeamScratch.HIGH,
+                team.scratch.iterator + teams.TeamScratch.LOW,
+                team.scratch.iterator + teams.TeamScratch.HIGH,
             )
             cute.arch.atomic_min(low, range_.low, sem="relaxed", scope="cta")
             cute.arch.atomic_max(high, range_.high, sem="relaxed", scope="cta")
-        team_sync(team)
-        range_ = KeyRange(team.scratch[TeamScratch.LOW], team.scratch[TeamScratch.HIGH])
-    address = address_of(team.rounds)
+        teams.team_sync(team)
+        range_ = teams.KeyRange(
+            team.scratch[teams.TeamScratch.LOW], team.scratch[teams.TeamScratch.HIGH]
+        )
+    address = teams.address_of(team.rounds)
     left, within = k, Int32(MAGNITUDE)  # the k among the entries of the range
     while within != left and range_.low != range_.high:
         low, high = Uint32(range_.low), Uint32(range_.high)
         shift = step_bits(high - low, ROUND_BITS)
-        team_sync(team)  # everyone has read what the round before counted
+        teams.team_sync(team)  # everyone has read what the round before counted
         clear_rounds(team)
-        team_sync(team)
-        count_range(entries, range_, shift, address, turns, team.lane)
-        team_sync(team)
-        found = find_bin(team.rounds, ROUND_BINS, left, team.lane)
+        teams.team_sync(team)
+        teams.count_range(entries, range_, shift, address, turns, team.lane)
+        teams.team_sync(team)
+        found = teams.find_bin(team.rounds, ROUND_BINS, left, team.lane)
         left -= found.above
         within = found.within
         first, last = step_at(low, high, shift, found.bin)
-        range_ = KeyRange(Int32(first), Int32(last))
+        range_ = teams.KeyRange(Int32(first), Int32(last))
     return Threshold(range_.low, left, within != left)
 
 
 @cute.jit
-def clear_rounds(team: Team) -> None:
+def clear_rounds(team: teams.Team) -> None:
     """Clear the bins of a round, by the team's first warp."""
     if team.member == 0:
         for i in cutlass.range_constexpr(ROUND_BINS // WARP_SIZE):
@@ -106,7 +98,7 @@ def clear_rounds(team: Team) -> None:
 
 
 @cute.jit
-def mark(team: Team, entries: Entries, threshold: Threshold) -> None:
+def mark(team: teams.Team, entries: teams.Entries, threshold: Threshold) -> None:
     """Mark the entries that win. One warp does all, in order, if equal keys are cut."""
     plan = team.plan
     key, equal, cuts = threshold
@@ -115,9 +107,9 @@ def mark(team: Team, entries: Entries, threshold: Threshold) -> None:
     if cuts:
         first, step = team.member * entries.count, Int32(1)
     for chunk in cutlass.range(first, entries.count, step, unroll=1):
-        mine = load_chunk(entries, chunk, team.lane)
+        mine = teams.load_chunk(entries, chunk, team.lane)
         masks = []
-        for i in cutlass.range_constexpr(WORDS_EACH):
+        for i in cutlass.range_constexpr(teams.WORDS_EACH):
             own = key_of(mine[i])
             takes = own >= key
             if cuts:
@@ -128,9 +120,9 @@ def mark(team: Team, entries: Entries, threshold: Threshold) -> None:
                 equal -= Int32(cute.arch.popc(ties))
             masks.append(Int32(cute.arch.vote_ballot_sync(takes)))
         if team.lane == 0:
-            for four in cutlass.range_constexpr(WORDS_EACH // 4):
-                to = address_of(team.masks) + 4 * (CHUNK_MASKS * chunk + 4 * four)
-                store_words(to, masks[4 * four : 4 * four + 4])
+            for four in cutlass.range_constexpr(teams.WORDS_EACH // 4):
+                to = teams.address_of(team.masks) + 4 * (CHUNK_MASKS * chunk + 4 * four)
+                smem.store_words(to, masks[4 * four : 4 * four + 4])
 
 
 COMPARED = 8
@@ -139,31 +131,31 @@ COMPARED = 8
 
 @cute.jit
 def mark_floor(
-    team: Team, entries: Entries, floor: Float32, begin: Int32, end: Int32, ahead: Any
+    team: teams.Team, entries: teams.Entries, floor: Float32, begin: Int32, end: Int32, ahead: Any
 ) -> None:
     """Mark the entries that are at least `floor`, of the chunks `begin` to `end` - 1. ahead: see
     `mark_chunks`."""
-    bounds = Bounds(floor, floor, cutlass.Boolean(True))
+    bounds = teams.Bounds(floor, floor, cutlass.Boolean(True))
     mark_chunks(team, entries, bounds, begin, end, ahead, False)
 
 
 @cute.jit
-def load_ahead(team: Team, entries: Entries, begin: Int32) -> Any:
+def load_ahead(team: teams.Team, entries: teams.Entries, begin: Int32) -> Any:
     """Load this lane's words of the chunk `begin`, and of the next one if two chunks are loaded
     early; the last chunk is loaded again if no next one exists."""
     plan = team.plan
     last = entries.count - 1
-    chunks = [load_chunk(entries, cutlass.min(begin, last), team.lane)]
+    chunks = [teams.load_chunk(entries, cutlass.min(begin, last), team.lane)]
     if cutlass.const_expr(plan.chunks_ahead == 2):
-        chunks.append(load_chunk(entries, cutlass.min(begin + 1, last), team.lane))
+        chunks.append(teams.load_chunk(entries, cutlass.min(begin + 1, last), team.lane))
     return chunks
 
 
 @cute.jit
 def mark_chunks(
-    team: Team,
-    entries: Entries,
-    bounds: Bounds,
+    team: teams.Team,
+    entries: teams.Entries,
+    bounds: teams.Bounds,
     begin: Int32,
     end: Int32,
     ahead: Any,
@@ -176,8 +168,10 @@ def mark_chunks(
     last = entries.count - 1
     mine, second = ahead[0], ahead[-1]
     for chunk in cutlass.range(begin, end, unroll=1):
-        following = load_chunk(entries, cutlass.min(chunk + plan.chunks_ahead, last), team.lane)
-        for four in cutlass.range_constexpr(WORDS_EACH // 4):
+        following = teams.load_chunk(
+            entries, cutlass.min(chunk + plan.chunks_ahead, last), team.lane
+        )
+        for four in cutlass.range_constexpr(teams.WORDS_EACH // 4):
             sures, maybes = [], []
             for i in cutlass.range_constexpr(4):
                 score = mine[4 * four + i].bitcast(Float32)
@@ -186,10 +180,10 @@ def mark_chunks(
                     maybes.append(Int32(cute.arch.vote_ballot_sync(score >= bounds.maybe)))
             if team.lane == 0:
                 at = 4 * (CHUNK_MASKS * chunk + 4 * four)
-                store_words(address_of(team.masks) + at, sures)
+                smem.store_words(teams.address_of(team.masks) + at, sures)
                 if cutlass.const_expr(both):
-                    store_words(address_of(team.maybes) + at, maybes)
-        for i in cutlass.range_constexpr(WORDS_EACH):
+                    smem.store_words(teams.address_of(team.maybes) + at, maybes)
+        for i in cutlass.range_constexpr(teams.WORDS_EACH):
             if cutlass.const_expr(plan.chunks_ahead == 2):
                 mine[i] = second[i]
             second[i] = following[i]
@@ -197,11 +191,11 @@ def mark_chunks(
 
 
 @cute.jit
-def collect(team: Team, begin: Int32, end: Int32) -> None:
+def collect(team: teams.Team, begin: Int32, end: Int32) -> None:
     """Count this warp's sure entries in its chunks, and those about the cut-off, whose indices
     become candidates while these have room. Two chunks at a time; a lane takes a word of each."""
     sure = Int32(0)
-    counter = team.scratch.iterator + TeamScratch.COUNT
+    counter = team.scratch.iterator + teams.TeamScratch.COUNT
     for chunk in cutlass.range(begin, end, 2, unroll=1):
         word = chunk * CHUNK_MASKS + team.lane
         mask = team.masks[word]
@@ -214,19 +208,19 @@ def collect(team: Team, begin: Int32, end: Int32) -> None:
         while rest | second != 0:
             if rest == 0:
                 rest, second, word = second, Int32(0), word + CHUNK_MASKS
-            entry = word * WARP_SIZE + lowest_bit(rest)
+            entry = word * WARP_SIZE + warp.lowest_bit(rest)
             rest = rest & (rest - 1)
             index = cute.arch.atomic_add(counter, Int32(1), sem="relaxed", scope="cta")
             if index < CANDIDATES:
                 team.indices[index] = entry
     sure = Int32(cute.arch.warp_redux_sync(sure, "add"))
     if team.lane == 0:
-        total = team.scratch.iterator + TeamScratch.SURE
+        total = team.scratch.iterator + teams.TeamScratch.SURE
         cute.arch.atomic_add(total, sure, sem="relaxed", scope="cta")
 
 
 @cute.jit
-def load_candidates(team: Team, entries: Entries, listed: Int32) -> None:
+def load_candidates(team: teams.Team, entries: teams.Entries, listed: Int32) -> None:
     """Load the keys of all candidates, by all warps of the team, so that they come at the same
     time; then fill up to a multiple of `COMPARED` with keys below any."""
     plan = team.plan
@@ -238,16 +232,16 @@ def load_candidates(team: Team, entries: Entries, listed: Int32) -> None:
             team.indices[own] = Int32(0)
         else:
             index = team.indices[own]
-            word = first_word(entries, index // CHUNK) + index % CHUNK
+            word = teams.first_word(entries, index // CHUNK) + index % CHUNK
             key = key_of((entries.words + word).load())
         team.keys[own] = key
 
 
 @cute.jit
-def mark_candidates(team: Team, listed: Int32, wanted: Int32) -> None:
+def mark_candidates(team: teams.Team, listed: Int32, wanted: Int32) -> None:
     """Set the bits of the best `wanted` candidates; of equal ones, of the first."""
     plan = team.plan
-    masks = address_of(team.masks)
+    masks = teams.address_of(team.masks)
     begin = team.member * WARP_SIZE + team.lane
     for own in cutlass.range(begin, listed, plan.team_warps * WARP_SIZE, unroll=1):
         key, index = team.keys[own], team.indices[own]
@@ -264,8 +258,8 @@ def number_of_better(
     better = Int32(0)
     for others in cutlass.range((listed + COMPARED - 1) // COMPARED, unroll=1):
         for four in cutlass.range_constexpr(COMPARED // 4):
-            other_keys = load4(keys, others * (COMPARED // 4) + four)
-            other_indices = load4(indices, others * (COMPARED // 4) + four)
+            other_keys = smem.load4(keys, others * (COMPARED // 4) + four)
+            other_indices = smem.load4(indices, others * (COMPARED // 4) + four)
             for i in cutlass.range_constexpr(4):
                 tie = other_keys[i] == key and other_indices[i] < index
                 better += Int32(1) if Boolean(other_keys[i] > key or tie) else Int32(0)

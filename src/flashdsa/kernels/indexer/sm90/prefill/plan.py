@@ -37,9 +37,9 @@ ROUND_BINS = 2 * CANDIDATES
 SCRATCH_WORDS = 4
 """Scratch words of a team."""
 SHARED_SCRATCH_WORDS = 24
-"""The same if CTAs share tiles; see smem_views.py for those of a round, and entries.py."""
+"""The same if CTAs share tiles; see smem_views.py for those of a round, and teams.py."""
 SAMPLE_TILES = 2
-"""Key tiles that every CTA of a cluster scores, for the window of scores; see entries.py."""
+"""Key tiles that every CTA of a cluster scores, for the window of scores; see teams.py."""
 INDEX_BYTES = 2
 """Bytes of an index in a segment. The indices of a query's best wait where its bins were."""
 SEGMENTS = {64: 16_384, 32: 8192, 16: 8192}
@@ -97,7 +97,7 @@ class PrefillPlan(Sm90Plan):
             raise ValueError("shared: scores that are not ranked need no cluster")
         if self.of_blocks and not self.scores_only:
             raise ValueError("of_blocks: blocks are scored by a plan with scores_only")
-        self.check()
+        super().__post_init__()
 
     @property
     def name(self) -> str:

@@ -19,30 +19,12 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.pipeline import PipelineState, RingConsumer
+from flashdsa.dsl import pipeline, wgmma
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.warp import kept, uniform
-from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    FIRST_BIN_OFFSET,
-    PrefillMemory,
-    count_words,
-    sample_nothing,
-    take_sample,
-)
-from flashdsa.kernels.indexer.sm90.prefill.keep import ROWS_APART, keeper_of
+from flashdsa.kernels.indexer.sm90.prefill import keep, teams, tiles
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, TILE_KEYS
-from flashdsa.kernels.indexer.sm90.prefill.tiles import (
-    Ranges,
-    Tile,
-    entries_of,
-    first_turn,
-    range_of,
-    row_scores,
-    scores_at,
-    steps_from,
-    walk_of,
-)
 
 MMA_BYTES = 32
 """Bytes of a row that one wgmma multiplies."""
@@ -66,7 +48,7 @@ def of_tile(plan: Any) -> int:
 
 def low_word(address: Any) -> Any:
     """Low word of the descriptor of rows at a shared memory address."""
-    return Int32(matrix_descriptor(address, 16, ATOM_BYTES, "SW128"))
+    return Int32(wgmma.matrix_descriptor(address, 16, ATOM_BYTES, "SW128"))
 
 
 def descriptor(low: Any, offset: int) -> Any:
@@ -84,7 +66,7 @@ def multiply(accumulator: Any, keys: Any, queries: Any, plan: Any) -> None:
     for chunk, step in steps:
         if plan.in_turns and (chunk, step) == steps[-1]:
             warpgroup.commit_group()
-        values = mma_async(
+        values = wgmma.mma_async(
             opcode.format(plan.columns),
             [accumulator[i] for i in range(of_tile(plan))],
             descriptor(keys, chunk * plan.key_chunk_bytes + step * MMA_BYTES),
@@ -110,8 +92,8 @@ def pass_turn(barrier: Int32) -> None:
 class ScoreContext(NamedTuple):
     """Waits for key_full and query_full, arrives at key_empty and query_empty."""
 
-    memory: PrefillMemory
-    ranges: Ranges
+    memory: Memory
+    ranges: tiles.Ranges
     weights: cute.Tensor  # (S, H) fp32, device memory
     scores: Any  # pointer to fp32 bits: this CTA's workspace, or (S, row_scores)
     group: Int32  # the calling warpgroup, 0 or 1
@@ -128,11 +110,11 @@ class Prepared(NamedTuple):
     starts: list[Int32]  # of its queries' ranges
     lengths: list[Int32]
     queries: Int32  # low word of the columns' descriptor
-    window: cute.Tensor  # (2 groups,) fp32: factor and offset of each; see entries.py
+    window: cute.Tensor  # (2 groups,) fp32: factor and offset of each; see teams.py
 
 
 @cute.jit
-def prepare(ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32) -> Prepared:
+def prepare(ctx: ScoreContext, tile: tiles.Tile, number: Int32, lane: Int32) -> Prepared:
     """Wait for the tile's queries; load weights and ranges of this lane's queries into
     registers."""
     plan = ctx.plan
@@ -141,7 +123,7 @@ def prepare(ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32) -> Prepar
     starts, lengths = [], []
     for group in cutlass.range_constexpr(plan.groups):
         query = tile.first_query + QUERY_GROUP * group + lane % QUERY_GROUP
-        start, end = range_of(ctx.ranges, query)
+        start, end = tiles.range_of(ctx.ranges, query)
         starts.append(start)
         lengths.append(end - start)
         row = ctx.weights.iterator + Int64(cutlass.min(query, last)) * plan.num_heads
@@ -149,7 +131,7 @@ def prepare(ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32) -> Prepar
             of_four = cute.make_tensor((row + 4 * four).align(16), cute.make_layout(4)).load()
             for i in cutlass.range_constexpr(4):
                 weights[group * plan.num_heads + 4 * four + i] = of_four[i] * 0.5
-    ring = RingConsumer(ctx.memory.query_full, ctx.memory.query_empty)
+    ring = pipeline.RingConsumer(ctx.memory.query_full, ctx.memory.query_empty)
     state = ring.state(number)
     # query_full[stage]: TMA has brought the columns. They may be read until every warp arrives at
     # query_empty[stage].
@@ -163,7 +145,7 @@ def prepare(ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32) -> Prepar
 @cute.jit
 def release_queries(ctx: ScoreContext, number: Int32, lane: Int32) -> None:
     """Release the queries after the tile's last product."""
-    ring = RingConsumer(ctx.memory.query_full, ctx.memory.query_empty)
+    ring = pipeline.RingConsumer(ctx.memory.query_full, ctx.memory.query_empty)
     cute.arch.sync_warp()
     if lane == 0:
         ring.release(ring.state(number).stage)
@@ -173,7 +155,7 @@ def release_queries(ctx: ScoreContext, number: Int32, lane: Int32) -> None:
 def score_segment(
     ctx: ScoreContext,
     prepared: Prepared,
-    tile: Tile,
+    tile: tiles.Tile,
     number: Int32,
     begin: Int32,
     end: Int32,
@@ -183,25 +165,25 @@ def score_segment(
     number: of the tile's first key tile, among the CTA's; its samples come before it."""
     plan = ctx.plan
     lane, warp = thread % WARP_SIZE, thread % WARPGROUP_SIZE // WARP_SIZE
-    ring = RingConsumer(ctx.memory.key_full, ctx.memory.key_empty)
-    start = first_turn(begin, plan)
+    ring = pipeline.RingConsumer(ctx.memory.key_full, ctx.memory.key_empty)
+    start = tiles.first_turn(begin, plan)
     first = uniform(start + ((ctx.group - number - start) & 1))
     state = ring.state(number + first)
     accumulator = cute.make_rmem_tensor(of_tile(plan), Float32)
     keys = uniform(low_word(ctx.memory.keys.address()))
-    keeper, bins = keeper_of(ctx.ranges, prepared, tile, lane, ctx.memory), Int32(0)
+    keeper, bins = keep.keeper_of(ctx.ranges, prepared, tile, lane, ctx.memory), Int32(0)
     if cutlass.const_expr(not plan.scores_only):
         own = keeper.first_query(lane) * (4 * plan.bins)
-        bins = ctx.memory.histogram.address() + own - Int32(FIRST_BIN_OFFSET)
+        bins = ctx.memory.histogram.address() + own - Int32(teams.FIRST_BIN_OFFSET)
         if cutlass.const_expr(not plan.shared):
             if begin == 0 and first >= end:
-                sample_nothing(ctx.memory, thread // WARP_SIZE, lane, plan)
+                teams.sample_nothing(ctx.memory, thread // WARP_SIZE, lane, plan)
     own_turn, other_turn = Int32(0), Int32(0)
     if cutlass.const_expr(plan.in_turns):
         own_turn = kept(FIRST_TURN + ctx.group, lane)
         other_turn = kept(FIRST_TURN + 1 - ctx.group, lane)
     bins, lane = kept(bins, lane), kept(lane, lane)
-    walk = walk_of(tile, first, plan)
+    walk = tiles.walk_of(tile, first, plan)
     row = warp * 16 + lane // QUERY_GROUP
     key = walk.key + row  # of the tile: this lane's first one
     to = target_of(ctx, tile, begin, keeper.first_query(lane))
@@ -211,7 +193,7 @@ def score_segment(
     for i in cutlass.range(first, end, 2, unroll=1):
         stage = state.stage
         # key_full[stage], the round's phase: TMA has brought keys and scales.
-        ring.wait(PipelineState(stage, state.phase))
+        ring.wait(pipeline.PipelineState(stage, state.phase))
         if cutlass.const_expr(plan.in_turns):
             wait_for_turn(own_turn)
         multiply(
@@ -234,19 +216,19 @@ def score_segment(
             ring.release(stage + nothing_when_loaded(scales))
         state = state.advanced(2)
         words = keeper.keep(accumulator, scales, key, to)
-        key_step, step = steps_from(walk, key, i, plan)
+        key_step, step = tiles.steps_from(walk, key, i, plan)
         key += key_step
-        to = to + Int64(entries_of(step, plan))
+        to = to + Int64(tiles.entries_of(step, plan))
         if cutlass.const_expr(not plan.scores_only):
             if i < 2 - plan.sample_tiles:  # turns of the first segment
                 # The tile's first keys may belong to either warpgroup; the other one may have none.
                 writes = first == start and warp == 0
                 of_all = thread // WARP_SIZE
-                take_sample(ctx.memory, words, prepared.window, of_all, lane, writes, plan)
+                teams.take_sample(ctx.memory, words, prepared.window, of_all, lane, writes, plan)
                 if i == 1 - plan.sample_tiles:
                     delay_second_group(plan)
             if is_counted(i, plan):
-                count_words(words, prepared.window, bins, plan)
+                teams.count_words(words, prepared.window, bins, plan)
 
 
 def is_counted(turn: Int32, plan: Any) -> Any:
@@ -279,14 +261,14 @@ def load_scales(ctx: ScoreContext, stage: Int32, row: Int32) -> list[Float32]:
         return [Float32(1.0), Float32(1.0)]
     scales = ctx.memory.scales.array(Float32, plan.stages * TILE_KEYS)
     at = stage * TILE_KEYS + row
-    return [scales[at], scales[at + ROWS_APART]]
+    return [scales[at], scales[at + keep.ROWS_APART]]
 
 
-def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, query: Int32) -> Any:
+def target_of(ctx: ScoreContext, tile: tiles.Tile, begin: Int32, query: Int32) -> Any:
     """Destination of the score of the tile's first entry for one of its queries."""
     plan = ctx.plan
     if plan.scores_only:
-        row = Int64(tile.first_query + query) * row_scores(ctx.ranges, plan)
-        return ctx.scores + (row + entries_of(tile.first_key, plan))
-    words = scores_at(tile, plan)
+        row = Int64(tile.first_query + query) * tiles.row_scores(ctx.ranges, plan)
+        return ctx.scores + (row + tiles.entries_of(tile.first_key, plan))
+    words = tiles.scores_at(tile, plan)
     return ctx.scores + (query * plan.row_words + words - begin * TILE_KEYS)

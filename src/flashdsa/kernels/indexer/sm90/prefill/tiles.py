@@ -6,12 +6,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl.warp import uniform
-from flashdsa.kernels.indexer.sm90.prefill.plan import (
-    CHUNK,
-    SAMPLE_TILES,
-    SCALES_ALIGNED,
-    TILE_KEYS,
-)
+from flashdsa.kernels.indexer.sm90.prefill import plan as sizes
 
 NOWHERE = 0x7FFFFFFF
 """The start of an empty range."""
@@ -65,11 +60,11 @@ def tile_at(ranges: Ranges, number: Int32, lane: Int32, plan: cutlass.Constexpr)
     length = end - start
     longest = cute.arch.warp_redux_sync(length, "max")
     first_key = cute.arch.warp_redux_sync(start if length > 0 else Int32(NOWHERE), "min")
-    first_key = first_key & ~(SCALES_ALIGNED - 1)
+    first_key = first_key & ~(sizes.SCALES_ALIGNED - 1)
     last_key = cute.arch.warp_redux_sync(end if length > 0 else Int32(0), "max")
     key_tiles = Int32(0)
     if longest > ranges.topk:  # others have all their rows among the best
-        key_tiles = (last_key - first_key + TILE_KEYS - 1) // TILE_KEYS
+        key_tiles = (last_key - first_key + sizes.TILE_KEYS - 1) // sizes.TILE_KEYS
     return Tile(first_query, first_key, key_tiles)
 
 
@@ -80,12 +75,12 @@ def stretch_of(ranges: Ranges, tile: Tile, turn: Int32, plan: cutlass.Constexpr)
     stretch = tile
     if cutlass.const_expr(plan.scores_only):
         first, end = part_of(tile, item_of(turn, plan) % ranges.parts, ranges.parts)
-        stretch = Tile(tile.first_query, tile.first_key + first * TILE_KEYS, end - first)
+        stretch = Tile(tile.first_query, tile.first_key + first * sizes.TILE_KEYS, end - first)
     if cutlass.const_expr(plan.shared):
         first, end = part_of(tile, cute.arch.block_idx_in_cluster(), cute.arch.cluster_size())
         late = cutlass.max(late_tile(tile.key_tiles), Int32(0))
-        samples = (tile.first_key, tile.first_key + late * TILE_KEYS)
-        first_key = tile.first_key + first * TILE_KEYS
+        samples = (tile.first_key, tile.first_key + late * sizes.TILE_KEYS)
+        first_key = tile.first_key + first * sizes.TILE_KEYS
         stretch = Tile(tile.first_query, first_key, end - first, samples)
     return stretch
 
@@ -100,8 +95,8 @@ def first_segment(tile: Tile, plan: cutlass.Constexpr) -> Int32:
     """Key tiles of the first segment: all key tiles, if they are one segment."""
     tiles = tile.key_tiles
     if cutlass.const_expr(not plan.scores_only):
-        if tiles > plan.whole // TILE_KEYS:
-            tiles = Int32(plan.segment // TILE_KEYS)
+        if tiles > plan.whole // sizes.TILE_KEYS:
+            tiles = Int32(plan.segment // sizes.TILE_KEYS)
     return tiles
 
 
@@ -109,15 +104,15 @@ def first_segment(tile: Tile, plan: cutlass.Constexpr) -> Int32:
 def scores_at(tile: Tile, plan: cutlass.Constexpr) -> Int32:
     """Offset of the segment in a query's words of the workspace: after the log, if it has one."""
     words = Int32(0)
-    if tile.key_tiles > plan.whole // TILE_KEYS:
-        words = Int32(plan.log + plan.log_chunks * CHUNK)
+    if tile.key_tiles > plan.whole // sizes.TILE_KEYS:
+        words = Int32(plan.log + plan.log_chunks * sizes.CHUNK)
     return words
 
 
 @cute.jit
 def key_tile_at(tile: Tile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
     """The key tile that is scored in a turn. Odd turns of the first segment begin with a late tile,
-    so that the sample of the first two (entries.py) spans scores that rise or fall."""
+    so that the sample of the first two (teams.py) spans scores that rise or fall."""
     key_tile = turn
     if cutlass.const_expr(not plan.scores_only and not plan.shared):
         tiles = first_segment(tile, plan)
@@ -169,9 +164,9 @@ def walk_of(tile: Tile, first: Int32, plan: cutlass.Constexpr) -> Walk:
     if cutlass.const_expr(not plan.scores_only and not plan.shared):
         if first == 1:
             tiles = first_segment(tile, plan)
-            wraps = (tiles - 2) * TILE_KEYS
-            back = (2 - odd_tiles(tiles)) * TILE_KEYS
-    key = key_tile_at(tile, first, plan) * TILE_KEYS
+            wraps = (tiles - 2) * sizes.TILE_KEYS
+            back = (2 - odd_tiles(tiles)) * sizes.TILE_KEYS
+    key = key_tile_at(tile, first, plan) * sizes.TILE_KEYS
     return Walk(key, uniform(wraps), uniform(back), key)
 
 
@@ -179,11 +174,11 @@ def walk_of(tile: Tile, first: Int32, plan: cutlass.Constexpr) -> Walk:
 def shared_walk(tile: Tile, first: Int32) -> Walk:
     """The walk through a stretch, from a sample on if `first` is a turn before 0. A sample's scores
     lie where the same thread stores the next ones."""
-    key, place = first * TILE_KEYS, first * TILE_KEYS
+    key, place = first * sizes.TILE_KEYS, first * sizes.TILE_KEYS
     if first < 0:
-        place = (first + SAMPLE_TILES) * TILE_KEYS
+        place = (first + sizes.SAMPLE_TILES) * sizes.TILE_KEYS
         at, late = tile.samples
-        if first != -SAMPLE_TILES:
+        if first != -sizes.SAMPLE_TILES:
             at = late
         key = at - tile.first_key
     return Walk(key, Int32(0), uniform(place - key), place)
@@ -192,7 +187,7 @@ def shared_walk(tile: Tile, first: Int32) -> Walk:
 @cute.jit
 def steps_from(walk: Walk, key: Int32, turn: Int32, plan: cutlass.Constexpr) -> tuple[Int32, Int32]:
     """Keys from one turn's key tile to the next one's, and from its scores to the next ones."""
-    step = Int32(2 * TILE_KEYS)
+    step = Int32(2 * sizes.TILE_KEYS)
     key_step = step
     if cutlass.const_expr(plan.shared):
         if turn < 0:

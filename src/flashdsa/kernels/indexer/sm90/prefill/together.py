@@ -16,21 +16,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
+from flashdsa.dsl import pipeline, static
 from flashdsa.dsl.cluster import send
-from flashdsa.dsl.pipeline import PackedPhases
-from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.select.exchange import (
-    COUNTED,
-    EVENTS,
-    GATHERED,
-    above_before,
-    find_kth,
-    own_above,
-    send_above,
-    within_before,
-)
-from flashdsa.kernels.indexer.select.keys import (
+from flashdsa.kernels.indexer.select import exchange
+from flashdsa.kernels.indexer.select.sort_keys import (
     LOWEST,
     MAGNITUDE,
     key_of,
@@ -39,49 +29,8 @@ from flashdsa.kernels.indexer.select.keys import (
     word_of,
 )
 from flashdsa.kernels.indexer.sizes import BIN_GROUP
-from flashdsa.kernels.indexer.sm90.prefill.emit import Source, row_of, share_of, write_rows
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    FIRST_BIN_OFFSET,
-    NO_SCORE,
-    WORDS_EACH,
-    Bounds,
-    Entries,
-    KeyRange,
-    Team,
-    TeamScratch,
-    Turns,
-    address_of,
-    bin_bits,
-    clear,
-    count,
-    count_range,
-    first_word,
-    keys_of_bin,
-    load_chunk,
-    number_of_ones,
-    team_sync,
-)
-from flashdsa.kernels.indexer.sm90.prefill.marks import (
-    COMPARED,
-    Threshold,
-    collect,
-    load_ahead,
-    mark,
-    mark_chunks,
-    number_of_better,
-    set_bit,
-)
+from flashdsa.kernels.indexer.sm90.prefill import emit, marks, segments, teams
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS
-from flashdsa.kernels.indexer.sm90.prefill.select import (
-    Seen,
-    SelectContext,
-    chunks_of,
-    clear_counts,
-    first_chunk,
-    log_best,
-    own_bounds,
-    source_of,
-)
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Tile
 
 ENTRY_BITS = 16
@@ -123,7 +72,7 @@ class Parts(NamedTuple):
 class Sharer(NamedTuple):
     """A thread of a team, as exchange.py's `Searcher`."""
 
-    team: Team
+    team: teams.Team
     select: Counted
     cluster: Messages
     coord: Parts
@@ -146,10 +95,10 @@ class Sharer(NamedTuple):
         return int(self.plan.most_parts)
 
     def sync(self) -> None:
-        team_sync(self.team)
+        teams.team_sync(self.team)
 
 
-def sharer_of(team: Team) -> Sharer:
+def sharer_of(team: teams.Team) -> Sharer:
     """The calling thread."""
     memory, plan, number = team.memory, team.plan, team.number
     parts = plan.most_parts
@@ -173,28 +122,30 @@ def sharer_of(team: Team) -> Sharer:
 
 
 @cute.jit
-def select_share(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin: Int32) -> None:
+def select_share(
+    ctx: segments.SelectContext, team: teams.Team, tile: Tile, seen: segments.Seen, begin: Int32
+) -> None:
     """Select the best of the team's query among the key tiles of a segment of this CTA's stretch,
     of which `begin` is the first; after the last one, with the other CTAs. Starts and ends
     synced."""
     if tile.first_query + seen.query < ctx.ranges.num_queries:
         # They come while the bin is searched.
-        ahead = load_ahead(team, seen.entries, first_chunk(team, seen))
+        ahead = marks.load_ahead(team, seen.entries, segments.first_chunk(team, seen))
         topk = ctx.ranges.topk
-        source = source_of(ctx, team, tile, seen, begin)
+        source = segments.source_of(ctx, team, tile, seen, begin)
         if seen.is_last:
             write_share(ctx, team, tile, source, seen, ahead)
         else:
             histogram = team.memory.histogram.array(Int32, team.plan.bins, seen.query)
-            bounds = own_bounds(team, seen, histogram, topk)
-            logged = log_best(team, source, seen, bounds, ahead, topk)
+            bounds = segments.own_bounds(team, seen, histogram, topk)
+            logged = segments.log_best(team, source, seen, bounds, ahead, topk)
             count_log(team, seen.query, source.entries, logged)
     if seen.is_last:
-        clear_counts(team, seen.query)
+        segments.clear_counts(team, seen.query)
 
 
 @cute.jit
-def count_log(team: Team, query: Int32, entries: Entries, logged: Int32) -> None:
+def count_log(team: teams.Team, query: Int32, entries: teams.Entries, logged: Int32) -> None:
     """Count the entries of the log, and no others: what was dropped is in no bin, so that bins and
     entries agree. Starts after a sync since bins were read; the next segment's scores are counted
     after a barrier of all warps that score."""
@@ -202,20 +153,27 @@ def count_log(team: Team, query: Int32, entries: Entries, logged: Int32) -> None
     histogram = team.memory.histogram.array(Int32, plan.bins, query)
     windows = team.memory.windows.array(Float32, 2 * plan.tile_queries)
     factor, offset = windows[2 * query], windows[2 * query + 1]
-    clear(team, histogram, plan.bins)
+    teams.clear(team, histogram, plan.bins)
     # The team: all bins are 0, and all warps have written what they log.
-    team_sync(team)
-    log = Entries(entries.words, entries.segment, chunks_of(logged), chunks_of(logged))
-    first = address_of(histogram) - Int32(FIRST_BIN_OFFSET)
+    teams.team_sync(team)
+    log = teams.Entries(
+        entries.words, entries.segment, segments.chunks_of(logged), segments.chunks_of(logged)
+    )
+    first = teams.address_of(histogram) - Int32(teams.FIRST_BIN_OFFSET)
     for chunk in cutlass.range(team.member, log.count, plan.team_warps, unroll=1):
-        words = load_chunk(log, chunk, team.lane)
-        for i in cutlass.range_constexpr(WORDS_EACH):
-            count(first + (bin_bits(words[i], factor, offset, plan) << 2))
+        words = teams.load_chunk(log, chunk, team.lane)
+        for i in cutlass.range_constexpr(teams.WORDS_EACH):
+            teams.count(first + (teams.bin_bits(words[i], factor, offset, plan) << 2))
 
 
 @cute.jit
 def write_share(
-    ctx: SelectContext, team: Team, tile: Tile, source: Source, seen: Seen, ahead: Any
+    ctx: segments.SelectContext,
+    team: teams.Team,
+    tile: Tile,
+    source: emit.Source,
+    seen: segments.Seen,
+    ahead: Any,
 ) -> None:
     """Write the rows of this CTA's winners to their places among those of all. Starts synced, ends
     not synced."""
@@ -224,22 +182,24 @@ def write_share(
     if seen.whole > topk:
         before = mark_together(s, source.entries, ahead, topk)
     else:
-        mark(team, source.entries, Threshold(Int32(LOWEST), Int32(0), cutlass.Boolean(False)))
-        team_sync(team)
-    own = number_of_ones(team, Int32(0), source.entries.count * CHUNK_MASKS)
+        marks.mark(
+            team, source.entries, marks.Threshold(Int32(LOWEST), Int32(0), cutlass.Boolean(False))
+        )
+        teams.team_sync(team)
+    own = teams.number_of_ones(team, Int32(0), source.entries.count * CHUNK_MASKS)
     end = own
     if s.coord.part == s.coord.num_parts - 1:
         end = topk - before  # the last one writes what no key is for, too
     query = tile.first_query + seen.query
-    to = row_of(ctx.topk_indices, query, topk) + before
+    to = emit.row_of(ctx.topk_indices, query, topk) + before
     # Nothing is counted before the query's bins are cleared, so that indices may lie in them.
-    write_rows(team, source, address_of(s.select.histogram), to, own, end)
+    emit.write_rows(team, source, teams.address_of(s.select.histogram), to, own, end)
 
 
 class Cut(NamedTuple):
     """Entries of the bin that has the topk-th best."""
 
-    keys: KeyRange
+    keys: teams.KeyRange
     wanted: Int32  # of them, by all CTAs
     within: Int32  # of all CTAs
     before: Int32  # of the CTAs before
@@ -248,11 +208,13 @@ class Cut(NamedTuple):
 
 
 @cute.jit
-def mark_together(s: Sharer, entries: Entries, ahead: Any, k: Int32) -> Int32:
+def mark_together(s: Sharer, entries: teams.Entries, ahead: Any, k: Int32) -> Int32:
     """Mark this CTA's entries among the best `k` of all CTAs, which have more; return how many of
     the CTAs before it are. Starts and ends synced. ahead: result of `load_ahead`, overwritten."""
     team, coord = s.team, s.coord
-    phases = PackedPhases(s.select.scratch[TeamScratch.PHASES], Static(EVENTS))
+    phases = pipeline.PackedPhases(
+        s.select.scratch[teams.TeamScratch.PHASES], static.Static(exchange.EVENTS)
+    )
     cut, phases = find_cut(s, entries, k, phases)
     compares = are_few(cut)
     if s.thread == 0:
@@ -262,44 +224,44 @@ def mark_together(s: Sharer, entries: Entries, ahead: Any, k: Int32) -> Int32:
         expected = candidates * CANDIDATE_BYTES + coord.num_parts * 4
         s.cluster.received_full.arrive_and_expect_tx(expected)
     if team.member == s.plan.team_warps - 1:
-        send_above(s, cut.above, team.lane)
+        exchange.send_above(s, cut.above, team.lane)
     equal = cutlass.min(cutlass.max(cut.wanted - cut.before, Int32(0)), cut.own)
     if compares:
-        bounds = Bounds(
-            word_of(cutlass.max(cut.keys.low, key_of(Int32(NO_SCORE)))).bitcast(Float32),
+        bounds = teams.Bounds(
+            word_of(cutlass.max(cut.keys.low, key_of(Int32(teams.NO_SCORE)))).bitcast(Float32),
             word_of(cut.keys.high + 1).bitcast(Float32),
             cutlass.Boolean(True),
         )
-        first, end = share_of(team, Int32(0), entries.count)
-        mark_chunks(team, entries, bounds, first, end, ahead, True)
-        collect(team, first, end)
+        first, end = emit.share_of(team, Int32(0), entries.count)
+        marks.mark_chunks(team, entries, bounds, first, end, ahead, True)
+        marks.collect(team, first, end)
         fill_up(s, cut.within)
-        team_sync(team)
+        teams.team_sync(team)
         send_candidates(s, entries, cut)
     else:
-        mark(team, entries, Threshold(cut.keys.low, equal, equal < cut.own))
+        marks.mark(team, entries, marks.Threshold(cut.keys.low, equal, equal < cut.own))
     # received_full, the row's phase: every CTA's candidates and counts have come (st.async). They
     # may be read until this CTA sends its `coarse` counts of the next row.
-    s.cluster.received_full.wait(phases.phase(GATHERED))
-    phases = phases.passed(GATHERED)
-    before = above_before(s, team.lane)
+    s.cluster.received_full.wait(phases.phase(exchange.GATHERED))
+    phases = phases.passed(exchange.GATHERED)
+    before = exchange.above_before(s, team.lane)
     if compares:
         mark_winners(s, cut)
     else:
         before += cutlass.min(cut.before, cut.wanted)
     # The team: all bits are set, and the winners of the CTAs before are counted.
-    team_sync(team)
+    teams.team_sync(team)
     if compares:
-        before += s.select.scratch[TeamScratch.WINNERS]
+        before += s.select.scratch[teams.TeamScratch.WINNERS]
     if s.thread == 0:
-        s.select.scratch[TeamScratch.PHASES] = phases.bits
+        s.select.scratch[teams.TeamScratch.PHASES] = phases.bits
     return before
 
 
 @cute.jit
 def find_cut(
-    s: Sharer, entries: Entries, k: Int32, phases: PackedPhases
-) -> tuple[Cut, PackedPhases]:
+    s: Sharer, entries: teams.Entries, k: Int32, phases: pipeline.PackedPhases
+) -> tuple[Cut, pipeline.PackedPhases]:
     """Find the bin of the `k`-th best of all CTAs' entries, in rounds. Each narrows a range of keys
     to one of its bins, until that has few entries, or one key, or all of them win. Returns the
     events' phases, too. The histogram holds the bins of the entries in their window; it is
@@ -307,27 +269,29 @@ def find_cut(
     team, plan = s.team, s.plan
     lane, number = team.lane, team.number
     zero = Int32(0)
-    cut = Cut(KeyRange(Int32(LOWEST), Int32(MAGNITUDE)), k, Int32(MAGNITUDE), zero, zero, zero)
+    cut = Cut(
+        teams.KeyRange(Int32(LOWEST), Int32(MAGNITUDE)), k, Int32(MAGNITUDE), zero, zero, zero
+    )
     in_window, searches = cutlass.Boolean(True), cutlass.Boolean(True)
     while searches:
         low, high = Uint32(cut.keys.low), Uint32(cut.keys.high)
         shift = step_bits(high - low, plan.bin_bits)
         if not in_window:
             count_again(s, entries, cut.keys, shift)
-        found = find_kth(s, True, cut.wanted, phases.phase(COUNTED))
-        phases = phases.passed(COUNTED)
+        found = exchange.find_kth(s, True, cut.wanted, phases.phase(exchange.COUNTED))
+        phases = phases.passed(exchange.COUNTED)
         first, last = step_at(low, high, shift, found.bin)
-        keys, usable = KeyRange(Int32(first), Int32(last)), cutlass.Boolean(True)
+        keys, usable = teams.KeyRange(Int32(first), Int32(last)), cutlass.Boolean(True)
         if in_window:
-            keys, usable = keys_of_bin(team.memory, number, found.bin, lane, plan)
+            keys, usable = teams.keys_of_bin(team.memory, number, found.bin, lane, plan)
         if usable:
             cut = Cut(
                 keys,
                 cut.wanted - found.above,
                 found.within,
-                within_before(s, True, found.bin, lane),
+                exchange.within_before(s, True, found.bin, lane),
                 s.select.histogram[found.bin],
-                cut.above + own_above(s, found.bin, lane),
+                cut.above + exchange.own_above(s, found.bin, lane),
             )
         searches = not (are_few(cut) or cut.within == cut.wanted or cut.keys.low == cut.keys.high)
         in_window = cutlass.Boolean(False)
@@ -340,34 +304,36 @@ def are_few(cut: Cut) -> cutlass.Boolean:
 
 
 @cute.jit
-def count_again(s: Sharer, entries: Entries, range_: KeyRange, shift: Int32) -> None:
+def count_again(s: Sharer, entries: teams.Entries, range_: teams.KeyRange, shift: Int32) -> None:
     """Count the entries of a range of keys in its bins of 2**shift keys. Ends synced."""
     team, plan = s.team, s.plan
-    team_sync(team)  # everyone has read what the round before counted
-    clear(team, s.select.histogram, plan.bins)
-    team_sync(team)
-    turns = Turns(team.member, plan.team_warps)
-    count_range(entries, range_, shift, address_of(s.select.histogram), turns, team.lane)
-    team_sync(team)
+    teams.team_sync(team)  # everyone has read what the round before counted
+    teams.clear(team, s.select.histogram, plan.bins)
+    teams.team_sync(team)
+    turns = teams.Turns(team.member, plan.team_warps)
+    teams.count_range(
+        entries, range_, shift, teams.address_of(s.select.histogram), turns, team.lane
+    )
+    teams.team_sync(team)
 
 
 @cute.jit
 def fill_up(s: Sharer, within: Int32) -> None:
     """Fill the candidates up to a multiple of `COMPARED` with keys below any, where no message
     comes."""
-    padded = (within + COMPARED - 1) // COMPARED * COMPARED
+    padded = (within + marks.COMPARED - 1) // marks.COMPARED * marks.COMPARED
     for own in cutlass.range(within + s.thread, padded, s.threads, unroll=1):
         s.cluster.keys[own] = Int32(-MAGNITUDE - 1)
         s.cluster.indices[own] = Int32(0)
 
 
 @cute.jit
-def send_candidates(s: Sharer, entries: Entries, cut: Cut) -> None:
+def send_candidates(s: Sharer, entries: teams.Entries, cut: Cut) -> None:
     """Send this CTA's candidates to all CTAs: those of the CTAs before come first."""
     cluster, coord = s.cluster, s.coord
     for own in cutlass.range(s.thread, cut.own, s.threads, unroll=1):
         index = s.team.indices[own]
-        word = first_word(entries, index // CHUNK) + index % CHUNK
+        word = teams.first_word(entries, index // CHUNK) + index % CHUNK
         key = key_of((entries.words + word).load())
         at, barrier = cut.before + own, cluster.received_full.at()
         for peer in cutlass.range(coord.num_parts, unroll=1):
@@ -381,17 +347,17 @@ def mark_winners(s: Sharer, cut: Cut) -> None:
     """Set the bits of this CTA's candidates among the best ones, where of equal keys the first rows
     win; count those of the CTAs before. Ends not synced."""
     cluster, team, rank = s.cluster, s.team, s.coord.part
-    masks, before = address_of(team.masks), Int32(0)
+    masks, before = teams.address_of(team.masks), Int32(0)
     for own in cutlass.range(s.thread, cut.within, s.threads, unroll=1):
         key, ranked = cluster.keys[own], cluster.indices[own]
-        better = number_of_better(cluster.keys, cluster.indices, cut.within, key, ranked)
+        better = marks.number_of_better(cluster.keys, cluster.indices, cut.within, key, ranked)
         if better < cut.wanted:
             owner, index = ranked >> ENTRY_BITS, ranked & (1 << ENTRY_BITS) - 1
             if owner == rank:
-                set_bit(masks + 4 * (index // WARP_SIZE), Int32(1) << index % WARP_SIZE)
+                marks.set_bit(masks + 4 * (index // WARP_SIZE), Int32(1) << index % WARP_SIZE)
             if owner < rank:
                 before += 1
     before = Int32(cute.arch.warp_redux_sync(before, "add"))
     if team.lane == 0:
-        counter = s.select.scratch.iterator + TeamScratch.WINNERS
+        counter = s.select.scratch.iterator + teams.TeamScratch.WINNERS
         cute.arch.atomic_add(counter, before, sem="relaxed", scope="cta")

@@ -20,46 +20,15 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
 
+from flashdsa.dsl import compile_options, gmem, grids, static, warp
 from flashdsa.dsl import fake_tensors as fake
-from flashdsa.dsl import gmem
 from flashdsa.dsl.cluster import peer_address, store_to_peer
-from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.grids import launch_ctas
-from flashdsa.dsl.static import Static
-from flashdsa.dsl.warp import prefix_sum
+from flashdsa.dsl.memory import Memory
 from flashdsa.hw import SM90, WARP_SIZE
-from flashdsa.kernels.indexer.emit import PAGE_BITS
-from flashdsa.kernels.indexer.launch import rows_apart
+from flashdsa.kernels.indexer import emit, sizes
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of
-from flashdsa.kernels.indexer.select.keys import (
-    INVALID,
-    LOWEST_KEY,
-    between,
-    signed,
-    sortable,
-    step_at,
-    step_bits,
-    word_of,
-)
-from flashdsa.kernels.indexer.select.lists import count_at
-from flashdsa.kernels.indexer.sizes import RANK_BINS
-from flashdsa.kernels.indexer.sm90.rank.cut import (
-    BIN_BITS,
-    Block,
-    Cut,
-    Part,
-    RankMemory,
-    before_warp,
-    choose_bin,
-    clear_bins,
-    find_cut,
-    first_bits,
-    key_in,
-    load_block,
-    meet,
-    numbers_of_parts,
-    position_of,
-)
+from flashdsa.kernels.indexer.select import lists, sort_keys
+from flashdsa.kernels.indexer.sm90.rank import cuts
 from flashdsa.kernels.indexer.sm90.rank.levels import (
     Levels,
     level_row,
@@ -86,22 +55,22 @@ class Output(NamedTuple):
 
 
 @cute.jit
-def wanted_of(block: Block, x: Part, cut: Cut) -> Int32:
+def wanted_of(block: cuts.Block, x: cuts.Part, cut: cuts.Cut) -> Int32:
     """The warp's entries from the cut's lowest key on: lane i has bits of the i-th 32 ones."""
-    mask, lowest = Int32(0), word_of(signed(cut.low)).bitcast(Float32)
-    if cut.low > LOWEST_KEY:
+    mask, lowest = Int32(0), sort_keys.word_of(sort_keys.signed(cut.low)).bitcast(Float32)
+    if cut.low > sort_keys.LOWEST_KEY:
         for i in cutlass.range_constexpr(x.plan.together):
             votes = Int32(cute.arch.vote_ballot_sync(block.scores[i] >= lowest))
             mask = votes if x.lane == i else mask
     else:  # NaN is wanted, too
         for i in cutlass.range_constexpr(x.plan.together):
-            votes = Int32(cute.arch.vote_ballot_sync(key_in(block, i, x.plan) != 0))
+            votes = Int32(cute.arch.vote_ballot_sync(cuts.key_in(block, i, x.plan) != 0))
             mask = votes if x.lane == i else mask
     return mask
 
 
 @cute.jit
-def list_part(block: Block, x: Part, cut: Cut, most_equals: Int32) -> Int32:
+def list_part(block: cuts.Block, x: cuts.Part, cut: cuts.Cut, most_equals: Int32) -> Int32:
     """List the part's entries from the cut's lowest key on, in the order of positions; return their
     number. Of a crowded cut only so many equal entries are listed.
 
@@ -118,26 +87,26 @@ def list_part(block: Block, x: Part, cut: Cut, most_equals: Int32) -> Int32:
     first, end = block.first, block.end
     entries, equals, turn = Int32(0), Int32(0), Int32(0)
     for begin in cutlass.range(x.begin, x.end, block_size, unroll=1):
-        block = Block(first, end, scores)
+        block = cuts.Block(first, end, scores)
         mask = wanted_of(block, x, cut)
         # On its way while this one is listed.
-        ahead = load_block(following, x, cutlass.min(begin + block_size, x.end))
+        ahead = cuts.load_block(following, x, cutlass.min(begin + block_size, x.end))
         if crowded:
             same = Int32(0)
             for i in cutlass.range_constexpr(together):
-                votes = Int32(cute.arch.vote_ballot_sync(key_in(block, i, plan) == cut.low))
+                votes = Int32(cute.arch.vote_ballot_sync(cuts.key_in(block, i, plan) == cut.low))
                 same = votes if lane == i else same
             count = Int32(cute.arch.popc(same))
-            ends = prefix_sum(count, lane)
-            before, found = before_warp(x, cute.arch.shuffle_sync(ends, WARP_SIZE - 1), turn)
-            kept = first_bits(same, most_equals - (equals + before + ends - count))
+            ends = warp.prefix_sum(count, lane)
+            before, found = cuts.before_warp(x, cute.arch.shuffle_sync(ends, WARP_SIZE - 1), turn)
+            kept = cuts.first_bits(same, most_equals - (equals + before + ends - count))
             mask = (mask ^ same) | kept
             equals += found
             turn = turn ^ 1
         count = Int32(cute.arch.popc(mask))
-        ends = prefix_sum(count, lane)
+        ends = warp.prefix_sum(count, lane)
         total = cute.arch.shuffle_sync(ends, WARP_SIZE - 1)
-        before, found = before_warp(x, total, turn)
+        before, found = cuts.before_warp(x, total, turn)
         turn = turn ^ 1
         start = entries + before + ends - count
         if total > 0:
@@ -145,8 +114,8 @@ def list_part(block: Block, x: Part, cut: Cut, most_equals: Int32) -> Int32:
                 votes = cute.arch.shuffle_sync(mask, i)
                 to = cute.arch.shuffle_sync(start, i) + Int32(cute.arch.popc(votes & below))
                 if votes >> lane & 1 == 1:
-                    list_keys[to] = Int32(sortable(scores[i]))
-                    list_positions[to] = position_of(x, first + i * WARP_SIZE)
+                    list_keys[to] = Int32(sort_keys.sortable(scores[i]))
+                    list_positions[to] = cuts.position_of(x, first + i * WARP_SIZE)
         entries += found
         first, end = ahead.first, ahead.end
         for i in cutlass.range_constexpr(together):
@@ -155,32 +124,32 @@ def list_part(block: Block, x: Part, cut: Cut, most_equals: Int32) -> Int32:
 
 
 @cute.jit
-def equal_entries(scores: cute.Tensor, x: Part, cut: Cut) -> Int32:
+def equal_entries(scores: cute.Tensor, x: cuts.Part, cut: cuts.Cut) -> Int32:
     """The number of entries of the part that have the cut's only key."""
     plan, mine = x.plan, Int32(0)
     for begin in cutlass.range(x.begin, x.end, plan.together * plan.threads, unroll=1):
-        block = load_block(scores, x, begin)
+        block = cuts.load_block(scores, x, begin)
         for i in cutlass.range_constexpr(plan.together):
-            mine += Int32(key_in(block, i, plan) == cut.low)
-    _, equals = before_warp(x, cute.arch.warp_redux_sync(mine, "add"), Int32(0))
+            mine += Int32(cuts.key_in(block, i, plan) == cut.low)
+    _, equals = cuts.before_warp(x, cute.arch.warp_redux_sync(mine, "add"), Int32(0))
     return equals
 
 
 @cute.jit
-def list_row(block: Block, x: Part, topk: Int32, cut: Cut, counted: Any) -> Int32:
+def list_row(block: cuts.Block, x: cuts.Part, topk: Int32, cut: cuts.Cut, counted: Any) -> Int32:
     """List the row's entries in its first CTA; return their number. Ends met."""
     plan = x.plan
     most_equals = Int32(0)
     if cut.within > plan.max_candidates:
         # Equal entries of earlier parts are better.
-        before, _ = numbers_of_parts(x, equal_entries(block.scores, x, cut), 1)
+        before, _ = cuts.numbers_of_parts(x, equal_entries(block.scores, x, cut), 1)
         most_equals = topk - cut.above - before
-        block = load_block(block.scores, x, x.begin)
+        block = cuts.load_block(block.scores, x, x.begin)
     entries = list_part(block, x, cut, most_equals)
-    before, total = numbers_of_parts(x, entries, 0)
+    before, total = cuts.numbers_of_parts(x, entries, 0)
     if const_expr(counted is not None):
         if counted and x.peer == 0:  # all have read the counts
-            for at in cutlass.range(x.thread, RANK_BINS // 4, plan.threads, unroll=1):
+            for at in cutlass.range(x.thread, sizes.RANK_BINS // 4, plan.threads, unroll=1):
                 gmem.store4(x.counts + 4 * at, [Int32(0)] * 4)
     if x.peers > 1:
         if x.peer > 0:
@@ -191,7 +160,7 @@ def list_row(block: Block, x: Part, topk: Int32, cut: Cut, counted: Any) -> Int3
             for i in cutlass.range(x.thread, entries, plan.threads, unroll=1):
                 store_to_peer(to_keys + i * WORD, list_keys[i])
                 store_to_peer(to_positions + i * WORD, list_positions[i])
-        meet(x.peers)
+        cuts.meet(x.peers)
     return total
 
 
@@ -207,7 +176,7 @@ class Share(NamedTuple):
 
 
 @cute.jit
-def share_of(x: Part, entries: Int32) -> Share:
+def share_of(x: cuts.Part, entries: Int32) -> Share:
     """The caller's share of so many entries."""
     plan = x.plan
     groups = (entries + plan.threads - 1) // plan.threads
@@ -248,7 +217,7 @@ def name_entries(
                 if ranked:
                     positions[i] = share.ids[at]
                 if has_pages:
-                    pages[i] = (line + (positions[i] >> PAGE_BITS)).load()
+                    pages[i] = (line + (positions[i] >> emit.PAGE_BITS)).load()
         for i in cutlass.range_constexpr(PAGES_TOGETHER):
             at = index + i * WARP_SIZE
             if at < share.end:
@@ -257,37 +226,37 @@ def name_entries(
                     share.keys[at] = Int32(exists)
                 id_ = positions[i] + first
                 if output.slots != 0:
-                    id_ = (pages[i] << PAGE_BITS) + (id_ & (PAGE_SIZE - 1))
+                    id_ = (pages[i] << emit.PAGE_BITS) + (id_ & (PAGE_SIZE - 1))
                 share.ids[at] = id_
 
 
 @cute.jit
-def keep_best(share: Share, x: Part, cut: Cut, topk: Int32) -> None:
+def keep_best(share: Share, x: cuts.Part, cut: cuts.Cut, topk: Int32) -> None:
     """Let only the best `topk` entries of the list win."""
-    bins, lane = x.memory.bins.array(Int32, RANK_BINS), x.lane
+    bins, lane = x.memory.bins.array(Int32, sizes.RANK_BINS), x.lane
     low, high, above, within = cut
     while above + within > topk and low < high:
-        shift = step_bits(high - low, BIN_BITS)
-        clear_bins(x)
+        shift = sort_keys.step_bits(high - low, cuts.BIN_BITS)
+        cuts.clear_bins(x)
         for group in cutlass.range(share.groups, unroll=1):
             key = key_at(share, group)
-            if between(key, low, high - low):
-                count_at(bins, Int32((key - low) >> Uint32(shift)))
+            if sort_keys.between(key, low, high - low):
+                lists.count_at(bins, Int32((key - low) >> Uint32(shift)))
         cute.arch.sync_threads()  # all candidates are counted
-        chosen, above, within = choose_bin(x, Int32(0), topk, above)
-        low, high = step_at(low, high, shift, chosen)
+        chosen, above, within = cuts.choose_bin(x, Int32(0), topk, above)
+        low, high = sort_keys.step_at(low, high, shift, chosen)
         cute.arch.sync_threads()  # all have read the counts
     allowed = Int32(within)
     if above + within > topk:  # of equal entries the first ones win
         mine = Int32(0)
         for group in cutlass.range(share.groups, unroll=1):
             mine += Int32(key_at(share, group) == low)
-        before, _ = before_warp(x, cute.arch.warp_redux_sync(mine, "add"), Int32(0))
+        before, _ = cuts.before_warp(x, cute.arch.warp_redux_sync(mine, "add"), Int32(0))
         allowed = topk - above - before
     seen, below = Int32(0), Int32(cute.arch.lanemask_lt())
     for group in cutlass.range(share.groups, unroll=1):
         key = key_at(share, group)
-        same = Int32(cute.arch.vote_ballot_sync(between(key, low, high - low)))
+        same = Int32(cute.arch.vote_ballot_sync(sort_keys.between(key, low, high - low)))
         late = same >> lane & 1 == 1 and seen + Int32(cute.arch.popc(same & below)) >= allowed
         if key < low or late:
             if share.first + group * WARP_SIZE < share.end:
@@ -296,13 +265,13 @@ def keep_best(share: Share, x: Part, cut: Cut, topk: Int32) -> None:
 
 
 @cute.jit
-def write_ids(share: Share, x: Part, output: Output, row: Int32) -> None:
+def write_ids(share: Share, x: cuts.Part, output: Output, row: Int32) -> None:
     """Write the winners' ids, then -1."""
     topk, below = Int32(output.ids.shape[1]), Int32(cute.arch.lanemask_lt())
     mine = Int32(0)
     for group in cutlass.range(share.groups, unroll=1):
         mine += Int32(key_at(share, group) != 0)
-    to, total = before_warp(x, cute.arch.warp_redux_sync(mine, "add"), Int32(1))
+    to, total = cuts.before_warp(x, cute.arch.warp_redux_sync(mine, "add"), Int32(1))
     first_out = Int64(row) * topk
     ids, words = output.ids.iterator + first_out, output.words.iterator + first_out
     for group in cutlass.range(share.groups, unroll=1):
@@ -312,12 +281,12 @@ def write_ids(share: Share, x: Part, output: Output, row: Int32) -> None:
             at = to + Int32(cute.arch.popc(winners & below))
             (ids + at).store(share.ids[share.first + group * WARP_SIZE])
             if output.words.shape[0] > 0:
-                (words + at).store(word_of(signed(key)))
+                (words + at).store(sort_keys.word_of(sort_keys.signed(key)))
         to += Int32(cute.arch.popc(winners))
     for at in cutlass.range(total + x.thread, topk, x.plan.threads, unroll=1):
         (ids + at).store(Int32(-1))
         if output.words.shape[0] > 0:
-            (words + at).store(Int32(INVALID))
+            (words + at).store(Int32(sort_keys.INVALID))
 
 
 @cute.kernel
@@ -335,7 +304,7 @@ def rank_kernel(
     """One CTA of the grid; arguments as in `launch_rank`."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
-    memory = RankMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     topk, zero = Int32(output.ids.shape[1]), Int32(0)
     number = cta // cluster_size
     rank = cta - number * cluster_size
@@ -366,15 +335,15 @@ def rank_kernel(
         end = cutlass.min(begin + each, length)
         line, of_row = scores.iterator + (Int64(row) * scores.stride[0] + start), None
         if const_expr(plan.of is Of.CACHE):
-            of_row = counts.iterator + Int64(row) * RANK_BINS
+            of_row = counts.iterator + Int64(row) * sizes.RANK_BINS
         if const_expr(plan.in_levels):
             room = scores.shape[1] - start
             line = level_row(levels, line, room, rows, row, begin, end, length - 1)
-        cut, entries = Cut(Uint32(0), Uint32(0), zero, zero), length
-        me, listed = (peer, peers, rank - peer, thread, memory, Static(plan)), None
+        cut, entries = cuts.Cut(Uint32(0), Uint32(0), zero, zero), length
+        me, listed = (peer, peers, rank - peer, thread, memory, static.Static(plan)), None
         if const_expr(plan.of is Of.LISTED):
             listed = no_list(memory, plan)
-        x = Part(line, of_row, listed, begin, end, *me)
+        x = cuts.Part(line, of_row, listed, begin, end, *me)
         if ranked and peer < peers:
             if peers > 1:  # of one turn at most
                 # All CTAs of the cluster run, so that their memory may be written.
@@ -388,9 +357,9 @@ def rank_kernel(
                 listed = list_blocks(line, listed, thread, plan)
                 if listed.count >= 0:
                     begin, end = zero, listed.count << levels.block_bits
-                x = Part(line, of_row, listed, begin, end, *me)
-            block = load_block(cute.make_rmem_tensor(plan.together, Float32), x, begin)
-            cut = find_cut(x, topk, counted)
+                x = cuts.Part(line, of_row, listed, begin, end, *me)
+            block = cuts.load_block(cute.make_rmem_tensor(plan.together, Float32), x, begin)
+            cut = cuts.find_cut(x, topk, counted)
             entries = list_row(block, x, topk, cut, counted)
         if peer == 0 and peers > 0:
             share = share_of(x, entries)
@@ -457,7 +426,7 @@ def launch_rank(
     spans = Spans(Rows(ends, clusters, room, table.shape[0]), starts, block_bits, row_bits)
     if together == 0:
         clusters = (clusters + cluster_size - 1) // cluster_size
-    launch_ctas(
+    grids.launch_ctas(
         rank_kernel(scores, counts, levels, spans, output, unscored, cluster_size, together, plan),
         clusters * cluster_size,
         plan.threads,
@@ -477,15 +446,15 @@ def compile_rank(plan: RankPlan) -> Any:
     if plan.of is Of.CACHE:
         kind = (fake.fake_tensor(Int32, (counted,)),)
     if plan.in_levels:
-        kind = rows_apart(Int32, rows, listed), Int32(1), Int32(1)
-    return compile_launch(
+        kind = fake.rows_apart(Int32, rows, listed), Int32(1), Int32(1)
+    return compile_options.compile_launch(
         SM90,
         launch_rank,
         plan,
-        rows_apart(Float32, rows, width),
+        fake.rows_apart(Float32, rows, width),
         fake.words(starts),
         fake.words(rows),
-        rows_apart(Int32, requests, pages),
+        fake.rows_apart(Int32, requests, pages),
         *(Int32(1) for _ in range(3)),
         *kind,
         fake.words(rows, topk),

@@ -16,7 +16,7 @@ from flashdsa.dsl.warp import lowest_bit, ones_of, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.emit import PAGE_BITS, set_bit
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of
-from flashdsa.kernels.indexer.select.keys import INVALID
+from flashdsa.kernels.indexer.select.sort_keys import INVALID
 
 
 class Levels(NamedTuple):
@@ -153,6 +153,18 @@ def token_score(x: LevelRow, listed: Listed, entry: Int32) -> Float32:
     return score
 
 
+MANY_SCORE_BITS = 2
+"""Binary logarithm of a block's scores from which a thread loads those of one after another's."""
+
+
+@cute.jit
+def best_with(score: Float32, x: LevelRow, at: Int32) -> Float32:
+    """The better one of a score and the row's at some place, if it has one there."""
+    if at < x.room:
+        score = cute.arch.fmax(score, (x.line + at).load())
+    return score
+
+
 @cute.jit
 def load_block_scores(
     scores: cute.Tensor, x: LevelRow, first: Int32, end: Int32, together: cutlass.Constexpr
@@ -167,11 +179,17 @@ def load_block_scores(
             if has_page(x, block << x.levels.block_bits):
                 scores[i] = Float32.nan
                 paged = paged | 1 << i
-    for token in cutlass.range(Int32(1) << bits, unroll=1):
+    # Few scores of all blocks at once; many of one block, whose sectors are then read once.
+    if bits < MANY_SCORE_BITS:
+        for token in cutlass.range(Int32(1) << bits, unroll=1):
+            for i in cutlass.range_constexpr(together):
+                if paged >> i & 1 == 1:
+                    scores[i] = best_with(scores[i], x, ((first + i * WARP_SIZE) << bits) + token)
+    else:
         for i in cutlass.range_constexpr(together):
-            at = ((first + i * WARP_SIZE) << bits) + token
-            if paged >> i & 1 == 1 and at < x.room:
-                scores[i] = cute.arch.fmax(scores[i], (x.line + at).load())
+            if paged >> i & 1 == 1:
+                for token in cutlass.range(Int32(1) << bits, unroll=1):
+                    scores[i] = best_with(scores[i], x, ((first + i * WARP_SIZE) << bits) + token)
     for i in cutlass.range_constexpr(together):
         newest = x.levels.block_bits > 0 and first + i * WARP_SIZE == x.last
         if paged >> i & 1 == 1 and newest:

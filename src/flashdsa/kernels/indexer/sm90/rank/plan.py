@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
-from typing import ClassVar
 
-from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer.sizes import RANK_BINS
-from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem
+from flashdsa.plan import SmemRegion, UniformPlan
 
 WORD = 4
 LARGEST_CLUSTER = 8
@@ -27,7 +25,7 @@ class Of(StrEnum):
 
 
 @dataclass(frozen=True)
-class RankPlan:
+class RankPlan(UniformPlan):
     """One compiled kernel: the CTAs of a cluster rank a row, each an equal part of it.
 
     Attributes:
@@ -48,7 +46,6 @@ class RankPlan:
     part_entries: int = 4096
     marked_words: int = 16384
     most_listed: int = 2048
-    roles: ClassVar[tuple[Role, ...]] = ()  # all warps do the same
 
     @property
     def name(self) -> str:
@@ -73,8 +70,8 @@ class RankPlan:
         """Blocks of a CTA's part of a row, at most, of which some are listed."""
         return self.marked_words * WARP_SIZE
 
-    @cached_property
-    def smem(self) -> SmemPlan:
+    @property
+    def regions(self) -> list[SmemRegion]:
         regions = [
             SmemRegion("keys", self.capacity * WORD, 16, "list: keys"),
             SmemRegion("positions", self.capacity * WORD, 16, "list: positions"),
@@ -87,11 +84,7 @@ class RankPlan:
         if self.of is Of.LISTED:
             marks = SmemRegion("marks", self.marked_words * WORD, 16, "a bit for each block")
             regions += [marks, SmemRegion("blocks", self.most_listed * WORD, 16, "listed blocks")]
-        return plan_smem(regions, SM90.smem_bytes)
-
-    @property
-    def smem_bytes(self) -> int:
-        return self.smem.total
+        return regions
 
 
 def plan_of_many(of: Of) -> RankPlan:

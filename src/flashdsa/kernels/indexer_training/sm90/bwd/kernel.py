@@ -25,11 +25,13 @@ from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.gmem import store2
 from flashdsa.dsl.grids import follow_grid, launch_ctas, launch_plan, place_in_grid
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.warp import neighbours_sum, warpgroup_idx
 from flashdsa.hw import BULK_ALIGNMENT, SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
+from flashdsa.kernels.attention.union_slots import slots_of
 from flashdsa.kernels.indexer_training.sm90.bwd import load, multiply
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as sizes
 from flashdsa.kernels.indexer_training.sm90.bwd.lists import launch_counts, launch_lists
@@ -95,10 +97,7 @@ def write_head(x: Backward, query: Int32, head: Int32, lane: Int32) -> None:
     acc = cute.make_rmem_tensor(DIMS, Float32)
     acc.fill(0.0)
     total = Float32(0.0)
-    count = Int32(x.indices.shape[1])
-    if x.topk_length.shape[0] > 0:
-        count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
-    for slot in cutlass.range(count, unroll=1):
+    for slot in cutlass.range(slots_of(x.indices, x.topk_length, query), unroll=1):
         key, gradient = x.indices[query, slot], x.grad_scores[query, slot]
         if key >= 0 and key < x.k.shape[0] and gradient != 0.0:
             dims = load_dims(x.k, key, lane)
@@ -131,7 +130,7 @@ def indexer_bwd_kernel(
     parts: Parts, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA; arguments as in `launch_backward`."""
-    memory = load.BwdMemory.begin(plan)
+    memory = Memory.begin(plan)
     follow_grid()
     group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
@@ -146,7 +145,7 @@ def indexer_bwd_kernel(
 
 @cute.jit
 def locate(
-    memory: load.BwdMemory,
+    memory: Memory,
     lists: load.Lists,
     choice: cute.Tensor,
     number: Int32,
@@ -315,7 +314,7 @@ def launch_groups(
         launch_sum(parts, groups, dq, dw, *taken, plan, stream)
 
 
-def compile_backward(plan: sizes.BwdPlan) -> Any:
+def compile_indexer_bwd(plan: sizes.BwdPlan) -> Any:
     """Compile `launch_backward`."""
     keys, queries, topk, lengths, places, words = fake.symbols(6)
     q, k = fake.bf16(queries, plan.num_heads, INDEX_HEAD_DIM), fake.bf16(keys, INDEX_HEAD_DIM)
@@ -328,7 +327,7 @@ def compile_backward(plan: sizes.BwdPlan) -> Any:
     return compile_launch(SM90, launch_backward, plan, *x, *ratio)
 
 
-def compile_sum(plan: sizes.SumPlan) -> Any:
+def compile_ordered_sum(plan: Any) -> Any:
     """Compile `launch_ordered_sum`: a function (slots, order, starts, dk)."""
     del plan
     places, starts, keys = fake.symbols(3)

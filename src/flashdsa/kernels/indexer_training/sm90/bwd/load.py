@@ -6,8 +6,8 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
-from flashdsa.dsl.memory import Memory, Region
-from flashdsa.dsl.pipeline import Barriers, RingProducer
+from flashdsa.dsl.memory import Memory
+from flashdsa.dsl.pipeline import RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
@@ -29,20 +29,6 @@ class Lists(NamedTuple):
     present: cute.Tensor  # (groups,) int32: bit i: query i of the group has a gradient
 
 
-class BwdMemory(Memory):
-    """Regions and barriers of `BwdPlan`."""
-
-    q: Region
-    k: Region
-    a: Region
-    gradients: Region
-    rows: Region
-    k_full: Barriers
-    k_free: Barriers
-    q_full: Barriers
-    q_free: Barriers
-
-
 class Context(NamedTuple):
     """One CTA's position in the launch. Its work items are cta, cta + num_ctas, ...
 
@@ -51,7 +37,7 @@ class Context(NamedTuple):
     previous CTA.
     """
 
-    memory: BwdMemory
+    memory: Memory
     lists: Lists
     cta: Int32
     num_ctas: Int32

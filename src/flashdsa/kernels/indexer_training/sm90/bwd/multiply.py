@@ -18,19 +18,13 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.fragments import MMA_K, MMA_ROWS, THREAD_ROWS
-from flashdsa.dsl.gmem import add4_if, store2, store4_if
+from flashdsa.dsl import fragments, gmem, pipeline, swizzle, warp, warp_matrix
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.pipeline import RingConsumer, arrive_warp
 from flashdsa.dsl.smem import shared_pointer
-from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.dsl.warp import neighbours_sum
-from flashdsa.dsl.warp_matrix import pack_bf16, store_matrices
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, multiply_bf16
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer_training.sm90.bwd import load, parts
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as sizes
-from flashdsa.kernels.indexer_training.sm90.bwd.load import Context, Item, locate_item, tile_after
-from flashdsa.kernels.indexer_training.sm90.bwd.parts import Parts
 from flashdsa.plan.row_tiles import CHUNK_BYTES, ROW_BYTES
 from flashdsa.plan.row_tiles import CHUNK_COLUMNS as CHUNK
 from flashdsa.problem import INDEX_HEAD_DIM
@@ -55,7 +49,7 @@ def gate(
     block. `matrix`: address. `gradients`: address of those of this warp's query. `block`: which of
     the own ones it is."""
     lane = thread % WARP_SIZE
-    row = thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS
+    row = thread // WARP_SIZE * fragments.MMA_ROWS + lane % fragments.MMA_ROWS
     mine = gradients + lane % 4 * (PAIR * sizes.FP32)
     for piece in cutlass.range_constexpr(sizes.TILE_KEYS // PIECE_KEYS):
         words = []
@@ -63,8 +57,8 @@ def gate(
             g = prims.load_ext(
                 shared_pointer(mine + eight * 8 * sizes.FP32), dtype=Float32, count=PAIR
             )
-            for h in cutlass.range_constexpr(THREAD_ROWS):
-                of_row = THREAD_ROWS * block + h
+            for h in cutlass.range_constexpr(fragments.THREAD_ROWS):
+                of_row = fragments.THREAD_ROWS * block + h
                 values = []
                 for i in cutlass.range_constexpr(PAIR):
                     product = acc[4 * eight + 2 * h + i]
@@ -72,9 +66,9 @@ def gate(
                     open_gate = g[i] if product > 0.0 else Float32(0.0)
                     sums[of_row] = sums[of_row] + open_gate * product
                     values.append(open_gate * weights[of_row])
-                words.append(pack_bf16(*values))
-        unit = 2 * piece + lane // MMA_ROWS
-        store_matrices(matrix + swizzled_128(row, unit), words)
+                words.append(warp_matrix.pack_bf16(*values))
+        unit = 2 * piece + lane // fragments.MMA_ROWS
+        warp_matrix.store_matrices(matrix + swizzle.swizzled_128(row, unit), words)
 
 
 def clear(acc: Any, count: int) -> None:
@@ -83,9 +77,9 @@ def clear(acc: Any, count: int) -> None:
         acc[i] = Float32(0.0)
 
 
-STEP_LINES = MMA_K * ROW_BYTES
+STEP_LINES = fragments.MMA_K * ROW_BYTES
 """Bytes from 16 lines to the next ones, where K of a product is along the lines."""
-STEP_COLUMNS = MMA_K * sizes.BF16
+STEP_COLUMNS = fragments.MMA_K * sizes.BF16
 OF_SCORES = sizes.TILE_KEYS // 2
 """fp32 of q k, or of 64 dims of dK, in a thread."""
 OF_DQ = INDEX_HEAD_DIM // 2
@@ -96,7 +90,7 @@ def issue_scores(acc: Any, q: Any, k: Any) -> None:
     warpgroup.fence()
     a, b = opaque(along_k(q)), opaque(along_k(k))
     for chunk in range(sizes.CHUNKS):
-        for step in range(CHUNK // MMA_K):
+        for step in range(CHUNK // fragments.MMA_K):
             offset = chunk * CHUNK_BYTES + step * STEP_COLUMNS
             first, second = descriptor_behind(a, offset), descriptor_behind(b, offset)
             more = (chunk, step) != (0, 0)
@@ -108,7 +102,7 @@ def issue_dq(acc: Any, matrix: Any, k: Any) -> None:
     """Issue acc += A K of 64 rows, as one group; matrix, k: addresses."""
     warpgroup.fence()
     a, b = opaque(along_k(matrix)), opaque(along_n(k))
-    for step in range(sizes.TILE_KEYS // MMA_K):
+    for step in range(sizes.TILE_KEYS // fragments.MMA_K):
         first = descriptor_behind(a, step * STEP_COLUMNS)
         second = descriptor_behind(b, step * STEP_LINES)
         multiply_bf16(acc, INDEX_HEAD_DIM, first, second, accumulate=True, transposes=(0, 1))
@@ -121,7 +115,7 @@ def issue_dk(acc: Any, matrices: Any, q: Any, blocks: int) -> None:
     warpgroup.fence()
     a, b = opaque(along_n(matrices)), opaque(along_n(q))
     for block in range(blocks):
-        for step in range(sizes.ROWS // MMA_K):
+        for step in range(sizes.ROWS // fragments.MMA_K):
             first = descriptor_behind(a, block * sizes.MATRIX_BYTES + step * STEP_LINES)
             second = descriptor_behind(b, block * sizes.BLOCK_BYTES + step * STEP_LINES)
             more = (block, step) != (0, 0)
@@ -161,8 +155,8 @@ def add_dims(
     is_next = lane // NEXT_ROW % 2 == 1
     dim = lane // NEXT_ROW % 2 * (LINE_DIMS // 2) + lane % 2 * 8 + lane % 4 // 2 * 4
     # The pair of rows that this lane shares: first the even one, then the odd one.
-    even = thread // WARP_SIZE * MMA_ROWS + lane // (2 * NEXT_ROW) * 2
-    for h in cutlass.range_constexpr(THREAD_ROWS):
+    even = thread // WARP_SIZE * fragments.MMA_ROWS + lane // (2 * NEXT_ROW) * 2
+    for h in cutlass.range_constexpr(fragments.THREAD_ROWS):
         place = even + 8 * h
         of_pair = prims.load_ext(shared_pointer(keys + place * sizes.FP32), dtype=Int32, count=2)
         for line in cutlass.range_constexpr(CHUNK // LINE_DIMS):
@@ -178,9 +172,9 @@ def add_dims(
                 key = of_pair[other]
                 at = to + (line * LINE_DIMS + dim)
                 if cutlass.const_expr(ordered):
-                    store4_if(key, at + Int64(place + other) * INDEX_HEAD_DIM, values)
+                    gmem.store4_if(key, at + Int64(place + other) * INDEX_HEAD_DIM, values)
                 else:
-                    add4_if(key, at + Int64(key) * INDEX_HEAD_DIM, values)
+                    gmem.add4_if(key, at + Int64(key) * INDEX_HEAD_DIM, values)
 
 
 MATRICES_READY = 1
@@ -190,13 +184,13 @@ MATRICES_READY = 1
 class Multiplier(NamedTuple):
     """Reads q, k, gradients, rows; writes a, dQ, dK, dW. Signals k_free, q_free."""
 
-    ctx: Context
+    ctx: load.Context
     half: Int32  # of blocks, and of dims of dK
     weights: cute.Tensor  # (S * H,) fp32
     dq: cute.Tensor  # (S * H, 128) bf16
     dk: cute.Tensor  # (S_kv, 128) fp32; ordered: (groups * capacity, 128)
     dw: cute.Tensor  # (S * H,) fp32
-    of_parts: Parts
+    of_parts: parts.Parts
 
     @property
     def first_block(self) -> Any:
@@ -222,7 +216,7 @@ class Place(NamedTuple):
 
 
 @cute.jit
-def place_of(ctx: Context, stage: Int32, number: Int32) -> Place:
+def place_of(ctx: load.Context, stage: Int32, number: Int32) -> Place:
     """Addresses of the CTA's tile of that number."""
     memory, plan = ctx.memory, ctx.plan
     return Place(
@@ -234,9 +228,9 @@ def place_of(ctx: Context, stage: Int32, number: Int32) -> Place:
 
 
 @cute.jit
-def wait_for_tile(ctx: Context, number: Int32) -> Int32:
+def wait_for_tile(ctx: load.Context, number: Int32) -> Int32:
     """Wait for a tile; return its stage."""
-    ring = RingConsumer(ctx.memory.k_full, ctx.memory.k_free)
+    ring = pipeline.RingConsumer(ctx.memory.k_full, ctx.memory.k_free)
     state = ring.state(number)
     # k_full[stage]: threads have copied the tile; the fence shows it to wgmma.
     ring.wait(state)
@@ -248,7 +242,7 @@ def wait_for_tile(ctx: Context, number: Int32) -> Int32:
 def first_row(role: Multiplier, block: cutlass.Constexpr) -> Int32:
     """This thread's first row in an own block, counted from the group's first row."""
     ctx = role.ctx
-    own = ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
+    own = ctx.thread // WARP_SIZE * fragments.MMA_ROWS + ctx.thread % WARP_SIZE // 4
     return (role.first_block + block) * sizes.ROWS + own
 
 
@@ -260,7 +254,7 @@ def read_weights(role: Multiplier, group: Int32) -> list[Float32]:
     present = ctx.lists.present[group]
     weights = []
     for block in cutlass.range_constexpr(plan.own_blocks):
-        for h in cutlass.range_constexpr(THREAD_ROWS):
+        for h in cutlass.range_constexpr(fragments.THREAD_ROWS):
             row = first_row(role, block) + 8 * h
             weight = Float32(0.0)
             if (present >> (row // plan.num_heads)) & 1 == 1:
@@ -276,14 +270,14 @@ def gate_block(
 ) -> None:
     """Compute A of an own block, and its part of dW."""
     ctx = role.ctx
-    row = (role.first_block + block) * sizes.ROWS + ctx.thread // WARP_SIZE * MMA_ROWS
+    row = (role.first_block + block) * sizes.ROWS + ctx.thread // WARP_SIZE * fragments.MMA_ROWS
     gradients = place.gradients + row // ctx.plan.num_heads * (sizes.TILE_KEYS * sizes.FP32)
     matrix = place.matrices + (role.first_block + block) * sizes.MATRIX_BYTES
     gate(acc, own.weights, own.sums, matrix, gradients, ctx.thread, block)
 
 
 @cute.jit
-def publish(ctx: Context) -> None:
+def publish(ctx: load.Context) -> None:
     """Publish both warpgroups' matrices: written by threads, shown to wgmma by the fence."""
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(
@@ -320,7 +314,7 @@ def multiply_tile(
     """
     ctx = role.ctx
     plan = ctx.plan
-    ring = RingConsumer(ctx.memory.k_full, ctx.memory.k_free)
+    ring = pipeline.RingConsumer(ctx.memory.k_full, ctx.memory.k_free)
     state = ring.state(number)
     place = place_of(ctx, state.stage, number)
     q = ctx.memory.q.address()
@@ -352,7 +346,7 @@ def multiply_tile(
 
 
 @cute.jit
-def store_item(role: Multiplier, own: Own, item: Item) -> None:
+def store_item(role: Multiplier, own: Own, item: load.Item) -> None:
     """Write dQ and dW of this warpgroup's blocks, of a part to its rows. Rows past the last one are
     not written."""
     ctx = role.ctx
@@ -360,14 +354,14 @@ def store_item(role: Multiplier, own: Own, item: Item) -> None:
     first = Int64(item.group) * ctx.plan.rows
     of_part = Int64(item.part) * ctx.plan.rows
     for block in cutlass.range_constexpr(ctx.plan.own_blocks):
-        for h in cutlass.range_constexpr(THREAD_ROWS):
+        for h in cutlass.range_constexpr(fragments.THREAD_ROWS):
             row = first_row(role, block) + 8 * h
-            total = neighbours_sum(own.sums[THREAD_ROWS * block + h], 4)
+            total = warp.neighbours_sum(own.sums[fragments.THREAD_ROWS * block + h], 4)
             if item.part >= 0:
                 at = role.of_parts.dq.iterator + ((of_part + row) * INDEX_HEAD_DIM + lane % 4 * 2)
                 for eight in cutlass.range_constexpr(INDEX_HEAD_DIM // 8):
                     two = [own.dq[block][4 * eight + 2 * h + i].bitcast(Int32) for i in range(2)]
-                    store2(at + 8 * eight, *two)
+                    gmem.store2(at + 8 * eight, *two)
                 if lane % 4 == 0:
                     (role.of_parts.dw.iterator + (of_part + row)).store(total)
             elif first + row < role.dq.shape[0]:
@@ -375,7 +369,7 @@ def store_item(role: Multiplier, own: Own, item: Item) -> None:
                 to = cute.recast_ptr(at, dtype=Int32)
                 for eight in cutlass.range_constexpr(INDEX_HEAD_DIM // 8):
                     values = [own.dq[block][4 * eight + 2 * h + i] for i in range(2)]
-                    (to + 4 * eight).store(pack_bf16(*values))
+                    (to + 4 * eight).store(warp_matrix.pack_bf16(*values))
                 if lane % 4 == 0:
                     (role.dw.iterator + (first + row)).store(total)
 
@@ -398,14 +392,14 @@ def multiply_all(role: Multiplier) -> None:
     own_blocks = ctx.plan.own_blocks
     accs = [cute.make_rmem_tensor(OF_SCORES, Float32) for _ in range(2)]
     dq = [cute.make_rmem_tensor(OF_DQ, Float32) for _ in range(own_blocks)]
-    sums = cute.make_rmem_tensor(THREAD_ROWS * own_blocks, Float32)
+    sums = cute.make_rmem_tensor(fragments.THREAD_ROWS * own_blocks, Float32)
     number, items = Int32(0), Int32(0)
     for index in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-        item = locate_item(ctx, index)
+        item = load.locate_item(ctx, index)
         own = Own(dq, sums, read_weights(role, item.group))
         for acc in dq:
             clear(acc, OF_DQ)
-        clear(sums, THREAD_ROWS * own_blocks)
+        clear(sums, fragments.THREAD_ROWS * own_blocks)
         if item.count > 0:
             # q_full: threads have copied Q; the fence shows it to wgmma.
             ctx.memory.q_full.wait_round(items)
@@ -416,9 +410,9 @@ def multiply_all(role: Multiplier) -> None:
             for _ in cutlass.range(item.count - 1, unroll=1):
                 to = place_of_dk(role, item.group, tile)
                 multiply_tile(role, own, accs, to, number, False)
-                tile = tile_after(item, tile)
+                tile = load.tile_after(item, tile)
                 number += 1
             multiply_tile(role, own, accs, place_of_dk(role, item.group, tile), number, True)
             number += 1
-            arrive_warp(ctx.memory.q_free, 0, ctx.thread)
+            pipeline.arrive_warp(ctx.memory.q_free, 0, ctx.thread)
         store_item(role, own, item)

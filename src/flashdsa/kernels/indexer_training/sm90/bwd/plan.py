@@ -66,14 +66,13 @@ class BwdPlan(Sm90Plan):
     multiply_registers: int = 232
 
     def __post_init__(self) -> None:
-        """Raises BudgetError, which names the region or role that does not fit."""
         if self.num_heads not in NUM_HEADS:
             raise ValueError(f"num_heads: expected one of {NUM_HEADS}; got {self.num_heads}")
         if self.blocks not in BLOCKS:
             raise ValueError(f"blocks: expected one of {BLOCKS}; got {self.blocks}")
         if self.chosen and self.num_heads < LARGE_HEADS:
             raise ValueError(f"blocks: expected {min(BLOCKS)} of {self.num_heads} heads; got 4")
-        self.check()
+        super().__post_init__()
 
     @property
     def name(self) -> str:
@@ -196,12 +195,3 @@ class BwdPlan(Sm90Plan):
             Barrier("q_full", 1, load, every, multiply, 0, "Q is there"),
             Barrier("q_free", 1, multiply, warps, load, 0, "Q has been read"),
         )
-
-
-@dataclass(frozen=True)
-class SumPlan:
-    """The kernel that adds the rows of the ordered backward; it has nothing to choose."""
-
-    name: str = "indexer_bwd_sum"
-    roles: tuple[Role, ...] = ()
-    smem_bytes: int = 0

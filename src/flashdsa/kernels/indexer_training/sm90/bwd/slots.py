@@ -10,7 +10,8 @@ import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
-from flashdsa.dsl.smem import VECTOR, store4
+from flashdsa.dsl import smem
+from flashdsa.dsl.smem import VECTOR
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import RANGE_KEYS, BwdPlan
 
@@ -73,11 +74,8 @@ def allocate_shared(plan: BwdPlan) -> Shared:
 @cute.jit
 def clear(x: Slots, words: cute.Tensor, first: Int32, end: Int32) -> None:
     """Clear the words from `first` to `end` at least, multiples of 4. All threads call."""
-    nothing = cute.make_rmem_tensor(VECTOR, Int32)
-    nothing.fill(0)
-    threads = x.plan.list_threads
-    for at in cutlass.range(first // VECTOR + x.thread, end // VECTOR, threads, unroll=4):
-        store4(words, at, nothing.load())
+    begin, threads = first // VECTOR + x.thread, x.plan.list_threads
+    smem.clear(words, begin, end // VECTOR, threads)
 
 
 @cute.jit

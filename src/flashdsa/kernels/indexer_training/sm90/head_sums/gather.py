@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
-from flashdsa.dsl.memory import Memory, Region
-from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingProducer
+from flashdsa.dsl.memory import Memory
+from flashdsa.dsl.pipeline import PipelineState, Ring, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, copy_piece, row_sources
 from flashdsa.dsl.smem import load4
 from flashdsa.dsl.swizzle import swizzled_128
@@ -22,24 +22,10 @@ from flashdsa.kernels.indexer_training.sm90.list_end import WARPS, SlotList, fin
 from flashdsa.plan.row_tiles import CHUNK_COLUMNS, TILE_ROWS
 
 
-class TargetMemory(Memory):
-    """Regions and barriers of `TargetPlan`."""
-
-    q: Region
-    k: Region
-    heads: Region
-    items: Region
-    ends: Region
-    q_full: Barriers
-    q_free: Barriers
-    k_full: Barriers
-    k_free: Barriers
-
-
 class Context(NamedTuple):
     """One CTA's position in the launch."""
 
-    memory: TargetMemory
+    memory: Memory
     indices: cute.Tensor  # (S, topk) int32
     topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
     num_keys: Int32
@@ -201,13 +187,6 @@ class Rings(NamedTuple):
 
 
 @cute.jit
-def first_step(ctx: Context) -> Cursor:
-    """The CTA's first step."""
-    item = item_at(ctx, Int32(0), look_ahead(ctx, Int32(0)))
-    return Cursor(item, item.begin, Int32(1), look_ahead(ctx, Int32(1)))
-
-
-@cute.jit
 def following(ctx: Context, at: Cursor) -> Cursor:
     """The step after `at`: an item has one, even without a slot."""
     item, slot, turn, first_look = at.item, at.slot + sizes.STEP_SLOTS, at.turn, at.first_look
@@ -266,16 +245,6 @@ def store_item(ctx: Context, at: PipelineState, item: Item) -> None:
         words = words_of_item(ctx, at)
         for i in cutlass.range_constexpr(sizes.ITEM_WORDS):
             words[i] = item[i]
-
-
-@cute.jit
-def end_items(ctx: Context, at: PipelineState, item: Item) -> None:
-    """Tell the consumers that there is no further item, in the place of the next one's Q."""
-    ring = RingProducer(ctx.memory.q_full, ctx.memory.q_free)
-    # As in `load_query_piece`.
-    ring.acquire(at)
-    store_item(ctx, at, item)
-    ring.commit(at.stage)
 
 
 @cute.jit
@@ -339,7 +308,9 @@ def gather_all(role: Gatherer) -> None:
     ctx = role.ctx
     to = ctx.memory.k.address() + swizzled_128(ctx.thread // UNITS, ctx.thread % UNITS)
     rings = Rings(Ring(ctx.plan.key_slots).start(), Ring(ctx.plan.query_slots).start())
-    at = first_step(ctx)
+    # The CTA's first step.
+    item = item_at(ctx, Int32(0), look_ahead(ctx, Int32(0)))
+    at = Cursor(item, item.begin, Int32(1), look_ahead(ctx, Int32(1)))
     own = read_rows(ctx, at)
     number = head_number(role, at.item.query)
     more = Boolean(at.item.query < ctx.num_queries)
@@ -356,4 +327,9 @@ def gather_all(role: Gatherer) -> None:
             if tile == 0 or at.slot + tile * TILE_ROWS < at.item.end:
                 rings = copy_tile(role, own, to, rings, at.item, number, is_first, tile)
         at, own, number = ahead, own_ahead, number_ahead
-    end_items(ctx, rings.q, at.item)
+    # Tell the consumers that there is no further item, in the place of the next one's Q.
+    ring = RingProducer(ctx.memory.q_full, ctx.memory.q_free)
+    # As in `load_query_piece`.
+    ring.acquire(rings.q)
+    store_item(ctx, rings.q, at.item)
+    ring.commit(rings.q.stage)

@@ -19,13 +19,9 @@ from cutlass import Float32, GridConstant, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl import compile_options, grids, pipeline, registers, smem, warp
 from flashdsa.dsl import fake_tensors as fake
-from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.grids import launch_plan, place_in_grid
-from flashdsa.dsl.pipeline import PipelineState, Ring, RingConsumer
-from flashdsa.dsl.registers import take_registers
-from flashdsa.dsl.smem import load4
-from flashdsa.dsl.warp import neighbours_sum, warpgroup_idx
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, multiply_bf16
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.head_sums import gather
@@ -63,8 +59,8 @@ class Adder(NamedTuple):
 class Place(NamedTuple):
     """Position of a tile in the rings, and whether it is this warpgroup's last of its item."""
 
-    k: PipelineState
-    q: PipelineState
+    k: pipeline.PipelineState
+    q: pipeline.PipelineState
     is_last: Any
 
 
@@ -88,8 +84,8 @@ def multiply_tile(ctx: gather.Context, acc: cute.Tensor, place: Place) -> None:
     """Compute the products of a tile, a group of wgmmas a piece; a piece is freed during the next
     one's."""
     plan, memory = ctx.plan, ctx.memory
-    keys = RingConsumer(memory.k_full, memory.k_free)
-    queries = RingConsumer(memory.q_full, memory.q_free)
+    keys = pipeline.RingConsumer(memory.k_full, memory.k_free)
+    queries = pipeline.RingConsumer(memory.q_full, memory.q_free)
     k_first, q_first = memory.k.address(), memory.q.address()
     for piece in cutlass.range_constexpr(plan.key_pieces):
         chunks = range(piece * plan.key_piece, (piece + 1) * plan.key_piece)
@@ -119,16 +115,16 @@ def multiply_tile(ctx: gather.Context, acc: cute.Tensor, place: Place) -> None:
 
 
 @cute.jit
-def take_item(ctx: gather.Context, q_at: PipelineState) -> gather.Item:
+def take_item(ctx: gather.Context, q_at: pipeline.PipelineState) -> gather.Item:
     """Wait for the item whose Q begins at a state of its ring."""
     # q_full: the gather has stored the item, and its heads.
     ctx.memory.q_full.wait(q_at.phase, q_at.stage)
-    words = load4(gather.words_of_item(ctx, q_at), 0)
+    words = smem.load4(gather.words_of_item(ctx, q_at), 0)
     return gather.Item(words[0], words[1], words[2], words[3])
 
 
 @cute.jit
-def read_heads(ctx: gather.Context, heads: cute.Tensor, q_at: PipelineState) -> None:
+def read_heads(ctx: gather.Context, heads: cute.Tensor, q_at: pipeline.PipelineState) -> None:
     """Read the query's numbers of this thread's heads, in the order of `sum_heads`."""
     plan = ctx.plan
     shared = ctx.memory.heads.array(Float32, plan.queries * plan.num_heads)
@@ -148,7 +144,7 @@ def sum_heads(role: Adder, acc: cute.Tensor, heads: cute.Tensor) -> list[Float32
             product = acc[i // 2 * 4 + 2 * half + i % 2]
             exponent = product * role.scale - heads[i]
             sums[half][i % 2] = sums[half][i % 2] + cute.math.exp2(exponent, fastmath=True)
-    return [neighbours_sum(one[0] + one[1], QUAD) for one in sums]
+    return [warp.neighbours_sum(one[0] + one[1], QUAD) for one in sums]
 
 
 @cute.jit
@@ -177,7 +173,7 @@ def add_tile(
 
 
 @cute.jit
-def free_query(ctx: gather.Context, q_at: PipelineState) -> None:
+def free_query(ctx: gather.Context, q_at: pipeline.PipelineState) -> None:
     """Free Q of an item with no tile for this warpgroup: it has read every piece of Q."""
     for piece in cutlass.range_constexpr(ctx.plan.query_pieces):
         at = q_at.advanced(piece)
@@ -204,7 +200,7 @@ def add_all(role: Adder) -> None:
     ctx, plan = role.ctx, role.ctx.plan
     acc = cute.make_rmem_tensor(plan.num_heads // 2, Float32)
     heads = cute.make_rmem_tensor(plan.num_heads // QUAD, Float32)
-    k_at, q_at = Ring(plan.key_slots).start(), Ring(plan.query_slots).start()
+    k_at, q_at = pipeline.Ring(plan.key_slots).start(), pipeline.Ring(plan.query_slots).start()
     for before in cutlass.range_constexpr(plan.consumers - 1):
         if role.number > before:
             k_at = gather.tiles_on(k_at, 1, plan)
@@ -235,24 +231,24 @@ def head_sums_kernel(
     sm_scale: Float32, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA; arguments as in `launch_head_sums`."""
-    memory = gather.TargetMemory.begin(plan)
-    group = warpgroup_idx()
+    memory = Memory.begin(plan)
+    group = warp.warpgroup_idx()
     if group == 0:
-        take_registers(plan, "gather")
+        registers.take_registers(plan, "gather")
         ctx = locate(memory, indices, topk_length, keys)
         gather.gather_all(gather.Gatherer(ctx, q_map.get_ptr(), keys, lse, attn_sink))
     else:
-        take_registers(plan, "add")
+        registers.take_registers(plan, "add")
         ctx = locate(memory, indices, topk_length, keys)
         add_all(Adder(ctx, out, sm_scale * gather.LOG2_E, group - 1))
 
 
 @cute.jit
 def locate(
-    memory: gather.TargetMemory, indices: cute.Tensor, topk_length: cute.Tensor, keys: cute.Tensor
+    memory: Memory, indices: cute.Tensor, topk_length: cute.Tensor, keys: cute.Tensor
 ) -> gather.Context:
     """This thread's context."""
-    thread, cta, num_ctas = place_in_grid()
+    thread, cta, num_ctas = grids.place_in_grid()
     num_keys = Int32(keys.shape[0])
     return gather.Context(
         memory, indices, topk_length, num_keys, cta, num_ctas, thread % WARPGROUP_SIZE
@@ -282,7 +278,7 @@ def launch_head_sums(
         swizzle=tensor_map.TensorMapSwizzle.s128b,
     )
     made = head_sums_kernel(q_map, keys, indices, topk_length, lse, attn_sink, out, sm_scale, plan)
-    launch_plan(made, plan, num_ctas, stream, use_pdl=False)
+    grids.launch_plan(made, plan, num_ctas, stream, use_pdl=False)
 
 
 def compile_head_sums(plan: TargetPlan) -> Any:
@@ -292,4 +288,4 @@ def compile_head_sums(plan: TargetPlan) -> Any:
     slots = fake.words(queries, topk), fake.words(lengths)
     numbers = fake.numbers(queries, heads), fake.numbers(sinks), fake.numbers(queries, topk)
     x = *rows, *slots, *numbers, Float32(1.0), Int32(1)
-    return compile_launch(SM90, launch_head_sums, plan, *x)
+    return compile_options.compile_launch(SM90, launch_head_sums, plan, *x)

@@ -47,7 +47,6 @@ class TargetPlan(Sm90Plan):
     consumer_registers: int = 216
 
     def __post_init__(self) -> None:
-        """Raises BudgetError, which names the region or role that does not fit."""
         if self.chunks % self.query_piece or self.query_piece % self.key_piece:
             raise ValueError(
                 f"pieces: {self.chunks} chunks, {self.query_piece} of Q and {self.key_piece} of "
@@ -62,7 +61,7 @@ class TargetPlan(Sm90Plan):
                 f"key_slots: {self.key_slots}, but a consumer waits for a piece {ahead} behind the "
                 "first that may still be missing: expected more"
             )
-        self.check()
+        super().__post_init__()
 
     @property
     def name(self) -> str:

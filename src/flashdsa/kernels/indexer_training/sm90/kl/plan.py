@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdsa.plan import Role
+from flashdsa.plan import UniformPlan
 
 
 @dataclass(frozen=True)
-class KlPlan:
+class KlPlan(UniformPlan):
     """One compiled kernel. `gradient`: that of the scores is written, not the divergence."""
 
     gradient: bool = False
-    roles: tuple[Role, ...] = ()
-    smem_bytes: int = 0
 
     @property
     def name(self) -> str:

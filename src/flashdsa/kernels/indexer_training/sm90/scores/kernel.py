@@ -16,13 +16,14 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental import primitives as prims
-from cutlass.memory import SmemAllocator
 
-from flashdsa.dsl import compile_options, grids, memory, ptx, swizzle, wgmma
+from flashdsa.dsl import compile_options, grids, ptx, swizzle, wgmma
 from flashdsa.dsl import fake_tensors as fake
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.smem import load_words, shared_pointer, store_float
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.union_slots import slots_of
 from flashdsa.kernels.indexer_training.sm90.list_end import WARPS, SlotList, find_end, look
 from flashdsa.kernels.indexer_training.sm90.scores.plan import BF16, FP32, TILE_KEYS, ScoresPlan
 from flashdsa.plan.row_tiles import ROW_BYTES
@@ -191,28 +192,6 @@ def write_scores(
 
 
 @cute.jit
-def slots_of(indices: cute.Tensor, topk_length: cute.Tensor, query: Int32) -> Int32:
-    """Slots of the query that may be valid."""
-    count = Int32(indices.shape[1])
-    if topk_length.shape[0] > 0:
-        given = (topk_length.iterator + query).load()
-        count = cutlass.min(cutlass.max(given, Int32(0)), count)
-    return count
-
-
-@cute.jit
-def store_weights(
-    weights: cute.Tensor, query: Int32, to: Int32, thread: Int32, num_heads: cutlass.Constexpr
-) -> None:
-    """All threads: write the query's weights to shared memory, 0 of a head past the last."""
-    if thread < num_heads:
-        weight = Float32(0.0)
-        if thread < weights.shape[1]:
-            weight = (weights.iterator + (Int64(query) * weights.shape[1] + thread)).load()
-        store_float(to + thread * FP32, weight)
-
-
-@cute.jit
 def store_end(ctx: Stretch, first: Int32, to: Int32) -> None:
     """All threads: write the warps' ends of the list to four words of shared memory. `first`:
     `look(ctx.list, 0)`."""
@@ -238,18 +217,24 @@ def scores_kernel(
 ):  # fmt: skip
     """One CTA; arguments as in `launch_scores`."""
     thread, cta, _ = grids.place_in_grid()
-    shared = Int32(SmemAllocator().allocate(plan.smem_bytes, memory.ALIGNMENT).toint())
+    memory = Memory.allocate(plan)
+    shared = memory.q.address()
     query, part = cta // parts, cta % parts
     ctx = Stretch(indices, keys, query, slots_of(indices, topk_length, query), thread)
     last = look(ctx.list, 0)
     first, second, third = [read_slots(ctx, part + i * parts) for i in range(3)]
     words = cute.make_rmem_tensor(WORDS, Int32)
     store_query(q, query, shared, thread, plan.num_heads)
-    at_weights, at_end = shared + plan.query_bytes, shared + plan.end_offset
+    at_weights, at_end = memory.weights.address(), memory.ends.address()
     store_end(ctx, last, at_end)
     rows = rows_of(ctx, first)
     load_keys(ctx, rows, words)
-    store_weights(weights, query, at_weights, thread, plan.num_heads)
+    # All threads: write the query's weights to shared memory, 0 of a head past the last.
+    if thread < plan.num_heads:
+        weight = Float32(0.0)
+        if thread < weights.shape[1]:
+            weight = (weights.iterator + (Int64(query) * weights.shape[1] + thread)).load()
+        store_float(at_weights + thread * FP32, weight)
     # Every thread's part of Q and every warp's end is written; the fence shows Q to wgmma.
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.sync_threads()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.plan import Role
+from flashdsa.plan import SmemRegion, UniformPlan
 from flashdsa.problem import INDEX_HEAD_DIM
 
 TILE_KEYS = 64
@@ -20,7 +20,7 @@ SM_BYTES = SM90.smem_bytes + CTA_BYTES
 
 
 @dataclass(frozen=True)
-class ScoresPlan:
+class ScoresPlan(UniformPlan):
     """One compiled kernel. A CTA is a warpgroup, and takes the slots of a query or some of them.
 
     Attributes:
@@ -36,27 +36,17 @@ class ScoresPlan:
         return -(-100 * self.ctas * (self.smem_bytes + CTA_BYTES) // SM_BYTES)
 
     @property
-    def roles(self) -> tuple[Role, ...]:
-        return ()
-
-    @property
     def threads(self) -> int:
         return WARPGROUP_SIZE
 
     @property
-    def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA: a query's Q, then its weights and the ends that warps
-        find of its list."""
-        return self.end_offset + WARPGROUP_SIZE // WARP_SIZE * FP32
-
-    @property
-    def end_offset(self) -> int:
-        """Bytes from Q to the list's ends."""
-        return self.query_bytes + self.num_heads * FP32
-
-    @property
-    def query_bytes(self) -> int:
-        return self.num_heads * INDEX_HEAD_DIM * BF16
+    def regions(self) -> list[SmemRegion]:
+        ends = WARPGROUP_SIZE // WARP_SIZE * FP32
+        return [
+            SmemRegion("q", self.num_heads * INDEX_HEAD_DIM * BF16, 1024, "a query's Q, SW128"),
+            SmemRegion("weights", self.num_heads * FP32, 16, "its weights"),
+            SmemRegion("ends", ends, 16, "the ends that warps find of its list"),
+        ]
 
     @property
     def name(self) -> str:

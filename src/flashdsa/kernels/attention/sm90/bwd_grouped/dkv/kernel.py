@@ -22,18 +22,11 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl import cp_async, fragments, gmem, grids, pipeline, registers, tma, wgmma
 from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
-from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
-from flashdsa.dsl.gmem import add4_if
-from flashdsa.dsl.grids import follow_grid, launch_plan
-from flashdsa.dsl.memory import Memory, Region
-from flashdsa.dsl.pipeline import Barriers, RingProducer, arrive_warp
-from flashdsa.dsl.registers import take_registers
-from flashdsa.dsl.tma import load_bytes
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.warp import lowest_bit
-from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import flat
 from flashdsa.kernels.attention.sm90.bwd_grouped import items as work_items
@@ -47,17 +40,6 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
 from flashdsa.kernels.attention.sm90.core import backward
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
-
-
-class DkvMemory(Memory):
-    """Regions and barriers of `DkvPlan`."""
-
-    rows: Region
-    ring: Region
-    matrix_full: Barriers
-    matrix_free: Barriers
-    rows_full: Barriers
-    rows_free: Barriers
 
 
 @cute.jit
@@ -109,9 +91,9 @@ def load_matrices(role: Matrices) -> None:
                 matrix = P_MATRIX if part % MATRICES else DS_MATRIX
                 source = sources[part // MATRICES] + matrix * keys.p_bytes
                 # matrix_free: the matrix that lay in the slot has been read.
-                RingProducer(full, free).acquire(at)
+                pipeline.RingProducer(full, free).acquire(at)
                 full.arrive_and_expect_tx(None, stage)
-                load_bytes(ring + at.stage * keys.p_bytes, source, keys.p_bytes, full.at(stage))
+                tma.load_bytes(ring + at.stage * keys.p_bytes, source, keys.p_bytes, full.at(stage))
             tile += 1
             step = Int32(MATRICES * keys.p_bytes)
             if tile == item.tiles:
@@ -155,7 +137,7 @@ def copy_part(role: Rows, item: work_items.Item, present: Int32, part: cutlass.C
                 # The swizzle of row `line` of eight: its number into bits 4 to 6.
                 row = rows * backward.QUERY_ROWS + line
                 offset = row * dims * BF16
-                copy_word(to ^ (line << 4), at, none, row * ROW_BYTES, offset)
+                cp_async.copy_word(to ^ (line << 4), at, none, row * ROW_BYTES, offset)
 
 
 @cute.jit
@@ -171,14 +153,14 @@ def copy_all(role: Rows) -> None:
                 # rows_free: no tile of the item before needs the part.
                 ctx.memory.rows_free.wait_round(items - 1, part)
                 copy_part(role, item, present, part)
-                arrive_when_copied(ctx.memory.rows_full.at(part))
+                cp_async.arrive_when_copied(ctx.memory.rows_full.at(part))
             items += 1
         item_number += ctx.work.num_ctas
 
 
-MATRIX_STEP = MMA_K * BF16
+MATRIX_STEP = fragments.MMA_K * BF16
 """Bytes from 16 rows of a matrix, where they are along its lines, to the next ones."""
-ROWS_STEP = MMA_K * ROW_BYTES
+ROWS_STEP = fragments.MMA_K * ROW_BYTES
 """Bytes from 16 rows of Q or dO to the next ones."""
 KEYS = 2
 """Rows of the tile in a thread, 8 apart."""
@@ -235,8 +217,8 @@ def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr)
         backward.multiply(
             acc,
             plan.last_value_dims if last and part % MATRICES else dims,
-            (along_k(ring + slot * plan.tile.p_bytes), MATRIX_STEP),
-            (along_n(rows + part * plan.part_bytes), ROWS_STEP),
+            (wgmma.along_k(ring + slot * plan.tile.p_bytes), MATRIX_STEP),
+            (wgmma.along_n(rows + part * plan.part_bytes), ROWS_STEP),
             transposed=False,
             clear=part == 0,
         )
@@ -256,7 +238,7 @@ def read_keys(role: Multiply, item: work_items.Item, begin: Int32, number: Int32
     keys = [Int32(-1)] * KEYS
     first = (
         tile_at(item, begin, number) * ctx.plan.tile.keys
-        + ctx.thread // WARP_SIZE * MMA_ROWS
+        + ctx.thread // WARP_SIZE * fragments.MMA_ROWS
         + ctx.thread % WARP_SIZE // 4
     )
     at = ctx.lists.row(item.group) + first
@@ -294,8 +276,8 @@ def add_tile(
             ]
             of_row = [got[i] if is_next else left[i] for i in range(4)]
             of_next = [right[i] if is_next else got[i] for i in range(4)]
-            add4_if(key, row + line * LINE_DIMS, of_row)
-            add4_if(next_key, next_row + line * LINE_DIMS, of_next)
+            gmem.add4_if(key, row + line * LINE_DIMS, of_row)
+            gmem.add4_if(next_key, next_row + line * LINE_DIMS, of_next)
 
 
 @cute.jit
@@ -315,7 +297,7 @@ def multiply_item(
         # No tile for this warpgroup: it does not need the rows, once they have come.
         for part in cutlass.range_constexpr(sizes.PARTS):
             role.ctx.memory.rows_full.wait_round(items, part)
-            arrive_warp(role.ctx.memory.rows_free, part, role.ctx.thread)
+            pipeline.arrive_warp(role.ctx.memory.rows_free, part, role.ctx.thread)
     begin = first_tile(role.ctx, item)
     keys = read_keys(role, item, begin, tile)
     opens = Boolean(True)
@@ -365,13 +347,13 @@ class Operands(NamedTuple):
 def dkv_kernel(x: Operands, groups: work_items.Groups, plan: cutlass.Constexpr):
     """One CTA; `x`: with the heads' rows of q and do one after another."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = DkvMemory.begin(plan)
-    follow_grid()
+    memory = Memory.begin(plan)
+    grids.follow_grid()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
-        take_registers(plan, "rows")
+        registers.take_registers(plan, "rows")
         ctx = work_items.locate(memory, x.ids, x.counts, groups)
         if warp == 0:
             if thread == 0:
@@ -379,7 +361,7 @@ def dkv_kernel(x: Operands, groups: work_items.Groups, plan: cutlass.Constexpr):
         elif warp <= sizes.ROW_WARPS:
             copy_all(Rows(ctx, x.q, x.do, x.present, x.heads))
     else:
-        take_registers(plan, "multiply")
+        registers.take_registers(plan, "multiply")
         ctx = work_items.locate(memory, x.ids, x.counts, groups)
         multiply_all(Multiply(ctx, x.dkv, group - 1))
 
@@ -392,7 +374,7 @@ def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     *before, num_ctas = arguments
     given, groups = Operands(*before[:last]), work_items.Groups(*before[last:])
     x = given._replace(q=flat(given.q, plan.tile.d_qk), do=flat(given.do, plan.tile.d_v))
-    launch_plan(dkv_kernel(x, groups, plan), plan, num_ctas, stream)
+    grids.launch_plan(dkv_kernel(x, groups, plan), plan, num_ctas, stream)
 
 
 def compile_dkv(plan: sizes.DkvPlan) -> Any:

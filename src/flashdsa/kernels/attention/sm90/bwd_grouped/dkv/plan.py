@@ -40,10 +40,9 @@ class DkvPlan(Sm90Plan):
     multiply_registers: int = 208
 
     def __post_init__(self) -> None:
-        """Raises BudgetError, which names the region or role that does not fit."""
         if self.last_value_dims <= 0:
             raise ValueError(f"slices: {self.tile.chunks} chunks; got {self.slices}")
-        self.check()
+        super().__post_init__()
 
     @property
     def name(self) -> str:

@@ -20,7 +20,7 @@ from cutlass.cute.nvgpu import warpgroup
 from flashdsa.dsl import cp_async, fragments, grids, pipeline, ptx, registers, swizzle, tma, wgmma
 from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.memory import Memory, Region
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import SM90, WARP_SIZE
@@ -35,15 +35,6 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
 from flashdsa.kernels.attention.sm90.core.backward import multiply
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
-
-
-class DqMemory(Memory):
-    """Regions and barriers of `DqPlan`."""
-
-    stages: Region
-    full: pipeline.Barriers
-    empty: pipeline.Barriers
-
 
 STEP_BYTES = fragments.MMA_K * ROW_BYTES
 """Bytes from 16 keys of a matrix or a chunk to the next 16."""
@@ -234,7 +225,7 @@ def dq_kernel(
     groups: items.Groups, plan: cutlass.Constexpr,
 ):  # fmt: skip
     """One CTA; arguments as in `Operands`. `dq`: (S * H, 576)."""
-    memory = DqMemory.begin(plan)
+    memory = Memory.begin(plan)
     grids.follow_grid()
     group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.

@@ -27,10 +27,9 @@ class DqPlan(Sm90Plan):
     multiply_registers: int = 224
 
     def __post_init__(self) -> None:
-        """Raises BudgetError, which names the region or role that does not fit."""
         if self.last_dims <= 0:
             raise ValueError(f"slices: {self.tile.chunks} chunks; got {self.slices}")
-        self.check()
+        super().__post_init__()
 
     @property
     def name(self) -> str:

@@ -25,7 +25,7 @@ from flashdsa.dsl import fake_tensors as fake
 from flashdsa.dsl import fragments, gmem, grids, ptx, registers, swizzle, wgmma
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
-from flashdsa.dsl.memory import Memory, Region
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingConsumer, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.warp import warpgroup_idx
@@ -54,20 +54,11 @@ SECOND_STARTS, Q_READY = 1, 2
 """Named barriers; Q_READY is the first of two, one for each warpgroup."""
 
 
-class ScoresMemory(Memory):
-    """Regions and barriers of `ScoresPlan`."""
-
-    q: Region
-    k: Region
-    k_full: Barriers
-    k_free: Barriers
-
-
 class Context(NamedTuple):
     """One CTA's position in the launch. Its work items are first_item, first_item + num_ctas, ...
     An item is two neighbouring row blocks of a group: item i has the row blocks 2 i and 2 i + 1."""
 
-    memory: ScoresMemory
+    memory: Memory
     lists: Lists
     row_blocks: Int32  # of a group
     first_item: Int32
@@ -305,15 +296,6 @@ def release_batch(ctx: Context, at: PipelineState, batch: cutlass.Constexpr) -> 
         release(ctx, ctx.memory.k_free, at.advanced(chunk).stage)
 
 
-def let_second_start(role: Scorer, number: Int32) -> None:
-    """The first warpgroup, once: arrive without a branch, as wgmmas are under way."""
-    ptx.run(
-        "{ .reg .pred first; setp.eq.b32 first, {$r0}, 0; "
-        f"@first bar.arrive {SECOND_STARTS}, {ITEM_BLOCKS * WARPGROUP_SIZE}; }}",
-        number | role.block_of_item,
-    )
-
-
 @cute.jit
 def write_tile(
     role: Scorer, rows: Rows, s: cute.Tensor, dp: cute.Tensor, named: list[Int32], tile: Int32
@@ -362,7 +344,12 @@ def score_all(role: Scorer) -> None:
                 )
             named = read_members(role, rows, tile)
             issue_products(role, s, dp, do, at)
-            let_second_start(role, number)
+            # The first warpgroup, once: arrive without a branch, as wgmmas are under way.
+            ptx.run(
+                "{ .reg .pred first; setp.eq.b32 first, {$r0}, 0; "
+                f"@first bar.arrive {SECOND_STARTS}, {ITEM_BLOCKS * WARPGROUP_SIZE}; }}",
+                number | role.block_of_item,
+            )
             warpgroup.wait_group(0)
             release_batch(ctx, at, of_keys.chunks // ctx.plan.batch_chunks - 1)
             write_tile(role, rows, s, dp, named, tile)
@@ -390,7 +377,7 @@ class Operands(NamedTuple):
 @cute.kernel
 def scores_kernel(x: Operands, plan: cutlass.Constexpr):
     """One CTA; `x`: with the heads' rows one after another, and without num_ctas."""
-    memory = ScoresMemory.begin(plan)
+    memory = Memory.begin(plan)
     grids.follow_grid()
     group = warpgroup_idx()
     if group == 0:
@@ -403,7 +390,7 @@ def scores_kernel(x: Operands, plan: cutlass.Constexpr):
 
 
 @cute.jit
-def locate(memory: ScoresMemory, x: Operands) -> Context:
+def locate(memory: Memory, x: Operands) -> Context:
     """This thread's context."""
     thread, cta, num_ctas = grids.place_in_grid()
     row_blocks = x.queries * x.heads // ROWS

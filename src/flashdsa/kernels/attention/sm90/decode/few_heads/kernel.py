@@ -17,11 +17,11 @@ from typing import Any
 import cutlass
 from cutlass import cute
 
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import ask_first, gather_pieces
@@ -34,10 +34,10 @@ GATHER = 0
 
 
 @cute.kernel
-def few_heads_kernel(q: cute.Tensor, x: OtherOperands, more: Any, plan: cutlass.Constexpr):
+def few_heads_kernel(q: cute.Tensor, x: Operands, more: Any, plan: cutlass.Constexpr):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = context.DecodeMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     sources = sources_of_plan(plan, x, more)
     group = warpgroup_idx()
     initialise_barriers(memory, thread - WARPGROUP_SIZE)

@@ -244,7 +244,7 @@ def exchange_halves(role: Math, r: Registers, factors: Factors, number: Any = 0)
     ctx = role.ctx
     count = HEADS // 2
     half = products.blocks_of(ctx.plan) // CONSUMERS * count
-    regions = ((ctx.memory.region(name), offset) for name, offset in ctx.plan.halves)
+    regions = ((getattr(ctx.memory, name), offset) for name, offset in ctx.plan.halves)
     first, second = (region.address() + offset for region, offset in regions)
     own_at, other_at = first, second
     if role.consumer == 1:

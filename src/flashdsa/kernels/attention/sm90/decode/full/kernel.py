@@ -22,10 +22,10 @@ import cutlass
 from cutlass import GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.registers import take_registers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.core.gather import map_query
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
@@ -41,11 +41,11 @@ GATHER, CONSUMER0, CONSUMER1 = range(3)
 
 @cute.kernel
 def decode_kernel(
-    q_map: GridConstant[tensor_map.TensorMap], x: OtherOperands, more: Any, plan: cutlass.Constexpr
+    q_map: GridConstant[tensor_map.TensorMap], x: Operands, more: Any, plan: cutlass.Constexpr
 ):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = context.DecodeMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     sources = sources_of_plan(plan, x, more)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)

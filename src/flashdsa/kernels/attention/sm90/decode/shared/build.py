@@ -13,13 +13,13 @@ from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.grids import launch_plan
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import fake_more, fake_operands, fake_packed_pages
-from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
+from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import Workspace
 from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
 
 
 class Decode(NamedTuple):
-    """A decode to compile. `kernel`: takes q, `OtherOperands`, of dealt tiles `Workspace`,
+    """A decode to compile. `kernel`: takes q, `Operands`, of dealt tiles `Workspace`,
     `MoreOperands` or None, the plan. `query_of`: q as the kernel takes it, of q."""
 
     kernel: Any
@@ -62,7 +62,7 @@ def launch_clusters(decode: cutlass.Constexpr, stream: Any, *arguments: Any):
     more, (cluster_size,) = split_more(rest, plan.joined)
     q = decode.query_of(x.q)
     items = x.q.shape[0] * ((x.q.shape[1] + plan.group_heads - 1) // plan.group_heads)
-    made = decode.kernel(q, OtherOperands(*x[1:]), more, plan)
+    made = decode.kernel(q, x._replace(q=None), more, plan)
     launch_plan(made, plan, items * cluster_size, stream, cluster=cluster_size)
 
 
@@ -81,5 +81,5 @@ def launch_dealt(decode: cutlass.Constexpr, stream: Any, *arguments: Any):
     more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
     q = decode.query_of(x.q)
     workspace = Workspace(counters, slots)
-    made = decode.kernel(q, OtherOperands(*x[1:]), workspace, more, plan)
+    made = decode.kernel(q, x._replace(q=None), workspace, more, plan)
     launch_plan(made, plan, num_ctas, stream)

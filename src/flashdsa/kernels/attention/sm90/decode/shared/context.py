@@ -5,14 +5,10 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.fragments import BF16_KIND, F16_KIND
-from flashdsa.dsl.integers import divide
-from flashdsa.dsl.memory import Region
-from flashdsa.dsl.pipeline import Barriers
-from flashdsa.dsl.smem import VECTOR, store_words
+from flashdsa.dsl import fragments, integers, pipeline, smem
+from flashdsa.dsl.memory import Memory
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands
-from flashdsa.kernels.attention.sm90.core.context import StepMemory
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
 from flashdsa.kernels.attention.sm90.core.sources import JoinedSlots, join_slots, split_after
 from flashdsa.kernels.attention.sm90.core.tile import TILES
@@ -20,41 +16,10 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import MOST_WITH_A_TILE
 from flashdsa.kernels.attention.sm90.decode.shared.words import load_words_again
 
 
-class DecodeMemory(StepMemory):
-    """Regions and barriers of every decode's plan."""
-
-    row_unit: Region
-    tokens: Region
-    extent: Region
-    item: Region
-    tops: Region
-    sums: Region
-    maxima: Region
-    extent_full: Barriers
-    full: Barriers
-    free: Barriers
-    all_read: Barriers
-    halves: Barriers
-    q_converted: Barriers
-    staged: Barriers
-    o_full: Barriers
-    ready: Barriers
-    done: Barriers
-    dealt: Region
-    ticket: Region
-    stretches: Region
-    stretch_full: Barriers
-    q_free: Barriers
-    extent_free: Barriers
-    stretch_read: Barriers
-    part_stored: Barriers
-    ticket_full: Barriers
-
-
 class Context(NamedTuple):
     """One CTA's position in the launch: an item is the plan's heads of a query, and a cluster's."""
 
-    memory: DecodeMemory
+    memory: Memory
     query: Int32
     head: Int32  # the item's first
     rank: Int32  # of the CTA in its cluster
@@ -72,24 +37,24 @@ class Context(NamedTuple):
     @property
     def kind(self) -> str:
         """Kind of the latent columns of Q and K, of V and P."""
-        return F16_KIND if self.plan.packed else BF16_KIND
+        return fragments.F16_KIND if self.plan.packed else fragments.BF16_KIND
 
     def kind_of_slice(self, slice_: int) -> str:
         """Kind of Q and K in a slice; columns after the value's, which are RoPE's, stay bf16."""
         tile = self.plan.tile
         is_rope = tile.chunks_of(slice_)[0] >= tile.value_chunks
-        return BF16_KIND if is_rope else self.kind
+        return fragments.BF16_KIND if is_rope else self.kind
 
     @property
     def num_steps(self) -> Any:
         """Steps of two tiles each; the last one may have one."""
         return steps_of(self.num_tiles)
 
-    def tile_full(self, tile: Any) -> Barriers:
+    def tile_full(self, tile: Any) -> pipeline.Barriers:
         """k0_full, or k1_full, which follows it."""
         return self.memory.k0_full.behind(tile * self.plan.tile.slices)
 
-    def half_free(self, high: Any) -> Barriers:
+    def half_free(self, high: Any) -> pipeline.Barriers:
         """low_free, or high_free, which follows it."""
         return self.memory.low_free.behind(high * TILES)
 
@@ -108,20 +73,20 @@ class Output(NamedTuple):
     scale: Scale
 
 
-def output_of(ctx: Context, x: OtherOperands, scale: Scale) -> Output:
+def output_of(ctx: Context, x: Operands, scale: Scale) -> Output:
     """The results of this thread's item."""
     return Output(ctx, x.out, x.lse, x.attn_sink, scale)
 
 
 @cute.jit
-def find_item(memory: DecodeMemory, x: OtherOperands, sources: Any) -> Context:
+def find_item(memory: Memory, x: Operands, sources: Any) -> Context:
     """This thread's context; sources: of a joined plan `Sources`, else None."""
     item, _, _ = cute.arch.cluster_idx()
     rows = memory.plan.group_heads
-    blocks = divide(Int32(x.lse.shape[1]) + rows - 1, rows)
+    blocks = integers.divide(Int32(x.lse.shape[1]) + rows - 1, rows)
     query = item
     if blocks > 1:
-        query = divide(item, blocks)
+        query = integers.divide(item, blocks)
     keys = memory.plan.tile.keys
     joined: Any = None
     num_slots = Int32(x.indices.shape[1])
@@ -131,10 +96,10 @@ def find_item(memory: DecodeMemory, x: OtherOperands, sources: Any) -> Context:
     elif x.topk_length.shape[0] > 0:
         given = (x.topk_length.iterator + query).load()
         num_slots = cutlass.min(cutlass.max(given, Int32(0)), num_slots)
-    tiles = divide(num_slots + keys - 1, keys)
+    tiles = integers.divide(num_slots + keys - 1, keys)
     num_ctas, rank = num_sharing(memory.plan, tiles), rank_of_cta(memory.plan)
     # One that takes no part comes after the last tile.
-    cuts = (divide(tiles * number, num_ctas) for number in (rank, rank + 1))
+    cuts = (integers.divide(tiles * number, num_ctas) for number in (rank, rank + 1))
     first, end = (cutlass.min(cut, tiles) for cut in cuts)
     of_item = query, (item - query * blocks) * rows, rank, num_ctas
     slots = first * keys, cutlass.min(end * keys, num_slots), end - first
@@ -181,16 +146,16 @@ def store_item(ctx: Context) -> None:
     of_cta = [ctx.query, ctx.head, ctx.first_slot, ctx.end_slot, ctx.num_tiles]
     words = [*of_cta, ctx.num_ctas, main, end]
     if cute.arch.lane_idx() == 0:
-        for four in cutlass.range_constexpr(len(words) // VECTOR):
-            to = ctx.memory.item.address() + four * VECTOR * 4
-            store_words(to, words[VECTOR * four : VECTOR * (four + 1)])
+        for four in cutlass.range_constexpr(len(words) // smem.VECTOR):
+            to = ctx.memory.item.address() + four * smem.VECTOR * 4
+            smem.store_words(to, words[smem.VECTOR * four : smem.VECTOR * (four + 1)])
 
 
-def load_item(memory: DecodeMemory) -> Context:
+def load_item(memory: Memory) -> Context:
     """This thread's context, as `store_item` stored it; loaded again where registers are few."""
     at = memory.item.address()
     query, head, first_slot, end_slot = load_words_again(at)
-    num_tiles, num_ctas, main, end = load_words_again(at + VECTOR * 4)
+    num_tiles, num_ctas, main, end = load_words_again(at + smem.VECTOR * 4)
     rank, thread = rank_of_cta(memory.plan), thread_of_warpgroup()
     if memory.plan.alone:
         num_ctas = Int32(1)
@@ -213,7 +178,7 @@ def wait_for_extent(ctx: Context) -> Int32:
     return ctx.memory.extent.array(Int32, 1)[0]
 
 
-def meet_consumers(met: Barriers, number: Any = 0) -> None:
+def meet_consumers(met: pipeline.Barriers, number: Any = 0) -> None:
     """Sync both consumers, each thread: each sees what all of them did before. The barrier is an
     mbarrier, as synccheck takes a named barrier at two points of the code for divergence. `number`:
     of the barrier's phase, the first being 0."""

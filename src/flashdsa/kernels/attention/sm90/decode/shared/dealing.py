@@ -23,12 +23,13 @@ from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from flashdsa.dsl import gmem, ptx, smem
 from flashdsa.dsl.fragments import F16_KIND, pack
+from flashdsa.dsl.memory import Memory
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.core.sources import join_slots
 from flashdsa.kernels.attention.sm90.decode.shared import plan
-from flashdsa.kernels.attention.sm90.decode.shared.context import Context, DecodeMemory
+from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.words import from_f16, load_words_again
 
 LINE_AT, GROUPS_AT, BLOCK_AT, FIRST_AT = range(2 * plan.CUT_WORDS, plan.DEALT_WORDS)
@@ -53,7 +54,7 @@ class Parts(NamedTuple):
     count: Int32
 
 
-def batch_of(memory: DecodeMemory, x: OtherOperands, sources: Any) -> Batch:
+def batch_of(memory: Memory, x: Operands, sources: Any) -> Batch:
     """The launch's items; sources: of a joined plan `Sources`, else None."""
     rows = memory.plan.group_heads
     queries, heads = x.lse.shape
@@ -74,7 +75,7 @@ def count_slots(batch: Batch, query: Int32, keys: cutlass.Constexpr) -> Int32:
 
 
 @cute.jit
-def deal(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
+def deal(memory: Memory, batch: Batch, thread: Int32) -> None:
     """All threads of the CTA: write the CTA's two cuts. Ends synced."""
     keys = memory.plan.tile.keys
     if cutlass.const_expr(batch.sources is not None) or batch.lengths.shape[0] > 0:
@@ -96,7 +97,7 @@ def deal(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
 
 
 @cute.jit
-def deal_by_lengths(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
+def deal_by_lengths(memory: Memory, batch: Batch, thread: Int32) -> None:
     """Deal by the queries' slots: each thread adds up neighbouring queries, those of a group if
     they stay whole, and all threads' sums together are the line."""
     group = group_of_cta(batch)
@@ -132,14 +133,14 @@ def deal_by_lengths(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
 
 
 @cute.jit
-def room_of_query(memory: DecodeMemory, batch: Batch, query: Int32) -> Int32:
+def room_of_query(memory: Memory, batch: Batch, query: Int32) -> Int32:
     """Tiles of the line that a query takes."""
     keys = memory.plan.tile.keys
     return (count_slots(batch, query, keys) + keys - 1) // keys + plan.OVERHEAD_TILES
 
 
 @cute.jit
-def add_before(memory: DecodeMemory, own: Int32, thread: Int32) -> tuple[Int32, Int32, Int32]:
+def add_before(memory: Memory, own: Int32, thread: Int32) -> tuple[Int32, Int32, Int32]:
     """(sum over the threads before this one, sum over all, the largest). Syncs all threads."""
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     warps = memory.plan.threads // WARP_SIZE
@@ -200,7 +201,7 @@ def place_of_cut(group: Group, line: Any, side: Any) -> Any:
 
 
 @cute.jit
-def write_end(memory: DecodeMemory, batch: Batch, group: Group, line: Any, side: Any) -> None:
+def write_end(memory: Memory, batch: Batch, group: Group, line: Any, side: Any) -> None:
     """Write a cut as if it were at the line's end; with the first one, the words behind both."""
     dealt = memory.dealt.array(Int32, plan.DEALT_WORDS)
     dealt[plan.CUT_WORDS * side] = batch.queries
@@ -215,7 +216,7 @@ def write_end(memory: DecodeMemory, batch: Batch, group: Group, line: Any, side:
 
 @cute.jit
 def write_cut(
-    memory: DecodeMemory, side: Int32, place: Int32, start: Int32, query: Int32, tiles: Int32
+    memory: Memory, side: Int32, place: Int32, start: Int32, query: Int32, tiles: Int32
 ) -> None:
     """Write a cut at a position among neighbouring queries of `tiles` tiles, the first of which is
     `query` and begins at `start`."""
@@ -229,14 +230,14 @@ def write_cut(
     dealt[plan.CUT_WORDS * side + 2] = start
 
 
-def num_stretches(memory: DecodeMemory) -> Any:
+def num_stretches(memory: Memory) -> Any:
     """Stretches of the CTA."""
     dealt = memory.dealt.array(Int32, plan.DEALT_WORDS)
     return dealt[plan.CUT_WORDS] - dealt[0] + cutlass.min(dealt[plan.CUT_WORDS + 1], Int32(1))
 
 
 @cute.jit
-def take_stretch(memory: DecodeMemory, batch: Batch, number: Int32) -> Context:
+def take_stretch(memory: Memory, batch: Batch, number: Int32) -> Context:
     """The CTA's stretch of that number as a context, as if the CTA were alone in its cluster."""
     dealt = memory.dealt.array(Int32, plan.DEALT_WORDS)
     thread, _, _ = cute.arch.thread_idx()
@@ -305,24 +306,24 @@ def store_stretch(ctx: Context, batch: Batch, number: Int32) -> None:
     smem.store_words(place_of(ctx.memory, number), [ctx.query, ctx.head, parts.first, parts.count])
 
 
-def place_of(memory: DecodeMemory, number: Any) -> Any:
+def place_of(memory: Memory, number: Any) -> Any:
     """Address of a stretch."""
     return memory.stretches.address() + (number & 1) * plan.STRETCH_BYTES
 
 
-def load_stretch(memory: DecodeMemory, number: Any, thread: Any) -> Context:
+def load_stretch(memory: Memory, number: Any, thread: Any) -> Context:
     """The CTA's stretch of that number, for a consumer's thread; its slots are the gather's."""
     query, head, _, _ = load_words_again(place_of(memory, number))
     return any_stretch(memory, thread)._replace(query=query, head=head)
 
 
-def any_stretch(memory: DecodeMemory, thread: Any) -> Context:
+def any_stretch(memory: Memory, thread: Any) -> Context:
     """A stretch as a thread of a consumer's warpgroup knows each: without its item and slots."""
     none = Int32(0)
     return Context(memory, none, none, none, none, none, none, none, thread, None)
 
 
-def load_parts(memory: DecodeMemory, number: Any) -> Parts:
+def load_parts(memory: Memory, number: Any) -> Parts:
     """Parts of the item of a stretch."""
     return Parts(*load_words_again(place_of(memory, number))[2:])
 

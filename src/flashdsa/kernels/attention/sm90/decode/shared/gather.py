@@ -7,7 +7,7 @@ from cutlass import Boolean, Int32, Int64, cute
 
 from flashdsa.dsl import gmem, ptx, static
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.core import sources, tile
 from flashdsa.kernels.attention.sm90.core.sources import num_rows, rows_of_tile
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
@@ -35,7 +35,7 @@ class Gatherer(NamedTuple):
 
 
 @cute.jit
-def early_gatherer(item: Context, gathers: Boolean, x: OtherOperands, sources: Any) -> Gatherer:
+def early_gatherer(item: Context, gathers: Boolean, x: Operands, sources: Any) -> Gatherer:
     """The role of each warp before roles begin, to ask for what names the first rows. Every warp
     asks, those that do not gather for nothing: behind a branch all would wait for what some have
     asked for."""

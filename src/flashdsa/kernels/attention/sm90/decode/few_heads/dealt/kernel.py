@@ -22,11 +22,11 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from flashdsa.dsl import fragments, gmem, ptx, registers
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.core.results import ask_sink, factor_and_lse
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LOG2_E, Scale, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
@@ -43,7 +43,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_o
 
 @cute.jit
 def gather_stretches(
-    memory: context.DecodeMemory, batch: dealing.Batch, kv: cute.Tensor, indices: cute.Tensor
+    memory: Memory, batch: dealing.Batch, kv: cute.Tensor, indices: cute.Tensor
 ) -> None:
     """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
     number, before = Int32(0), Int32(0)
@@ -136,19 +136,17 @@ def merge_parts(
 class Dealt(NamedTuple):
     """Role math of dealt tiles. Writes its p, and results or parts."""
 
-    memory: context.DecodeMemory
+    memory: Memory
     workspace: dealing.Workspace
     q: Any  # (S, H, d_qk) bf16
-    out: cute.Tensor  # (S, H, 512) bf16
-    lse: cute.Tensor  # (S, H) fp32
-    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+    x: Operands
     scale: Scale
 
     def math(self, number: Any, consumer: Any) -> math_role.Math:
         """The CTA's stretch of that number, as the steps take it; its slots are the gather's."""
         # Or what depends on the thread alone would be computed once, and spill.
         ctx = dealing.load_stretch(self.memory, number, opaque(context.thread_of_warpgroup()))
-        output = context.Output(ctx, self.out, self.lse, self.attn_sink, self.scale)
+        output = context.output_of(ctx, self.x, self.scale)
         return math_role.Math(ctx, output, self.q, consumer)
 
     def parts(self, number: Any) -> dealing.Parts:
@@ -156,7 +154,7 @@ class Dealt(NamedTuple):
 
 
 @cute.jit
-def take_extent(memory: context.DecodeMemory, number: Int32) -> Int32:
+def take_extent(memory: Memory, number: Int32) -> Int32:
     """The stretch's tiles up to those of the last step with a valid slot."""
     memory.extent_full.wait_for(number)
     thread, _, _ = cute.arch.thread_idx()
@@ -293,15 +291,11 @@ GATHER = 0
 
 @cute.kernel
 def dealt_few_heads_kernel(
-    q: cute.Tensor,
-    x: OtherOperands,
-    workspace: dealing.Workspace,
-    more: Any,
-    plan: cutlass.Constexpr,
+    q: cute.Tensor, x: Operands, workspace: dealing.Workspace, more: Any, plan: cutlass.Constexpr
 ):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = context.DecodeMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     sources = sources_of_plan(plan, x, more)
     initialise_barriers(memory, thread)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
@@ -317,10 +311,10 @@ def dealt_few_heads_kernel(
     else:
         registers.take_registers(plan, "math")
         scale = make_scale(x.sm_scale * LOG2_E)
-        role = Dealt(memory, workspace, q, x.out, x.lse, x.attn_sink, scale)
+        role = Dealt(memory, workspace, q, x, scale)
         take_stretches(role, group - GATHER - 1)
 
 
-def compile_dealt(plan: DealtFewHeadsPlan) -> Any:
+def compile_dealt_few_heads(plan: DealtFewHeadsPlan) -> Any:
     """Compile the kernel's launch."""
     return build.compile_dealt_tiles(build.Decode(dealt_few_heads_kernel, lambda q: q, plan))

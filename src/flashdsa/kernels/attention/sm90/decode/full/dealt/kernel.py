@@ -24,11 +24,11 @@ from cutlass import Boolean, Float32, GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.fragments import THREAD_ROWS, exp2, row_of_thread
-from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.memory import Memory, initialise_barriers
 from flashdsa.dsl.registers import take_registers
 from flashdsa.dsl.warp import warpgroup_idx
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.core import results, softmax, tile
 from flashdsa.kernels.attention.sm90.core.consumers import Registers, merge_sums, new_registers
 from flashdsa.kernels.attention.sm90.core.gather import load_query, map_query
@@ -43,11 +43,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_o
 
 @cute.jit
 def gather_stretches(
-    memory: context.DecodeMemory,
-    batch: dealing.Batch,
-    q_map: Any,
-    kv: cute.Tensor,
-    indices: cute.Tensor,
+    memory: Memory, batch: dealing.Batch, q_map: Any, kv: cute.Tensor, indices: cute.Tensor
 ) -> None:
     """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
     before = Before(Int32(0))
@@ -156,11 +152,9 @@ def merge_parts(
 class Consumer(NamedTuple):
     """Reads q, its tile, half of the other tile, and the other's P. Writes its P, and results."""
 
-    memory: context.DecodeMemory
+    memory: Memory
     workspace: dealing.Workspace
-    out: cute.Tensor  # (S, H, 512) bf16
-    lse: cute.Tensor  # (S, H) fp32
-    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+    x: Operands
     scale: softmax.Scale
 
     def stretch(self, number: Any) -> context.Context:
@@ -220,7 +214,7 @@ def end_stretch(role: Consumer, r: Registers, number: Int32, consumer: cutlass.C
         if is_complete:
             sums = merge_parts(ctx, r, role.scale, role.workspace, parts, consumer)
     if is_complete:
-        output = context.Output(ctx, role.out, role.lse, role.attn_sink, role.scale)
+        output = context.output_of(ctx, role.x, role.scale)
         write_rows(output, r, sums, number, consumer)
 
 
@@ -243,14 +237,14 @@ GATHER, CONSUMER0, CONSUMER1 = range(3)
 @cute.kernel
 def dealt_kernel(
     q_map: GridConstant[tensor_map.TensorMap],
-    x: OtherOperands,
+    x: Operands,
     workspace: dealing.Workspace,
     more: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
-    memory = context.DecodeMemory.allocate(plan)
+    memory = Memory.allocate(plan)
     initialise_barriers(memory, thread)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
     # still reads the results or the workspace.
@@ -267,11 +261,11 @@ def dealt_kernel(
     elif group == CONSUMER0:
         take_registers(plan, "consumer0")
         scale = softmax.make_scale(x.sm_scale * softmax.LOG2_E)
-        consume(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale), 0)
+        consume(Consumer(memory, workspace, x, scale), 0)
     else:
         take_registers(plan, "consumer1")
         scale = softmax.make_scale(x.sm_scale * softmax.LOG2_E)
-        consume(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale), 1)
+        consume(Consumer(memory, workspace, x, scale), 1)
 
 
 def compile_dealt(plan: DealtPlan) -> Any:

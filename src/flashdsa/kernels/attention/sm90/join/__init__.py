@@ -1,1 +1,0 @@
-"""One list of ids from lists over two sources."""

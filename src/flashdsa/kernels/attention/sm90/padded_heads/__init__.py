@@ -1,1 +1,0 @@
-"""Operands of the backward with more heads than they have, in one launch."""

@@ -1,1 +1,0 @@
-"""The last slot of each query's lists that names a row."""

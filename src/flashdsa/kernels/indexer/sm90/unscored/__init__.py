@@ -1,1 +1,0 @@
-"""The ids of rows that need no scores."""

@@ -1,0 +1,61 @@
+"""NVIDIA's newest assembler takes the kernels' PTX, and spills nothing."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+
+from flashdsa.kernels.catalog import BACKENDS, variants_of
+from flashdsa.plan.kernel_spec import Variant
+from flashdsa.toolchain import Assembler
+from tests.support.compilations import ptx_of
+
+ALWAYS = {
+    "sm100": {"mla_bwd", "mla_bwd_group8", "mla_bwd_deterministic"},
+    "sm90": {
+        "mla_fwd_drawn", "mla_fwd_group4_drawn", "mla_fwd_512_drawn_joined",
+        "mla_decode", "mla_decode_packed_alone", "mla_decode_v4", "mla_decode_512_joined",
+        "mla_decode_dealt_packed", "mla_decode_heads16", "mla_decode_dealt_heads16",
+        "mla_bwd_scores", "mla_bwd_dq_blocks4", "mla_bwd_dkv_blocks4", "mla_bwd_sink",
+        "mla_bwd_padded_heads", "mla_used_slots", "attention_target_h128", "indexer_scores_h64",
+    },
+}  # fmt: skip
+"""One of each kind, by backend."""
+LATER = (
+    r"mla_fwd(_group8_drawn|_512_group4_drawn|_drawn_joined)?|mla_bwd_fused_512_group2_tickets"
+    r"|mla_bwd_(scores_512|dq_512_blocks4|dkv_512_blocks4)"
+    r"|mla_decode(_packed|_512|_v4.*|_v32_no_rope.*)?(_joined)?(_alone)?"
+    r"|mla_decode_dealt(_512|_512_joined|_v4_joined)?|mla_decode(_dealt)?_heads16_v32_no_rope"
+)
+"""Others of Hopper's, which are slow tests."""
+FUNCTIONS = {"mla_bwd": 2, "mla_bwd_group8": 4, "mla_bwd_deterministic": 3}
+"""How many a module has: beside the backward those of delta, the union, what mends dQ."""
+VARIANTS = [
+    pytest.param(variant, id=name, marks=() if name in ALWAYS[backend] else pytest.mark.slow)
+    for backend in BACKENDS
+    for name, variant in variants_of(backend).items()
+    if name in ALWAYS[backend] or (backend == "sm90" and re.fullmatch(LATER, name))
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_nothing_is_spilled(variant: Variant, tmp_path: Path) -> None:
+    """Nor does a wgmma wait for the one before, which ptxas says as a warning."""
+    found = Assembler.find()
+    if found is None:
+        pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
+    spec, plan = variant
+    source, cubin = tmp_path / "kernel.ptx", tmp_path / "cubin"
+    source.write_text(ptx_of(spec, plan))
+    command = [str(found.path), f"-arch={spec.arch}", "-v", str(source), "-o", str(cubin)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
+    assert spills and set(spills) == {("0", "0")}
+    assert len(spills) == FUNCTIONS.get(variant.name, len(spills))
+    assert "wgmma" not in done.stderr

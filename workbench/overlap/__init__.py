@@ -1,1 +1,0 @@
-"""Rows that neighbouring queries of one batch share."""
