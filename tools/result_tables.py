@@ -129,7 +129,7 @@ def heads_table() -> str:
 
 
 def since_table() -> str:
-    """Times of an old commit over those of later ones in Markdown, from documents of one seed."""
+    """Times of an old commit over those of later ones in Markdown, hot;cold."""
     from flashdsa.bench.result import OURS
     from workbench.draws.report import CONDITIONS, Figures
     from workbench.draws.run import read_draws
@@ -142,19 +142,23 @@ def since_table() -> str:
         for condition in CONDITIONS
         if OURS in row.times.get(condition, {})
     }
-    ratios: dict[tuple[str, str, str], list[float]] = {}
+    ratios: dict[tuple[str, str], dict[str, list[float]]] = {}
     for (case, condition, commit), row in times.items():
         old = times.get((case, condition, OLD))
         if commit != OLD and old is not None:
             one, other = (x.times[condition][OURS].median for x in (old, row))
-            ratios.setdefault((row.operation, condition, commit), []).append(one / other)
+            found = ratios.setdefault((row.operation, commit), {})
+            found.setdefault(condition, []).append(one / other)
     head = ("commit", "draws", "mean", "5 %", "lowest", "below 0.9")
-    lines = [f"| operation | | {' | '.join(head)} |", "|---|---|---|--:|--:|--:|--:|--:|"]
-    for (operation, condition, commit), found in sorted(ratios.items()):
-        x, low = Figures.of(found), sum(ratio < SLOW for ratio in found)
-        assert x is not None
-        cells = f"{x.geometric_mean:.3f} | {x.p5:.2f} | {x.lowest:.2f} | {low}"
-        lines.append(f"| {operation} | {condition} | {commit} | {x.count} | {cells} |")
+    lines = [f"| operation | {' | '.join(head)} |", "|---|---|--:|--:|--:|--:|--:|"]
+    for (operation, commit), found in sorted(ratios.items()):
+        x = [figures for one in found.values() if (figures := Figures.of(one))]
+        cells = [
+            ";".join(f"{one.geometric_mean:.3f}" for one in x),
+            *(";".join(f"{getattr(one, name):.2f}" for one in x) for name in ("p5", "lowest")),
+            ";".join(str(sum(ratio < SLOW for ratio in one)) for one in found.values()),
+        ]
+        lines.append(f"| {operation} | {commit} | {x[0].count} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
