@@ -239,7 +239,7 @@ def test_decode_writes_the_entry_that_each_request_completes(seed):
 @pytest.mark.parametrize("padding", [0, 3])
 def test_the_state_holds_the_newest_tokens(tokens, padding, seed, monkeypatch):
     """More and fewer tokens than the state has rows; rows after the last sequence are not kept."""
-    monkeypatch.setattr(entries, "are_values_read", lambda tensor: False)
+    monkeypatch.setattr(entries.checks, "are_values_read", lambda tensor: False)
     generator = torch.Generator().manual_seed(seed)
     count = sum(tokens) + padding
     kv, gate = torch.randn(2, count, 4, generator=generator)
