@@ -46,8 +46,7 @@ def products() -> Iterator[tuple[str, UmmaProduct]]:
         for product in (forward.qk, forward.qk_rope, *forward.pv):
             yield plan.name, product
     for plan in INDEXER_SM100.plans:
-        for product in plan.products:
-            yield plan.name, product
+        yield plan.name, plan.product
 
 
 def written(operand: SharedOperand) -> NDArray[np.int64]:

@@ -35,16 +35,26 @@ class Scored(NamedTuple):
 
 @cute.jit
 def launch_indexer(
-    plan: cutlass.Constexpr, stream: Any, kernel: cutlass.Constexpr, *arguments: Any
+    plan: cutlass.Constexpr,
+    stream: Any,
+    kernel: cutlass.Constexpr,
+    q_index_fp8: cute.Tensor,
+    k_index_cache_fp8: cute.Tensor,
+    weights: cute.Tensor,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    topk_indices: cute.Tensor,
+    words: cute.Tensor,
+    *rest: Any,
 ):
-    """Launch on `stream`.
+    """Launch on `stream`. The first five operands are those of `Scored`.
 
     Args:
-        arguments: those of `Scored`. Then
-            topk_indices: (B, topk) int32, any distance between rows, written: at most
-                `plan.lists.most_topk` a row, by position, then -1.
-            words: (B, topk) int32, written: words of the ids' scores, for `launch_order`; (0, 0):
-                not wanted, and rows of at most topk tokens are not scored.
+        topk_indices: (B, topk) int32, any distance between rows, written: at most
+            `plan.lists.most_topk` a row, by position, then -1.
+        words: (B, topk) int32, written: words of the ids' scores, for `launch_order`; (0, 0): not
+            wanted, and rows of at most topk tokens are not scored.
+        rest:
         of a plan with splits
             arrivals: (MOST_WEIGHED,) int32, counters, 0 before and after the launch.
             slots: (CTAs, slot_words) int32.
@@ -53,40 +63,50 @@ def launch_indexer(
             num_clusters: best the number that runs at once.
             cluster_size: CTAs of each, 1 to 16.
     """
-    *given, slots, num_clusters, cluster_size = arguments
-    topk_indices, words, *workspace = given[len(Scored._fields) :]
+    *workspace, slots, num_clusters, cluster_size = rest
+    scored = Scored(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table)
     published = published_in(workspace[0], workspace[1], plan) if const_expr(plan.splits) else None
     results = Results(topk_indices, words, slots, published)
-    made = kernel(*scored_in(plan, given), results, plan)
+    made = kernel(*scored_in(plan, scored), results, plan)
     ctas = num_clusters * cluster_size
     launch_plan(made, plan, ctas, stream, cluster=cluster_size, use_pdl=False)
 
 
 @cute.jit
-def launch_logits(plan: cutlass.Constexpr, stream: Any, kernel: cutlass.Constexpr, *arguments: Any):
-    """Launch the scores-only kernel on `stream`.
+def launch_logits(
+    plan: cutlass.Constexpr,
+    stream: Any,
+    kernel: cutlass.Constexpr,
+    q_index_fp8: cute.Tensor,
+    k_index_cache_fp8: cute.Tensor,
+    weights: cute.Tensor,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    scores: cute.Tensor,
+    *rest: Any,
+):
+    """Launch the scores-only kernel on `stream`. The first five operands are those of `Scored`, but
+    that block_table is (B, max_pages) without a launch that ranks.
 
     Args:
-        arguments: those of `Scored`; without a launch that ranks, block_table is (B, max_pages).
-            Then
-            scores: (B, max_len) fp32, written: -inf beyond a row's length and in bad pages. Ranked
-                ones: nothing beyond, and the word INVALID in bad pages.
+        scores: (B, max_len) fp32, written: -inf beyond a row's length and in bad pages. Ranked
+            ones: nothing beyond, and the word INVALID in bad pages.
+        rest:
         of ranked scores
             counts: (n,) int32, RANK_BINS a row, added to: its scores in each bin. (0,): no.
             unscored: tokens up to which a row is not scored.
         and at last
             num_ctas: CTAs of the grid, best one an SM.
     """
-    *given, num_ctas = arguments
-    scores, *ranked = given[len(Scored._fields) :]
-    rest = (tuple(ranked),) if const_expr(plan.arch is SM90) else ()
-    made = kernel(*scored_in(plan, given), scores, *rest, plan)
+    *ranked, num_ctas = rest
+    scored = Scored(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table)
+    more = (tuple(ranked),) if const_expr(plan.arch is SM90) else ()
+    made = kernel(*scored_in(plan, scored), scores, *more, plan)
     launch_plan(made, plan, num_ctas, stream, use_pdl=False)
 
 
-def scored_in(plan: Any, arguments: list[Any]) -> tuple[Any, Any, Pages]:
-    """(tensor map of keys, of queries, the other operands) of a launch's arguments."""
-    x = Scored(*arguments[: len(Scored._fields)])
+def scored_in(plan: Any, x: Scored) -> tuple[Any, Any, Pages]:
+    """(tensor map of keys, of queries, the other operands)."""
     pages = Pages(plan.cache_operand(x.k_index_cache_fp8), *x[2:])
     return *make_tensor_maps(x.k_index_cache_fp8, x.q_index_fp8, plan), pages
 

@@ -39,17 +39,23 @@ def unscored_kernel(
 
 
 @cute.jit
-def launch_unscored(stream: Any, *arguments: Any):
+def launch_unscored(
+    stream: Any,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    topk_indices: cute.Tensor,
+    num_pages: Int32,
+    slots: Int32,
+):
     """Launch on `stream`; the table has at most `most_pages(topk)` pages a row.
 
     Args:
-        arguments:
-            seq_lens: (B,) int32.
-            block_table: (B / next_n, max_pages) int32, any distance between rows.
-            topk_indices: (B, topk) int32, any distance between rows, written.
-            num_pages: of the cache. slots: 1: ids are slots of the cache; 0: positions.
+        seq_lens: (B,) int32. block_table: (B / next_n, max_pages) int32, any distance between rows.
+        topk_indices: (B, topk) int32, any distance between rows, written.
+        num_pages: of the cache. slots: 1: ids are slots of the cache; 0: positions.
     """
-    launch_ctas(unscored_kernel(*arguments), arguments[0].shape[0], THREADS, stream)
+    made = unscored_kernel(seq_lens, block_table, topk_indices, num_pages, slots)
+    launch_ctas(made, seq_lens.shape[0], THREADS, stream)
 
 
 def compile_unscored(plan: Any) -> Any:
