@@ -39,8 +39,8 @@ ATTENTION = ("backward", "decode", "forward")
 """Beginnings of the names of operations whose means by heads are told."""
 FIRST = ("forward", "backward", "decode packed", "indexer")
 """Operations of the first page."""
-OLD, SLOW = "1443ffe4", 0.9
-"""The commit before ways were taken out, and the speed beside it that is counted as low."""
+OLD = "1443ffe4"
+"""The commit before ways were taken out."""
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
@@ -130,35 +130,25 @@ def heads_table() -> str:
 
 def since_table() -> str:
     """Times of an old commit over those of later ones in Markdown, hot;cold."""
-    from flashdsa.bench.result import OURS
-    from workbench.draws.report import CONDITIONS, Figures
+    from workbench.draws.report import changes
     from workbench.draws.run import read_draws
 
-    folder = ROOT / RESULTS / "draws" / "since"
-    times = {
-        (row.case, condition, path.name.split(".")[0].rpartition("-")[2]): row
-        for path in sorted(folder.glob("*.json.gz"))
-        for row in read_draws(path)
-        for condition in CONDITIONS
-        if OURS in row.times.get(condition, {})
-    }
-    ratios: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for (case, condition, commit), row in times.items():
-        old = times.get((case, condition, OLD))
-        if commit != OLD and old is not None:
-            one, other = (x.times[condition][OURS].median for x in (old, row))
-            found = ratios.setdefault((row.operation, commit), {})
-            found.setdefault(condition, []).append(one / other)
+    rows: dict[str, list[Row]] = {}
+    for path in sorted((ROOT / RESULTS / "draws" / "since").glob("*.json.gz")):
+        commit = path.name.split(".")[0].rpartition("-")[2]
+        rows.setdefault(commit, []).extend(read_draws(path))
+    old = rows.pop(OLD)
+    found = [(one, commit) for commit, new in rows.items() for one in changes(old, new)]
     head = ("commit", "draws", "mean", "5 %", "lowest", "below 0.9")
     lines = [f"| operation | {' | '.join(head)} |", "|---|---|--:|--:|--:|--:|--:|"]
-    for (operation, commit), found in sorted(ratios.items()):
-        x = [figures for one in found.values() if (figures := Figures.of(one))]
+    for one, commit in sorted(found, key=lambda pair: (pair[0].operation, pair[1])):
+        x = list(one.figures.values())
         cells = [
-            ";".join(f"{one.geometric_mean:.3f}" for one in x),
-            *(";".join(f"{getattr(one, name):.2f}" for one in x) for name in ("p5", "lowest")),
-            ";".join(str(sum(ratio < SLOW for ratio in one)) for one in found.values()),
+            ";".join(f"{each.geometric_mean:.3f}" for each in x),
+            *(";".join(f"{getattr(each, name):.2f}" for each in x) for name in ("p5", "lowest")),
+            ";".join(map(str, one.slow.values())),
         ]
-        lines.append(f"| {operation} | {commit} | {x[0].count} | {' | '.join(cells)} |")
+        lines.append(f"| {one.operation} | {commit} | {x[0].count} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 

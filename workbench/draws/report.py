@@ -9,6 +9,7 @@ from typing import Any
 
 from flashdsa.bench.result import CEILING, OURS, Row
 from workbench.draws.peers import PROMISES
+from workbench.ways.judge import SLOW
 
 CONDITIONS = ("hot", "cold")
 LOWEST = 10
@@ -147,12 +148,14 @@ class Change:
     Attributes:
         figures: by condition, the old run's time of ours over the new one's.
         machine: likewise of the peers' times, in the geometric mean: 1 on machines alike.
+        slow: likewise draws whose speed fell below SLOW.
         lowest: (ratio, hot or cold, draw).
     """
 
     operation: str
     figures: dict[str, Figures]
     machine: dict[str, float]
+    slow: dict[str, int]
     lowest: list[tuple[float, str, str]]
 
 
@@ -169,18 +172,20 @@ def changes(old: Iterable[Row], new: Iterable[Row]) -> Iterator[Change]:
             if name in one and name != CEILING
         ]
         ours = [one[:3] for one in found if one[3] == OURS]
-        figures, machine = {}, {}
+        figures, machine, slow = {}, {}, {}
         for condition in CONDITIONS:
-            of_ours = Figures.of(one[0] for one in ours if one[1] == condition)
+            ratios = [one[0] for one in ours if one[1] == condition]
+            of_ours = Figures.of(ratios)
             of_peers = Figures.of(
                 one[0] for one in found if one[1] == condition and not one[3].startswith(OURS)
             )
             if of_ours is not None:
                 figures[condition] = of_ours
+                slow[condition] = sum(ratio < SLOW for ratio in ratios)
             if of_peers is not None:
                 machine[condition] = of_peers.geometric_mean
         if figures:
-            yield Change(operation, figures, machine, sorted(ours)[:LOWEST])
+            yield Change(operation, figures, machine, slow, sorted(ours)[:LOWEST])
 
 
 HEAD = (
