@@ -56,7 +56,7 @@ def ways(
     """
     rows, heading = _rows(operation, seed, count, budget, documents, out)
     if fit:
-        _fit(rows, as_json)
+        _fit(rows, heading, as_json)
     elif as_json:
         from dataclasses import asdict
 
@@ -108,15 +108,20 @@ def _rows(
     return document["draws"], operation
 
 
-def _fit(rows: list[dict[str, Any]], as_json: bool) -> None:
+def _fit(rows: list[dict[str, Any]], heading: str, as_json: bool) -> None:
     """Fitted constants, and the time of their choices."""
     from flashdsa.cli.console import progress_bar
-    from workbench.ways.fit import fit
+    from workbench.ways.fit import OPERATIONS, fit
 
+    others = sorted({*heading.split(", ")} - {*OPERATIONS})
+    if others:
+        raise ArgumentValueError(
+            f"--fit: expected documents of {', '.join(OPERATIONS)}; got {', '.join(others)}"
+        )
     with progress_bar() as on_progress:
         found = fit(rows, on_progress)
     if as_json:
-        print_json({"constants": str(found.constants), **found._asdict()})
+        print_json({**found._asdict(), "constants": str(found.constants)})
         return
     console = new_console()
     for what, (today, new) in (("these draws", found.loss), ("others", found.other_half)):

@@ -21,6 +21,8 @@ from flashdsa.verify.launch_list import Recorder
 from workbench.draws.distribution import Draw, draw
 from workbench.ways.judge import CONDITIONS
 
+OPERATIONS = ("forward", "prompts", "decode", "chats")
+"""Operations whose draws say their calls: one list of ids a query, 576 columns."""
 FACTORS = (0.8, 0.9, 0.96, 1.04, 1.1, 1.25)
 """By which each constant is tried, one after another."""
 LEAST_GAIN = 1e-4
@@ -51,11 +53,7 @@ class Tried(NamedTuple):
 
 
 def call_of(draw: Draw) -> Call:
-    """The call of a draw with one list of ids a query, as the backend describes it.
-
-    Raises:
-        KeyError: it is none of a forward or decode with 576 columns.
-    """
+    """The call of a draw, of one of OPERATIONS, as the backend describes it."""
     v, lists = draw.values, (draw.values["topk"], 0)
     form, most = None, v.get("max_logits", False)
     if draw.operation == "forward":
