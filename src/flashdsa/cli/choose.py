@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from flashdsa.backends.sm90.sparse_mla_ways import Call
 
 FORMATS = ("bf16", "v32", "v32_no_rope", "v4", "v41", "v41_fp4")
-KINDS = {
-    "unscored": "tables without a row of more than topk tokens: nothing is scored",
-    "row": "few rows of a table that is not too wide: a cluster has a row",
-    "shared": "wide tables, and many rows: clusters share the rows by their lengths",
-    "ranked": "two or four queries a request: a page is scored for two, then rows are ranked",
-}
-"""The ways of the indexer, by `backends.indexer.choice.Kind`."""
 
 
 def _size(name: str, default: int, text: str, most: int | None = None) -> Callable[..., Any]:
@@ -131,9 +124,8 @@ def mla_bwd(
     )  # fmt: skip
     parts = choose(call)
     if as_json:
-        kernels = [[plan.name for plan in part.plans] for part in parts]
         print_json([
-            {"part": str(part), "plans": names} for part, names in zip(parts, kernels, strict=True)
+            {"part": str(part), "plans": [plan.name for plan in part.plans]} for part in parts
         ])  # fmt: skip
         return
     table = new_table([("part", "right"), ("launches", "wrap")])
@@ -160,7 +152,7 @@ def dsa_topk_indexer(
       flashdsa choose dsa_topk_indexer --next-n 2
     """
     from flashdsa.backends.emulated.devices import H200
-    from flashdsa.backends.indexer.choice import Call, gpu_of, ways
+    from flashdsa.backends.indexer.choice import SERVES, Call, gpu_of, ways
     from flashdsa.kernels.catalog import INDEXER
     from flashdsa.kernels.indexer.plan import most_pages
     from flashdsa.problem import PAGE_SIZE
@@ -176,7 +168,7 @@ def dsa_topk_indexer(
         return
     table = new_table([("way", "left"), ("serves", "wrap")])
     for way in found:
-        table.add_row(str(way), KINDS[way.kind])
+        table.add_row(str(way), SERVES[way.kind])
     title = f"{requests} requests x {next_n}, {pages} pages, on an H200; the first one is taken"
     print_table(new_console(), title, table)
 

@@ -25,10 +25,19 @@ USUAL_CLUSTER = 13
 class Kind(StrEnum):
     """The kernels that serve a call."""
 
-    UNSCORED = "unscored"  # no row has more than topk tokens: nothing is scored
-    ROW = "row"  # one cluster has a row
-    SHARED = "shared"  # clusters share the rows by their lengths
-    RANKED = "ranked"  # all scores in one launch, of two rows together, then all rankings
+    UNSCORED = "unscored"
+    ROW = "row"
+    SHARED = "shared"
+    RANKED = "ranked"
+
+
+SERVES = {
+    Kind.UNSCORED: "tables without a row of more than topk tokens: nothing is scored",
+    Kind.ROW: "few rows of a table that is not too wide: a cluster has a row",
+    Kind.SHARED: "wide tables, and many rows: clusters share the rows by their lengths",
+    Kind.RANKED: "two or four queries a request: a page is scored for two, then rows are ranked",
+}
+"""Calls that each kind is for, and what it does; `flashdsa choose` prints them."""
 
 
 class Way(NamedTuple):
