@@ -174,14 +174,6 @@ def test_zero_column_masks_are_those_of_the_isa_examples() -> None:
 
 # Matrix layouts: descriptors find what TMA writes, for every swizzle and major-ness.
 
-MODES = {
-    "none": Swizzle.NONE,
-    "32B": Swizzle.B32,
-    "64B": Swizzle.B64,
-    "128B": Swizzle.B128,
-    "128B_atom_32B": Swizzle.B128_ATOM_32B,
-}
-
 
 def test_base_offset_shifts_the_pattern() -> None:
     """A pattern that starts at 0x880 instead of a 1024-byte boundary has base offset 1."""
@@ -191,10 +183,10 @@ def test_base_offset_shifts_the_pattern() -> None:
     assert chunks.tolist() == (0x80 + rows * 128 + rows * 16).tolist()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", TCGEN05_MODES)
 @pytest.mark.parametrize("major", list(Major))
-def test_pieces_are_the_same_bytes_as_the_chunks(mode: str, major: Major) -> None:
-    layout = MatrixLayout(major, MODES[mode], 4096, 1024, 16, 2, 64)
+def test_pieces_are_the_same_bytes_as_the_chunks(mode: Swizzle, major: Major) -> None:
+    layout = MatrixLayout(major, mode, 4096, 1024, 16, 2, 64)
     plan = chunk_plan(layout)
     from_chunks = (plan.chunks.reshape(-1, 1) * 16 + np.arange(16)).reshape(-1)
     from_pieces = (plan.starts[:, None] + np.arange(plan.size)).reshape(-1)
