@@ -35,6 +35,10 @@ def engines() -> None:
     "--packed", type=click.Path(path_type=Path),
     help="Run vLLM from this folder of --pack.",
 )  # fmt: skip
+@click.option(
+    "--jobs", type=click.IntRange(1), default=1, show_default=True,
+    help="Processes side by side; several GPUs take turns.",
+)  # fmt: skip
 @click.option("--out", type=OutputFile(".json"), help="Write the document there, too.")
 @json_option
 def vllm(
@@ -43,6 +47,7 @@ def vllm(
     folder: Path,
     pack_to: Path | None,
     packed: Path | None,
+    jobs: int,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -51,10 +56,11 @@ def vllm(
     The model is a random DeepSeek-V3.2 with real head sizes and two layers; the
     prompts have 40, 700, 2,500 and 5,000 tokens. BACKENDS are vLLM's names of
     attention backends; by default both of flashdsa, and FLASHMLA_SPARSE. Each
-    runs in a process of its own. Prompts go to the backend whatever their length
-    (sparse_mla_force_mqa). Exit code 1 if a run fails, or if a token differs from
-    eager's where the two best are further apart than twice bf16's error, which
-    is measured against fp32; with fp8 16 times as far.
+    runs in a process of its own, whose output FOLDER keeps. Prompts go to the
+    backend whatever their length (sparse_mla_force_mqa). Exit code 1 if a run
+    fails, or if a token differs from eager's where the two best are further apart
+    than twice bf16's error, which is measured against fp32; with fp8 16 times as
+    far.
 
     \b
     Cases
@@ -93,18 +99,14 @@ def vllm(
         return
     from workbench.engines import vllm_run
 
-    path = ""
-    if packed is not None:
-        from workbench.engines.pack import unpack
-
-        path = str(folder / "unpacked")
-        unpack(packed, Path(path))
+    path = _unpacked(packed, folder)
     result = vllm_run.measure(
         backends or vllm_run.BACKENDS,
         cases or tuple(vllm_run.CASES),
         folder,
-        lambda words: vllm_run.in_a_process(words, path),
+        lambda words, gpu: vllm_run.in_a_process(words, gpu, path, _log(folder, words)),
         lambda row: click.echo(f"{row['case']}, {row['backend']}: {_equal(row)}", err=True),
+        jobs,
     )
     if out is not None:
         with written(out) as draft:
@@ -118,6 +120,67 @@ def vllm(
         click.echo(line, err=True)
     if wrong:
         raise SystemExit(1)
+
+
+@engines.command()
+@click.argument("backends", nargs=-1)
+@click.option("--kv-cache-dtype", default="auto", show_default=True, help="vLLM's: fp8_ds_mla.")
+@click.option("--rounds", type=click.IntRange(1), default=2, show_default=True)
+@click.option(
+    "--folder", type=OutputFolder(), default=Path(tempfile.gettempdir()) / "flashdsa-engines",
+    help="Checkpoint and answers, kept there.  [default: a temporary folder]",
+)  # fmt: skip
+@click.option("--packed", type=click.Path(path_type=Path), help="As of vllm.")
+@click.option("--out", type=OutputFile(".json"), help="Write the document there, too.")
+@json_option
+def speed(
+    backends: tuple[str, ...],
+    kv_cache_dtype: str,
+    rounds: int,
+    folder: Path,
+    packed: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Time vLLM's steps of decoding and first tokens with several backends.
+
+    The model has 16 layers of V3.2's attention and index (128 and 64 heads), and
+    small dense parts. 1, 8 and 64 users decode after 8,192 and 65,536 tokens of
+    random rows; one prompt of 4,096 and of 32,768 tokens waits for its token.
+    """
+    from workbench.engines import vllm_run
+
+    path = _unpacked(packed, folder)
+    rows = vllm_run.measure_speed(
+        backends or vllm_run.BACKENDS,
+        folder,
+        lambda words, gpu: vllm_run.in_a_process(
+            words, gpu, path, _log(folder, words), "workbench.engines.vllm_speed"
+        ),
+        lambda row: click.echo(json.dumps(row), err=True),
+        rounds,
+        kv_cache_dtype=kv_cache_dtype,
+    )
+    if out is not None:
+        with written(out) as draft:
+            draft.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(rows)
+
+
+def _unpacked(packed: Path | None, folder: Path) -> str:
+    """Where vLLM lies unpacked, or "" for an installed one."""
+    if packed is None:
+        return ""
+    from workbench.engines.pack import unpack
+
+    unpack(packed, folder / "unpacked")
+    return str(folder / "unpacked")
+
+
+def _log(folder: Path, words: list[str]) -> Path:
+    """The file that keeps a process's output: beside its answer, which is its third word."""
+    return Path(words[2]).with_suffix(".log") if len(words) > 2 else folder / f"{words[0]}.log"
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -4,13 +4,13 @@
     python -m workbench.engines.vllm_process eager FOLDER OUT
     python -m workbench.engines.vllm_process vllm FOLDER OUT BACKEND ARGUMENTS
 
-ARGUMENTS are those of vLLM's LLM, as JSON. An engine keeps its GPU's memory until its process ends.
+ARGUMENTS are those of vLLM's LLM, as JSON; `vllm_run` sets the environment. An engine keeps its
+GPU's memory until its process ends.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -49,28 +49,29 @@ def count_calls() -> Counter[str]:
     return calls
 
 
+def start(folder: Path, backend: str, arguments: dict[str, Any]) -> Any:
+    """An LLM whose engine runs in this process."""
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()  # a dict for attention_config is looked at before LLM loads them
+    from vllm import LLM
+
+    return LLM(
+        model=str(folder), attention_config={"backend": backend, "sparse_mla_force_mqa": True},
+        **arguments,
+    )  # fmt: skip
+
+
 def generate(folder: Path, backend: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """vLLM's greedy tokens, and what served them.
 
     With prefix caching the prompts come twice, and the second answers count.
     """
-    os.environ |= {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    }
-    from vllm.plugins import load_general_plugins
+    from vllm import SamplingParams
 
-    load_general_plugins()  # a dict for attention_config is looked at before LLM loads them
-    from vllm import LLM, SamplingParams
-
+    begin = time.perf_counter()
     calls = count_calls()
-    start = time.perf_counter()
-    llm = LLM(
-        model=str(folder), attention_config={"backend": backend, "sparse_mla_force_mqa": True},
-        **arguments,
-    )  # fmt: skip
+    llm = start(folder, backend, arguments)
     started = time.perf_counter()
     params = SamplingParams(
         temperature=0, max_tokens=checkpoint.NEW, min_tokens=checkpoint.NEW, ignore_eos=True,
@@ -86,7 +87,7 @@ def generate(folder: Path, backend: str, arguments: dict[str, Any]) -> dict[str,
         "graphs": config.compilation_config.cudagraph_mode.name,
         "cache": config.cache_config.cache_dtype,
         "calls": dict(calls),
-        "starts_seconds": started - start,
+        "starts_seconds": started - begin,
         "seconds": time.perf_counter() - started,
     }
 

@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from flashdsa.errors import ArgumentValueError
 
@@ -29,17 +32,29 @@ COMMON: dict[str, Any] = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 16384,
     "block_size": 64,
-    "gpu_memory_utilization": 0.3,
+    "gpu_memory_utilization": 0.2,
+    "kv_cache_memory_bytes": 2**30,
     "enable_prefix_caching": False,
 }
 BACKENDS = ("FLASHDSA_MLA_SPARSE", "FLASHDSA_MLA_SPARSE_INDEXER", "FLASHMLA_SPARSE")
-COARSER = 16
-"""e4m3 has four bits less than bf16."""
+BF16_ONLY = ("FLASH_ATTN_MLA_SPARSE",)
+"""vLLM's first choice on Hopper, timed beside them."""
+COARSER = 4
+"""e4m3 has four bits less than bf16; RoPE's columns stay bf16, and errors of 512 average out."""
 SLACK = 2
 """Two runs may each be off by bf16's error, in opposite directions."""
 LIMIT_SECONDS = 300
 """A process that runs longer hangs."""
-Run = Callable[[list[str]], str]
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+"""The engine runs in a process of ours, without network."""
+PROCESS = "workbench.engines.vllm_process"
+Run = Callable[[list[str], int], str]
+"""Runs a process with these words on one of the GPUs, counted round; its failure or ""."""
 Row = dict[str, Any]
 
 
@@ -57,13 +72,22 @@ def arguments_of(case: str) -> dict[str, Any]:
     return arguments
 
 
-def in_a_process(words: list[str], path: str = "") -> str:
-    """Run `vllm_process` with these words and a folder on its path; the end of its output if it
-    failed or hung."""
+def in_a_process(
+    words: list[str], gpu: int, path: str = "", log: Path | None = None, module: str = PROCESS
+) -> str:
+    """Run a module with these words and a folder on its path; the end of its output if it
+    failed or hung.
+
+    Args:
+        log: a file for all of its output.
+    """
     folders = [one for one in (path, *sys.path, os.environ.get("PYTHONPATH", "")) if one]
+    seen = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(folders)}
+    if (gpus := torch.cuda.device_count()) > 1:
+        seen["CUDA_VISIBLE_DEVICES"] = str(gpu % gpus)
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "workbench.engines.vllm_process", *words],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
+        [sys.executable, "-W", "ignore", "-m", module, *words],
+        env=os.environ | seen,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -74,6 +98,8 @@ def in_a_process(words: list[str], path: str = "") -> str:
         process.kill()
         output, _ = process.communicate()
         output += f"\nstill running after {LIMIT_SECONDS} s"
+    if log is not None:
+        log.write_text(output)
     return "" if process.returncode == 0 else output[-6000:] or f"exit {process.returncode}"
 
 
@@ -83,11 +109,13 @@ def measure(
     folder: Path,
     run: Run = in_a_process,
     on_row: Callable[[Row], None] = lambda row: None,
+    jobs: int = 1,
 ) -> dict[str, Any]:
     """Run each backend in each case, in `folder`, where a checkpoint and eager's answers stay.
 
     Args:
         on_row: told each row as soon as it is there.
+        jobs: processes side by side, each on the next GPU if there are several.
 
     Returns:
         eager: its tokens, gaps and error. rows: one a run, with its verdicts or its failure.
@@ -102,14 +130,15 @@ def measure(
         (model / "config.json", ["make", str(model)]),
         (answers, ["eager", str(model), str(answers)]),
     ):
-        if not path.exists() and (failure := run(words)):
+        if not path.exists() and (failure := run(words, 0)):
             raise RuntimeError(f"{words[0]}: {failure}")
     expected = json.loads(answers.read_text())
-    rows = []
-    for case, backend, arguments in asked:
+
+    def one(number: int) -> Row:
+        case, backend, arguments = asked[number]
         out = folder / f"{case}-{backend}.json"
         out.unlink(missing_ok=True)
-        failure = run(["vllm", str(model), str(out), backend, json.dumps(arguments)])
+        failure = run(["vllm", str(model), str(out), backend, json.dumps(arguments)], number)
         row: Row = {"case": case, "backend": backend}
         if failure:
             row["failure"] = failure
@@ -119,9 +148,11 @@ def measure(
             row["limit"] = limit = SLACK * expected["error"] * coarser
             prompts = zip(expected["tokens"], expected["gaps"], row["tokens"], strict=True)
             row["prompts"] = [judge(want, gaps, tokens, limit) for want, gaps, tokens in prompts]
-        rows.append(row)
         on_row(row)
-    return {"eager": expected, "rows": rows}
+        return row
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return {"eager": expected, "rows": list(pool.map(one, range(len(asked))))}
 
 
 def judge(want: list[int], gaps: list[float], got: list[int], limit: float) -> dict[str, Any]:
@@ -146,3 +177,36 @@ def findings(document: dict[str, Any]) -> list[str]:
                     f"{one['gap']:.3f} apart; expected at most {row['limit']:.3f}"
                 )
     return lines
+
+
+def measure_speed(
+    backends: tuple[str, ...],
+    folder: Path,
+    run: Run,
+    on_row: Callable[[Row], None] = lambda row: None,
+    rounds: int = 2,
+    **arguments: Any,
+) -> list[Row]:
+    """Run each backend in turn, `rounds` times, every second time in the opposite order.
+
+    Args:
+        arguments: of LLM, beside those of `vllm_speed`.
+
+    Returns:
+        A row a run: backend, and what `vllm_speed.run` says.
+
+    Raises:
+        RuntimeError: a run failed, which ends the comparison.
+    """
+    model = folder / "speed"
+    if not (model / "config.json").exists() and (failure := run(["make", str(model)], 0)):
+        raise RuntimeError(f"make: {failure}")
+    rows: list[Row] = []
+    for number in range(rounds):
+        for backend in backends[:: -1 if number % 2 else 1]:
+            out = folder / f"speed-{number}-{backend}.json"
+            if failure := run(["run", str(model), str(out), backend, json.dumps(arguments)], 0):
+                raise RuntimeError(f"{backend}: {failure}")
+            rows.append({"backend": backend, "round": number} | json.loads(out.read_text()))
+            on_row(rows[-1])
+    return rows

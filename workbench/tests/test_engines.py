@@ -85,14 +85,15 @@ def test_kernels_that_are_carried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PretendedGpu, "function", noted)
     rows = torch.zeros(64, 576, dtype=torch.bfloat16), torch.zeros(64, 656, dtype=torch.uint8)
     with pretended_gpu():
-        for tokens in (1, 2, 3, 4, 6, 8, 12, 24, 40, 132, 256, 700, 2048, 5000):
-            q = torch.zeros(1, 64, 576, dtype=torch.bfloat16).expand(tokens, -1, -1)
+        lengths = (1, 2, 3, 4, 6, 8, 12, 24, 40, 64, 132, 256, 700, 2048, 5000, 16384)
+        for tokens, heads in product(lengths, (64, 128)):
+            q = torch.zeros(1, heads, 576, dtype=torch.bfloat16).expand(tokens, -1, -1)
             ids = torch.zeros(tokens, 2048, dtype=torch.int32)
             for kv in rows:
                 flashdsa.sparse_mla_fwd(q, kv, ids, topk_length=ids[:, 0], backend="sm90")
         fp8 = torch.zeros(1, 64, 128).to(torch.float8_e4m3fn)
         cache = torch.zeros(128, 64, 1, 132, dtype=torch.uint8)
-        for next_n, requests, pages in product((1, 2, 3, 4), (1, 4, 8, 16, 256), (1, 33, 16384)):
+        for next_n, requests, pages in product((1, 2, 3, 4), (1, 4, 8, 16, 64, 256), (1, 33, 128, 1024)):
             size = (requests, next_n) if next_n > 1 else (requests,)
             flashdsa.dsa_topk_indexer(
                 fp8.expand(*size, -1, -1), cache, torch.zeros(*size, 64),
@@ -100,7 +101,7 @@ def test_kernels_that_are_carried(monkeypatch: pytest.MonkeyPatch) -> None:
                 torch.zeros(requests, pages, dtype=torch.int32),
                 torch.zeros(*size, 2048, dtype=torch.int32), ids="position", backend="sm90",
             )  # fmt: skip
-        for tokens, keys in product((1, 40, 700, 2048, 8192), (40, 2048, 8192)):
+        for tokens, keys in product((1, 40, 700, 2048, 8192, 16384), (40, 2048, 8192, 32768)):
             ends = torch.zeros(tokens, dtype=torch.int32)
             flashdsa.dsa_topk_prefill(
                 fp8.expand(tokens, -1, -1), fp8[0, :1].expand(keys, -1), torch.zeros(tokens, 64),
@@ -157,7 +158,7 @@ def test_the_checkpoint_answers_alike_twice(tmp_path: Path) -> None:
 def answer(folder: Path, tokens: list[list[int]]) -> Any:
     """Processes that write these tokens for vLLM, and fail for the backend BROKEN."""
 
-    def run(words: list[str]) -> str:
+    def run(words: list[str], gpu: int) -> str:
         if words[0] == "eager":
             eager = {"tokens": [[1, 2], [3, 4]], "gaps": [[0.5, 0.1], [0.5, 0.3]], "error": 0.05}
             Path(words[2]).write_text(json.dumps(eager))
@@ -188,14 +189,14 @@ def test_verdicts(tmp_path: Path) -> None:
         "eager+fp8, BROKEN: failed",
     ]
     with pytest.raises(RuntimeError, match="make: no memory"):
-        vllm_run.measure(("OURS",), ("eager",), tmp_path / "other", lambda words: "no memory")
+        vllm_run.measure(("OURS",), ("eager",), tmp_path / "other", lambda words, gpu: "no memory")
     with pytest.raises(ArgumentValueError, match=r"--case: expected graphs, .* got 'fp4'"):
         vllm_run.measure(("OURS",), ("eager+fp4",), tmp_path, run)
 
 
 def test_the_command_prints_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = answer(tmp_path, [[1, 2], [3, 9]])
-    monkeypatch.setattr(vllm_run, "in_a_process", lambda words, path: run(words))
+    monkeypatch.setattr(vllm_run, "in_a_process", lambda words, gpu, path, log: run(words, gpu))
     words = ["engines", "vllm", "OURS", "--case", "graphs", "--folder", str(tmp_path)]
     shown = CliRunner().invoke(cli, [*words, "--out", str(tmp_path / "out.json")])
     assert shown.exit_code == 1 and "2, 1 (0.300)" in shown.stdout and "4 0 0 0" in shown.stdout
@@ -205,7 +206,11 @@ def test_the_command_prints_and_judges(tmp_path: Path, monkeypatch: pytest.Monke
     assert json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout) == written
 
 
-def test_a_process_that_fails_or_hangs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "TypeError" in vllm_run.in_a_process(["make"])
+def test_a_process_that_fails_or_hangs_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "make.log"
+    assert "TypeError" in vllm_run.in_a_process(["make"], 0, "", log)
+    assert "TypeError" in log.read_text()
     monkeypatch.setattr(vllm_run, "LIMIT_SECONDS", 0.1)
-    assert "still running after 0.1 s" in vllm_run.in_a_process(["make", "nowhere"])
+    assert "still running after 0.1 s" in vllm_run.in_a_process(["make", "nowhere"], 0)

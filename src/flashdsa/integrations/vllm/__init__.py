@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from flashdsa.ops.attention import PACKED, sparse_mla_fwd
 from flashdsa.ops.merge import lse_for_merge
-from flashdsa.problem import D_QK
+from flashdsa.problem import D_QK, D_V
 
 NAME = "FLASHDSA_MLA_SPARSE"
 INDEXER_NAME = "FLASHDSA_MLA_SPARSE_INDEXER"
@@ -31,6 +31,17 @@ def register() -> None:
 
     for name, path in CLASSES.items():
         register_backend(name, path)
+
+
+def joined(latent: Tensor, rope: Tensor) -> Tensor:
+    """The columns of q in one tensor, by vLLM's kernel where it has one."""
+    if not rope.is_cuda or rope.shape[-1] != D_QK - D_V:
+        return torch.cat((latent, rope), dim=-1)
+    from vllm import _custom_ops as ops
+
+    queries = latent.new_empty(*latent.shape[:-1], D_QK)
+    ops.concat_mla_q(latent, rope, queries)
+    return queries
 
 
 def attend(
@@ -53,7 +64,7 @@ def attend(
     Returns:
         out (T, H, 512), lse (T, H) fp32, the natural logarithm, -inf for an empty row, or None.
     """
-    queries = torch.cat(q, dim=-1) if isinstance(q, tuple) else q
+    queries = joined(*q) if isinstance(q, tuple) else q
     if rows.dtype in PACKED:
         queries = pad(queries, (0, D_QK - queries.shape[-1]))
     out, lse = sparse_mla_fwd(
