@@ -93,7 +93,9 @@ def test_kernels_that_are_carried(monkeypatch: pytest.MonkeyPatch) -> None:
                 flashdsa.sparse_mla_fwd(q, kv, ids, topk_length=ids[:, 0], backend="sm90")
         fp8 = torch.zeros(1, 64, 128).to(torch.float8_e4m3fn)
         cache = torch.zeros(128, 64, 1, 132, dtype=torch.uint8)
-        for next_n, requests, pages in product((1, 2, 3, 4), (1, 4, 8, 16, 64, 256), (1, 33, 128, 1024)):
+        for next_n, requests, pages in product(
+            (1, 2, 3, 4), (1, 4, 8, 16, 64, 256), (1, 33, 128, 1024)
+        ):
             size = (requests, next_n) if next_n > 1 else (requests,)
             flashdsa.dsa_topk_indexer(
                 fp8.expand(*size, -1, -1), cache, torch.zeros(*size, 64),
