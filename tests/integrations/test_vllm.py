@@ -38,11 +38,20 @@ class Common:
         self.scale, self.kv_lora_rank = scale, kv_lora_rank
         self.need_to_return_lse_for_decode = need_to_return_lse_for_decode
 
+    def forward_mqa(self, q: Any, kv_cache: Tensor, batch: Any, layer: Any) -> Any:
+        """Zeros, for the tokens of q."""
+        return torch.zeros(len(q[0]), *q[0].shape[1:]), "lse"
+
 
 class Builder:
     """vLLM's builder of metadata: notes how its batches are to be ordered."""
 
     dcp_world_size = 1
+    vllm_config = SimpleNamespace(cache_config=SimpleNamespace(cache_dtype="fp8_ds_mla"))
+
+    def build(self, prefix: int, common: Any, fast_build: bool) -> Any:
+        """What it is given as the batch."""
+        return common
 
     def _init_reorder_batch_threshold(self, threshold: int, supports_spec_as_decode: bool) -> None:
         self.ordered_by = threshold, supports_spec_as_decode
@@ -194,6 +203,47 @@ def test_batches_of_equal_decodes_are_captured(made: Any) -> None:
     for batch.num_decode_tokens in (0, 5):
         builder.update_draft_decode_metadata(batch)
     assert made.left == [("starts", "requests", 5, 5)]
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 160, 10**6])
+def test_prompts_of_a_packed_cache_read_rows_unpacked_once(
+    made: Any, monkeypatch: pytest.MonkeyPatch, rows_at_once: int
+) -> None:
+    """Decodes go vLLM's way; each prompt's positions are rows of its own, in parts or together."""
+    monkeypatch.setattr(made.backend, "ROWS_AT_ONCE", rows_at_once)
+    generator = torch.Generator().manual_seed(3)
+    lengths, queries = torch.tensor([70, 3, 90, 64, 130]), torch.tensor([1, 2, 5, 1, 30])
+    starts = torch.tensor([0, *queries.tolist()]).cumsum(0).int()
+    tables = torch.randperm(15, generator=generator).view(5, 3).int()
+    coded = flashdsa.quantize_kv(torch.randn(15 * 64, 576, generator=generator).bfloat16())
+    rows = flashdsa.read_kv_cache(coded, torch.arange(len(coded)))
+    cache = torch.full((15, 96, 656), 255, dtype=torch.uint8)
+    cache[:, :64] = coded.view(15, 64, 656)
+    owners = torch.arange(5).repeat_interleave(queries)
+    ids = torch.randint(-1, 130, (len(owners), TOPK), generator=generator).int()
+    ids = torch.where(ids < lengths[owners, None], ids, -1)
+    batch = SimpleNamespace(
+        num_decodes=2, num_decode_tokens=3, num_prefills=3, block_size=64, block_table=tables,
+        seq_lens=lengths.int(), seq_lens_cpu_upper_bound=lengths, query_start_loc=starts,
+        query_start_loc_cpu=starts, prompts=(),
+    )  # fmt: skip
+    builder = made.backend.FlashDsaMLASparseBuilder()
+    assert len(builder.build(0, batch).prompts) == {1: 3, 160: 2}.get(rows_at_once, 1)
+    layer = made.backend.FlashDsaMLASparseImpl(0.2)
+    layer.topk_indices_buffer = torch.cat((ids, ids))
+    q = torch.randn(len(owners), 4, 576, generator=generator).bfloat16() / 4
+    out, lse = layer.forward_mqa((q[..., :512], q[..., 512:]), cache[:, :64], batch, None)
+    chosen = [
+        [int(tables[owner, i // 64]) * 64 + i % 64 for i in row if i >= 0]
+        for owner, row in zip(owners.tolist(), ids.tolist(), strict=True)
+    ]
+    expected, _ = attention(q.float(), rows.float(), chosen, 0.2)
+    assert lse is None and not out[:3].any()
+    assert_close(out[3:].float(), expected[3:], 2e-2)
+    # Drafts and decodes of a batch with prompts come alone where prompts are dense.
+    assert layer.forward_mqa((q[:3], q[:3]), cache, batch, None)[1] == "lse"
+    batch.num_prefills, batch.prompts = 0, ()
+    assert builder.build(0, batch).prompts == ()
 
 
 def test_vllm_finds_the_backends_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def attend(
     q: Tensor | tuple[Tensor, Tensor],
     rows: Tensor,
     topk_indices: Tensor,
-    valid_counts: Tensor,
+    valid_counts: Tensor | None,
     sm_scale: float,
     *,
     with_lse: bool = True,
@@ -59,14 +59,15 @@ def attend(
         q: (T, H, 576), or its latent and RoPE columns apart; 512 columns without RoPE.
         rows: (N, 576) rows of the cache, as the ids count them; (N, 512) without RoPE; or
             (N, 656) uint8, packed rows, whose RoPE columns are zeros without RoPE.
-        topk_indices: (T, topk) int32, the first `valid_counts` (T,) of each row in use.
+        topk_indices: (T, topk) int32, the first `valid_counts` (T,) of each row in use; -1 is none.
 
     Returns:
         out (T, H, 512), lse (T, H) fp32, the natural logarithm, -inf for an empty row, or None.
     """
     queries = joined(*q) if isinstance(q, tuple) else q
-    if rows.dtype in PACKED:
-        queries = pad(queries, (0, D_QK - queries.shape[-1]))
+    columns = D_QK if rows.dtype in PACKED else rows.shape[-1]
+    if queries.shape[-1] < columns:
+        queries = pad(queries, (0, columns - queries.shape[-1]))
     out, lse = sparse_mla_fwd(
         queries, rows, topk_indices, sm_scale=sm_scale, topk_length=valid_counts
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from vllm.v1.attention.ops.metadata import compute_token_to_req_indices
 
 from flashdsa.errors import UnsupportedError
 from flashdsa.integrations.vllm import INDEXER_NAME, NAME, attend, indexer
+from flashdsa.ops.kv_cache import read_kv_cache
 from flashdsa.problem import D_QK, D_V, PAGE_SIZE
 
 HOPPER = 9
@@ -24,8 +26,29 @@ PACKED_CACHE = "fp8_ds_mla"
 """vLLM's name of packed rows of 656 bytes."""
 
 
+ROWS_AT_ONCE = 2**16
+"""Rows of prompts that are unpacked at once: 75 MB, or the rows of one longer prompt."""
+
+
+class Prompts(NamedTuple):
+    """Some prompts of a batch.
+
+    Attributes:
+        tokens: the batch's that are theirs.
+        slots: (rows,) int64, where the cache holds their rows, prompt after prompt.
+        first_row: (tokens,) int32, the first of these rows that is of a token's prompt.
+    """
+
+    tokens: slice
+    slots: Tensor
+    first_row: Tensor
+
+
+@dataclass
 class FlashDsaMLASparseMetadata(SparseMLACommonMetadata):  # type: ignore[misc]
-    """vLLM's, as it is."""
+    """vLLM's, and the prompts of a batch if the cache is packed."""
+
+    prompts: tuple[Prompts, ...] = ()
 
 
 class FlashDsaMLASparseBuilder(SparseMLACommonMetadataBuilder):  # type: ignore[misc]
@@ -41,6 +64,16 @@ class FlashDsaMLASparseBuilder(SparseMLACommonMetadataBuilder):  # type: ignore[
         # One query a decode, or as many as a verification has: longer ones are prompts.
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
         self.supports_draft_decode_metadata_update = self.dcp_world_size == 1
+        self.unpacks = (
+            self.vllm_config.cache_config.cache_dtype == PACKED_CACHE and self.dcp_world_size == 1
+        )
+
+    def build(self, prefix: int, common: Any, fast_build: bool = False) -> Any:
+        """Describe a batch."""
+        metadata = super().build(prefix, common, fast_build)
+        if self.unpacks and metadata.num_prefills:
+            metadata.prompts = find_prompts(metadata, common)
+        return metadata
 
     def update_draft_decode_metadata(self, metadata: FlashDsaMLASparseMetadata) -> None:
         """Write the requests of a draft's tokens anew: all else is a view of vLLM's buffers."""
@@ -49,6 +82,29 @@ class FlashDsaMLASparseBuilder(SparseMLACommonMetadataBuilder):  # type: ignore[
             compute_token_to_req_indices(
                 metadata.query_start_loc, metadata.req_id_per_token, tokens, tokens
             )
+
+
+def find_prompts(metadata: FlashDsaMLASparseMetadata, common: Any) -> tuple[Prompts, ...]:
+    """Find the rows of a batch's prompts, without waiting for the GPU."""
+    first, size = metadata.num_decodes, metadata.block_size
+    lengths = common.seq_lens_cpu_upper_bound.tolist()
+    starts = common.query_start_loc_cpu.tolist()
+    found = []
+    while first < len(lengths):
+        end = first + 1
+        while end < len(lengths) and sum(lengths[first : end + 1]) <= ROWS_AT_ONCE:
+            end += 1
+        rows, tokens = common.seq_lens[first:end], starts[end] - starts[first]
+        owners = rows.new_empty(len(rows)).copy_(torch.arange(end - first))
+        before = rows.cumsum(0) - rows
+        owner = owners.repeat_interleave(rows, output_size=sum(lengths[first:end])).long()
+        place = torch.arange(len(owner), device=rows.device) - before[owner]
+        slots = metadata.block_table[first:end][owner, place // size] * size + place % size
+        queries = common.query_start_loc[first : end + 1].diff()
+        first_row = before.int().repeat_interleave(queries, output_size=tokens)
+        found.append(Prompts(slice(starts[first], starts[end]), slots, first_row))
+        first = end
+    return tuple(found)
 
 
 class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
@@ -72,6 +128,23 @@ class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
                 f"kv_lora_rank: {NAME} takes {D_V} columns of V; got {self.kv_lora_rank}"
             )
         self.supports_quant_query_input = False
+
+    def forward_mqa(self, q: Any, kv_cache: Tensor, metadata: Any, layer: Any) -> Any:
+        """Compute as vLLM does, but a packed cache's prompts over rows that are unpacked once."""
+        decodes = metadata.num_decode_tokens
+        if not metadata.prompts or not isinstance(q, tuple) or len(q[0]) <= decodes:
+            return super().forward_mqa(q, kv_cache, metadata, layer)
+        outs = []
+        if decodes:
+            of_decodes = q[0][:decodes], q[1][:decodes]
+            outs.append(super().forward_mqa(of_decodes, kv_cache, metadata, layer)[0])
+        for prompt in metadata.prompts:
+            ids = self.topk_indices_buffer[prompt.tokens]
+            ids = torch.where(ids < 0, ids, ids + prompt.first_row[:, None])
+            rows = read_kv_cache(kv_cache, prompt.slots)
+            of_prompt = q[0][prompt.tokens], q[1][prompt.tokens]
+            outs.append(attend(of_prompt, rows, ids, None, self.scale, with_lse=False)[0])
+        return (outs[0] if len(outs) == 1 else torch.cat(outs)), None
 
     def _forward_mqa_kernel(
         self,
