@@ -8,7 +8,8 @@ The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the 
 `<!-- heads -->` their means by heads, those of `<!-- since -->` ours at several commits; those of
 `<!-- run -->` are the tables of the newest folder of `workbench/results/dense_to_sparse`, those of
 `<!-- formats -->` what the implementations declare, those of `<!-- ways -->` the verdicts on the
-documents in `workbench/results/ways`. With --check nothing is written; exit code 1 if a table is
+documents in `workbench/results/ways`, those of `<!-- engines -->` vLLM's speeds in
+`workbench/results/engines`. With --check nothing is written; exit code 1 if a table is
 old.
 """
 
@@ -31,6 +32,7 @@ PAGES = (
     ROOT / "workbench" / "README.md",
     ROOT / "docs" / "guides" / "dense-to-sparse.md",
     ROOT / "docs" / "guides" / "hopper.md",
+    ROOT / "docs" / "guides" / "serving.md",
     ROOT / RESULTS / "draws" / "NOTES.md",
     ROOT / RESULTS / "ways" / "NOTES.md",
 )
@@ -214,7 +216,44 @@ def ways_tables() -> str:
     return "\n".join(lines)
 
 
+def engines_table() -> str:
+    """Speeds of vLLM's backends in Markdown, ours first."""
+    from workbench.draws.run import machine_of, read_document
+    from workbench.engines.vllm_run import speeds
+
+    lines = []
+    for path in sorted((ROOT / RESULTS / "engines").glob("*speed*.json")):
+        document = read_document(path)
+        rows = document["rows"]
+        found = speeds(rows)
+        names = list(next(iter(found.values())))
+        ours = next(name for name in names if name.endswith("INDEXER"))
+        others = [name for name in names if not name.startswith("FLASHDSA")]
+        shown = [ours, *(name for name in names if name != ours)]
+        lines += [
+            f"{rows[0]['cache']} cache, {machine_of(document)}, vLLM {rows[0]['vllm']}, "
+            f"{path.name[:10]}:",
+            "",
+            "| | " + " | ".join(f"`{name}`" for name in shown) + " | ours over the best other |",
+            "| --- |" + " --: |" * (len(shown) + 1),
+        ]
+        for cell, values in found.items():
+            kind, users, _, tokens = cell.split()
+            is_step = kind == "step"
+            best = (max if is_step else min)(values[name] for name in others)
+            ratio = values[ours] / best if is_step else best / values[ours]
+            said = (
+                f"{users} users after {int(tokens):,}" if is_step else f"prompt of {int(tokens):,}"
+            )
+            unit = "tokens/s" if is_step else "ms"
+            cells = " | ".join(f"{values[name]:,.0f} {unit}" for name in shown)
+            lines.append(f"| {said} | {cells} | {ratio:.2f} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 TABLES = {
+    "engines": engines_table,
     "ways": ways_tables,
     "draws": draws_table,
     "heads": heads_table,

@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 
+from flashdsa.bench.checkout import find_checkout
+from flashdsa.bench.machine import describe_machine
 from flashdsa.errors import ArgumentValueError
 
 CASES: dict[str, dict[str, Any]] = {
@@ -186,14 +189,14 @@ def measure_speed(
     on_row: Callable[[Row], None] = lambda row: None,
     rounds: int = 2,
     **arguments: Any,
-) -> list[Row]:
+) -> dict[str, Any]:
     """Run each backend in turn, `rounds` times, every second time in the opposite order.
 
     Args:
         arguments: of LLM, beside those of `vllm_speed`.
 
     Returns:
-        A row a run: backend, and what `vllm_speed.run` says.
+        git, machine: where it ran. rows: one a run, its backend and what `vllm_speed.run` says.
 
     Raises:
         RuntimeError: a run failed, which ends the comparison.
@@ -209,4 +212,26 @@ def measure_speed(
                 raise RuntimeError(f"{backend}: {failure}")
             rows.append({"backend": backend, "round": number} | json.loads(out.read_text()))
             on_row(rows[-1])
-    return rows
+    origin = find_checkout()
+    return {
+        "git": origin.as_dict() if origin else None,
+        "machine": describe_machine().as_dict(),
+        "rows": rows,
+    }
+
+
+def speeds(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """Tokens a second of "users x context", milliseconds to the first token of "1 x prompt", by
+    kind and backend: medians of the rounds."""
+    found: dict[str, dict[str, float]] = {}
+    for kind in ("step", "first"):
+        for name in rows[0][kind]:
+            users = int(name.split()[0])
+            times: dict[str, list[float]] = {}
+            for row in rows:
+                times.setdefault(row["backend"], []).append(row[kind][name])
+            found[f"{kind} {name}"] = {
+                backend: users / median(one) if kind == "step" else 1e3 * median(one)
+                for backend, one in times.items()
+            }
+    return found

@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -148,24 +149,26 @@ def kernels(call: Callable[[], object]) -> list[tuple[str, int, float]]:
 
 
 def run(folder: Path, backend: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Medians: step, seconds by "users x context"; first, seconds by the prompt's tokens; and
-    kernels of the smaller prompt and context, by the same names."""
+    """Medians: step, seconds by "users x context"; first, seconds by "1 x prompt"; kernels of
+    the smaller prompt and context, by the same names."""
     engine = Engine(folder, backend, arguments)
     first = {}
+    engine.decode(1, CONTEXTS[0])  # the first steps of a process take longer
     for tokens in PROMPTS:
         engine.first_token(tokens)
-        first[str(tokens)] = median(engine.first_token(tokens) for _ in range(REPEATS))
+        first[f"1 x {tokens}"] = median(engine.first_token(tokens) for _ in range(REPEATS))
     step = {
         f"{users} x {context}": median(engine.decode(users, context) for _ in range(REPEATS))
         for context in CONTEXTS
         for users in USERS
     }
     shown = {
-        str(PROMPTS[0]): kernels(lambda: engine.first_token(PROMPTS[0])),
+        f"1 x {PROMPTS[0]}": kernels(lambda: engine.first_token(PROMPTS[0])),
         f"{USERS[-1]} x {CONTEXTS[0]}": kernels(lambda: engine.decode(USERS[-1], CONTEXTS[0])),
     }
     config = engine.engine.vllm_config
     return {
+        "vllm": version("vllm"),
         "kernels": shown,
         "step": step,
         "first": first,
