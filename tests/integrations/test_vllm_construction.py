@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 THEIRS = "FLASHMLA_SPARSE"
 RUNS = (
     NAME, THEIRS, INDEXER_NAME, f"{INDEXER_NAME}:fp8_ds_mla", f"{INDEXER_NAME}:auto:1",
-    f"{INDEXER_NAME}:auto:2", f"{INDEXER_NAME}:fp8_ds_mla:3", f"{NAME}:fp8",
+    f"{INDEXER_NAME}:auto:2", f"{INDEXER_NAME}:fp8_ds_mla:3", f"{NAME}:fp8", "v4",
 )  # fmt: skip
 MAKE = """
 import sys
@@ -78,3 +78,7 @@ def test_a_layer_answers_as_the_formulas_in_vllms_own_batches(found: Any, name: 
 
 def test_vllm_says_which_cache_the_backend_takes(found: Any) -> None:
     assert "takes --kv-cache-dtype fp8_ds_mla, not fp8" in found[f"{NAME}:fp8"]["refused"]
+
+
+def test_the_functions_of_v4_and_v41_are_replaced(found: Any) -> None:
+    assert found["v4"]["v4"] == ["flashdsa.integrations.vllm.v4"] * 4

@@ -1,6 +1,6 @@
 """vLLM 0.33 on a machine without a GPU: configuration, model with weights, and one batch.
 
-    python -m tests.integrations.vllm_on_cpu FOLDER BACKEND[:CACHE[:DRAFTS]] ...
+    python -m tests.integrations.vllm_on_cpu FOLDER BACKEND[:CACHE[:DRAFTS]]|v4 ...
 
 torch.cuda and NVML answer as one H200 does, a stub stands for libcuda, and Triton's interpreter
 runs vLLM's kernels, so torch is to be a CUDA build for Python 3.12. A line of JSON a backend.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import importlib
 import json
 import os
 import subprocess
@@ -259,6 +260,16 @@ def run_batch(config: Any, layer: Any, next_n: int) -> float:
     return float((output - expected).abs().max() / expected.abs().max())
 
 
+def replace_v4() -> dict[str, Any]:
+    """Names of DeepSeek-V4's and V4.1's functions, after they are replaced."""
+    from flashdsa.integrations.vllm import v4
+
+    v4.install()
+    modules = [importlib.import_module(name) for name in v4.MODULES]
+    names = ("flash_mla_with_kvcache", "flash_mla_sparse_fwd")
+    return {"v4": [getattr(module, name).__module__ for module in modules for name in names]}
+
+
 def without_extensions() -> None:
     """Compute what vLLM's CUDA extensions compute for `run_batch`, and leave a schedule out."""
     from vllm import _custom_ops
@@ -277,7 +288,7 @@ def main(folder: str, *runs: str) -> None:
     load_general_plugins()
     for run in runs:
         try:
-            found = describe(folder, *run.split(":"))
+            found = replace_v4() if run == "v4" else describe(folder, *run.split(":"))
         except ValueError as error:
             found = {"refused": str(error)}
         sys.stdout.write(json.dumps(found) + "\n")

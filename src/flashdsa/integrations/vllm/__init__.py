@@ -3,11 +3,16 @@
     vllm serve ... --attention-backend FLASHDSA_MLA_SPARSE
     vllm serve ... --attention-backend FLASHDSA_MLA_SPARSE_INDEXER
 
-The first serves attention, the second the indexer's top-k, too. docs/guides/serving.md says what
+    FLASHDSA_VLLM_V4=1 vllm serve ...
+
+The first serves attention, the second the indexer's top-k, too, the third attention of DeepSeek-V4
+and V4.1. docs/guides/serving.md says what
 was tried.
 """
 
 from __future__ import annotations
+
+import os
 
 import torch
 from torch import Tensor
@@ -19,6 +24,8 @@ from flashdsa.problem import D_QK, D_V
 
 NAME = "FLASHDSA_MLA_SPARSE"
 INDEXER_NAME = "FLASHDSA_MLA_SPARSE_INDEXER"
+V4_SWITCH = "FLASHDSA_VLLM_V4"
+"""Environment variable that makes DeepSeek-V4's and V4.1's layers call flashdsa."""
 CLASSES = {
     NAME: "flashdsa.integrations.vllm.backend.FlashDsaMLASparseBackend",
     INDEXER_NAME: "flashdsa.integrations.vllm.backend.FlashDsaMLASparseIndexerBackend",
@@ -26,11 +33,16 @@ CLASSES = {
 
 
 def register() -> None:
-    """The entry point, run in each of vLLM's processes: makes the backends' names known."""
+    """The entry point, run in each of vLLM's processes: makes the backends' names known, and serves
+    DeepSeek-V4's layers where `V4_SWITCH` is set."""
     from vllm.v1.attention.backends.registry import register_backend
 
     for name, path in CLASSES.items():
         register_backend(name, path)
+    if os.environ.get(V4_SWITCH, "0") != "0":
+        from flashdsa.integrations.vllm import v4
+
+        v4.install()
 
 
 def joined(latent: Tensor, rope: Tensor) -> Tensor:
