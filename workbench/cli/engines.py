@@ -181,7 +181,7 @@ def speed(
 
 
 def _unpacked(packed: Path | None, folder: Path) -> str:
-    """Where vLLM lies unpacked, or "" for an installed one."""
+    """Folder of an unpacked vLLM, or "" for an installed one."""
     if packed is None:
         return ""
     from workbench.engines.pack import unpack
