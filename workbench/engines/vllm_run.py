@@ -55,6 +55,7 @@ ENVIRONMENT = {
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
 }
 """The engine runs in a process of ours, without network."""
+SCHEMA = "flashdsa-engine-speed/1"
 PROCESS = "workbench.engines.vllm_process"
 Run = Callable[[list[str], int], str]
 """Runs a process with these words on one of the GPUs, counted round; its failure or ""."""
@@ -214,6 +215,7 @@ def measure_speed(
             on_row(rows[-1])
     origin = find_checkout()
     return {
+        "schema": SCHEMA,
         "git": origin.as_dict() if origin else None,
         "machine": describe_machine().as_dict(),
         "rows": rows,
