@@ -23,8 +23,8 @@ def engines() -> None:
 @click.argument("backends", nargs=-1)
 @click.option(
     "--case", "cases", multiple=True,
-    help="graphs, eager, chunked, drafts, prefix, fp8, or several joined by +; may be repeated.  "
-    "[default: all, one by one]",
+    help="graphs, eager, chunked, drafts, prefix, fp8, tp2, or several joined by +; may be "
+    "repeated.  [default: all but tp2, one by one]",
 )  # fmt: skip
 @click.option(
     "--folder", type=OutputFolder(), default=Path(tempfile.gettempdir()) / "flashdsa-engines",
@@ -70,6 +70,7 @@ def vllm(
       drafts    two drafted tokens (MTP) from a random layer
       prefix    prefix caching, all prompts twice
       fp8       a cache of packed rows (fp8_ds_mla)
+      tp2       two GPUs share the heads; calls are not counted
 
     \b
     Columns
@@ -102,7 +103,7 @@ def vllm(
     path = _unpacked(packed, folder)
     result = vllm_run.measure(
         backends or vllm_run.BACKENDS,
-        cases or tuple(vllm_run.CASES),
+        cases or tuple(case for case in vllm_run.CASES if case != "tp2"),
         folder,
         lambda words, gpu: vllm_run.in_a_process(words, gpu, path, _log(folder, words)),
         lambda row: click.echo(f"{row['case']}, {row['backend']}: {_equal(row)}", err=True),

@@ -25,9 +25,11 @@ CASES: dict[str, dict[str, Any]] = {
     "drafts": {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
     "prefix": {"enable_prefix_caching": True},
     "fp8": {"kv_cache_dtype": "fp8_ds_mla"},
+    "tp2": {"tensor_parallel_size": 2},
 }
 """Arguments of LLM that make a case; "eager+fp8" has both. "chunked" has batches of prompts and
-decodes."""
+decodes, "tp2" needs two GPUs."""
+ALL_GPUS = -1
 COMMON: dict[str, Any] = {
     "skip_tokenizer_init": True,
     "dtype": "bfloat16",
@@ -58,7 +60,7 @@ ENVIRONMENT = {
 SCHEMA = "flashdsa-engine-speed/1"
 PROCESS = "workbench.engines.vllm_process"
 Run = Callable[[list[str], int], str]
-"""Runs a process with these words on one of the GPUs, counted round; its failure or ""."""
+"""Runs a process with these words on one of the GPUs, counted round, or ALL_GPUS; its failure or ""."""
 Row = dict[str, Any]
 
 
@@ -87,7 +89,7 @@ def in_a_process(
     """
     folders = [one for one in (path, *sys.path, os.environ.get("PYTHONPATH", "")) if one]
     seen = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(folders)}
-    if (gpus := torch.cuda.device_count()) > 1:
+    if gpu != ALL_GPUS and (gpus := torch.cuda.device_count()) > 1:
         seen["CUDA_VISIBLE_DEVICES"] = str(gpu % gpus)
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", module, *words],
@@ -142,7 +144,8 @@ def measure(
         case, backend, arguments = asked[number]
         out = folder / f"{case}-{backend}.json"
         out.unlink(missing_ok=True)
-        failure = run(["vllm", str(model), str(out), backend, json.dumps(arguments)], number)
+        gpu = ALL_GPUS if "tensor_parallel_size" in arguments else number
+        failure = run(["vllm", str(model), str(out), backend, json.dumps(arguments)], gpu)
         row: Row = {"case": case, "backend": backend}
         if failure:
             row["failure"] = failure

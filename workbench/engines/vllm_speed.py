@@ -27,8 +27,7 @@ from workbench.engines import checkpoint
 from workbench.engines.vllm_process import start
 
 LAYERS = 16
-SIZES = {"num_attention_heads": 128, "num_key_value_heads": 128, "max_position_embeddings": 2**17}
-"""A V3.2 layer's attention whole, as with data-parallel attention; dense parts stay small."""
+SIZES = {"max_position_embeddings": 2**17}
 CONTEXTS = (8192, 65536)
 USERS = (1, 8, 64)
 PROMPTS = (4096, 32768)
