@@ -60,7 +60,8 @@ ENVIRONMENT = {
 SCHEMA = "flashdsa-engine-speed/1"
 PROCESS = "workbench.engines.vllm_process"
 Run = Callable[[list[str], int], str]
-"""Runs a process with these words on one of the GPUs, counted round, or ALL_GPUS; its failure or ""."""
+"""Runs a process with these words on one of the GPUs, counted round, or ALL_GPUS; its failure, or
+""."""
 Row = dict[str, Any]
 
 
