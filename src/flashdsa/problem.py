@@ -39,6 +39,8 @@ PAGE_KEY_BYTES = PAGE_SIZE * INDEX_HEAD_DIM
 """The page's e4m3 keys come first; its fp32 scales follow."""
 NUM_INDEX_HEADS = 64
 INDEX_TOPK = 2048
+DEVICES = ("cpu", "cuda", "xpu", "mps")
+"""Types of devices that tensors of a call may be on."""
 MAX_NEXT_N = 4
 """Neighbouring queries of one request, at most, whose pages the indexer reads together."""
 
@@ -52,7 +54,7 @@ class Problem:
 
     operation: str
     device: str
-    """Device type of the tensors: "cpu" or "cuda"."""
+    """Device type of the tensors, one of `DEVICES`."""
     dtype: str
     """Name of the main operand's dtype, e.g. "bfloat16"."""
     kv_dtype: str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from flashdsa.dispatch.rows import Parameters
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.dispatch.transforms import is_plain_call, without_autocast
 from flashdsa.errors import UnsupportedError
+from flashdsa.problem import DEVICES
 
 # NOTE: of a call `torch.library.custom_op` takes 14 us (57 on a busy machine), a definition 3.
 _library = torch.library.Library("flashdsa", "FRAGMENT")
@@ -222,8 +224,13 @@ def register(spec: OpSpec) -> OpSpec:
             _library.impl(name, transforms.autocast(spec, op, device), key)
     OPERATIONS[name] = spec
     if spec.cpu:
-        function = f"flashdsa.backends.cpu.{spec.cpu}"
-        registry.register(Implementation(name, "cpu", function, spec.features))
+        for backend, features in (
+            ("cpu", spec.features),
+            ("torch", replace(spec.features, devices=DEVICES)),
+        ):
+            function = f"flashdsa.backends.{backend}.{spec.cpu}"
+            priority = -1 if backend == "torch" else 0  # last, where anything else serves
+            registry.register(Implementation(name, backend, function, features, priority))
     return spec
 
 

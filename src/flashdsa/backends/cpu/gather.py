@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.tiling import QueryTile, spans
+from flashdsa.backends.cpu.tiling import CPU, Mode, QueryTile, spans
 from flashdsa.backends.packed_rows import form_of, num_rows, take, unpack
 from flashdsa.row_formats import RowFormat
 
@@ -34,7 +34,8 @@ class RowList(NamedTuple):
     form: RowFormat | None = None
     """Format of packed rows."""
     whole_blocks: bool = False
-    """Spans are of `k_block` slots, and those without a valid one are left out."""
+    """Spans are of `k_block` slots, and those without a valid one are left out if that is read."""
+    mode: Mode = CPU
 
     def in_whole_blocks(self) -> RowList:
         """The same list of spans whose sizes do not depend on the other queries' lists."""
@@ -45,7 +46,7 @@ class RowList(NamedTuple):
         [0, S_kv)."""
         if self.rows_of_id == 1:
             return self.ids[queries, first:last]
-        slot = torch.arange(first, last)
+        slot = torch.arange(first, last, device=self.ids.device)
         ids = self.ids[queries, slot // self.rows_of_id].long()
         return ids * self.step + slot % self.rows_of_id
 
@@ -55,15 +56,20 @@ class RowList(NamedTuple):
         lengths, slots = self.lengths, self.slots
         if lengths is not None:
             lengths = lengths[queries]
-            if self.rows_of_id != self.step:  # a range, whose lengths are far apart in prefill
+            if (
+                self.rows_of_id != self.step and self.mode.reads
+            ):  # a range, whose lengths are far apart in prefill
                 slots = int(lengths.max())
         for first, last in spans(slots, tile.k_block):
             row_numbers = self.row_numbers(queries, first, last)
             if self.whole_blocks:
                 missing = tile.k_block - (last - first)
                 row_numbers = torch.nn.functional.pad(row_numbers, (0, missing), value=-1)
-            gathered = gather_rows(self.kv, row_numbers, first, lengths, dtype, self.form)
-            if self.whole_blocks and gathered.valid is not None and not gathered.valid.any():
+            gathered = gather_rows(
+                self.kv, row_numbers, first, lengths, dtype, self.form, self.mode
+            )
+            may_skip = self.whole_blocks and self.mode.reads
+            if may_skip and gathered.valid is not None and not gathered.valid.any():
                 continue
             yield gathered
 
@@ -72,33 +78,40 @@ def row_lists(
     operands: SparseMlaOperands | SparseMlaOutOperands | MlaBwdOperands,
     index_block: int,
     kv_format: str | None = None,
+    mode: Mode = CPU,
 ) -> list[RowList]:
     """The lists of a call, of kv's rows and of extra_kv's, if it is there."""
     x = operands
-    lists = [_row_list(x.kv, x.indices, x.topk_length, x.ends, index_block)]
+    lists = [_row_list(x.kv, x.indices, x.topk_length, x.ends, index_block, mode)]
     if x.extra_kv is not None:
         assert x.extra_indices is not None
         extra = x.extra_indices, x.extra_topk_length, x.extra_ends
-        lists.append(_row_list(x.extra_kv, *extra, 1))
+        lists.append(_row_list(x.extra_kv, *extra, 1, mode))
     return [one._replace(form=form_of(one.kv, kv_format)) for one in lists]
 
 
 def _row_list(
-    kv: Tensor, indices: Tensor, topk_length: Tensor | None, ends: Tensor | None, block: int
+    kv: Tensor,
+    indices: Tensor,
+    topk_length: Tensor | None,
+    ends: Tensor | None,
+    block: int,
+    mode: Mode,
 ) -> RowList:
     """A list of ids of `block` rows, or of starts if there are ends."""
     count = num_rows(kv)
     if not count or not indices.shape[0]:
-        return RowList(kv, indices, topk_length, 0)
+        return RowList(kv, indices, topk_length, 0, mode=mode)
     if ends is not None:
         starts = indices.long().clamp(0, count)
         lengths = (ends.clamp(0, count) - starts[:, 0]).clamp(min=0)
-        most = int(lengths.max())
-        return RowList(kv, starts, lengths, most, max(most, 2), 1)
+        most = int(lengths.max()) if mode.reads else count
+        return RowList(kv, starts, lengths, most, max(most, 2), 1, mode=mode)
     block = min(block, count)  # INVARIANT: id * block fits int64; any id but 0 stays invalid
     if topk_length is not None and block > 1:
         topk_length = topk_length.long() * block
-    return RowList(kv, indices, topk_length, indices.shape[1] * block, block, block)
+    slots = indices.shape[1] * block
+    return RowList(kv, indices, topk_length, slots, block, block, mode=mode)
 
 
 class GatheredRows(NamedTuple):
@@ -122,6 +135,7 @@ def gather_rows(
     topk_length: Tensor | None,
     dtype: torch.dtype,
     form: RowFormat | None = None,
+    mode: Mode = CPU,
 ) -> GatheredRows:
     """Gather kv[indices], zero where a slot is invalid.
 
@@ -136,9 +150,11 @@ def gather_rows(
     queries, keys = indices.shape
     valid = (indices >= 0) & (indices < num_rows(kv))
     if topk_length is not None:
-        slots = torch.arange(first_slot, first_slot + keys, dtype=torch.int32)
+        slots = torch.arange(
+            first_slot, first_slot + keys, dtype=torch.int32, device=indices.device
+        )
         valid &= slots < topk_length[:, None]
-    every_slot = bool(valid.all())
+    every_slot = mode.reads and bool(valid.all())
     row_ids = indices if every_slot else indices.masked_fill(~valid, 0)
     rows = take(kv, form, row_ids.reshape(-1))
     rows = rows.to(dtype) if form is None else unpack(rows, form, dtype)

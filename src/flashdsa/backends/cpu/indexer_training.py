@@ -1,4 +1,4 @@
-"""Training the indexer on the CPU: its target, its scores at given slots, and their gradients."""
+"""Training the indexer in torch: its target, its scores at given slots, and their gradients."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.gather import GatheredRows, gather_rows
-from flashdsa.backends.cpu.sparse_mla import compute_dtype, logits
-from flashdsa.backends.cpu.tiling import QueryTile, query_tiles, spans
+from flashdsa.backends.cpu.sparse_mla import add_rows, compute_dtype, exponents
+from flashdsa.backends.cpu.tiling import CPU, Mode, QueryTile, query_tiles, spans
 from flashdsa.problem import INDEX_HEAD_DIM
 
 if TYPE_CHECKING:
@@ -23,24 +23,26 @@ if TYPE_CHECKING:
     )
 
 
-def attention_target(operands: AttentionTargetOperands, *, sm_scale: float) -> Tensor:
+def attention_target(
+    operands: AttentionTargetOperands, *, sm_scale: float, mode: Mode = CPU
+) -> Tensor:
     """P (S, topk) = sum_h exp(sm_scale q . kv - lse'), 0 where a slot is invalid."""
     q, kv, lse, indices, topk_length, attn_sink = operands
     num_queries, num_heads, d_qk = q.shape
     dtype = compute_dtype(q)
-    target = torch.zeros(indices.shape, dtype=dtype)
+    target = q.new_zeros(indices.shape, dtype=dtype)
     if kv.shape[0] == 0:
         return target
     if attn_sink is not None:
         lse = torch.logaddexp(lse, attn_sink.to(lse.dtype).contiguous().expand_as(lse))
     bytes_per_key = dtype.itemsize * (num_heads + d_qk) + kv.element_size() * d_qk
-    for tile in query_tiles(num_queries, indices.shape[1], bytes_per_key):
+    for tile in query_tiles(num_queries, indices.shape[1], bytes_per_key, mode.workspace):
         rows = slice(tile.first, tile.last)
         q_rows = q[rows].to(dtype)
-        for columns, gathered in _gathered(kv, indices, topk_length, tile, dtype):
-            s = logits(q_rows, gathered.rows.transpose(1, 2), sm_scale)
+        for columns, gathered in _gathered(kv, indices, topk_length, tile, dtype, mode):
+            keys_t = gathered.rows.transpose(1, 2)
             # A head that attends nowhere has lse = +inf: exp(-inf) adds nothing.
-            p = s.sub_(lse[rows, :, None]).exp_()
+            p = exponents(q_rows, keys_t, sm_scale, lse[rows], mode.reads).exp_()
             p.masked_fill_((lse[rows] == math.inf)[..., None], 0)
             sums = p.sum(1)
             if gathered.valid is not None:
@@ -49,17 +51,18 @@ def attention_target(operands: AttentionTargetOperands, *, sm_scale: float) -> T
     return target
 
 
-def scores(operands: IndexerScoresOperands) -> Tensor:
+def scores(operands: IndexerScoresOperands, *, mode: Mode = CPU) -> Tensor:
     """I (S, topk) = sum_h weights relu(q_index . k_index), -inf where a slot is invalid."""
     q, k, weights, indices, topk_length = operands
     dtype = compute_dtype(q)
-    result = torch.full(indices.shape, -math.inf, dtype=dtype)
+    result = q.new_full(indices.shape, -math.inf, dtype=dtype)
     if k.shape[0] == 0:
         return result
-    for tile in query_tiles(len(q), indices.shape[1], _bytes_per_key(q, k, dtype)):
+    per_key = _bytes_per_key(q, k, dtype)
+    for tile in query_tiles(len(q), indices.shape[1], per_key, mode.workspace):
         rows = slice(tile.first, tile.last)
         q_rows, w_rows = q[rows].to(dtype), weights[rows].to(dtype)
-        for columns, gathered in _gathered(k, indices, topk_length, tile, dtype):
+        for columns, gathered in _gathered(k, indices, topk_length, tile, dtype, mode):
             z = torch.bmm(q_rows, gathered.rows.transpose(1, 2))
             summed = torch.bmm(w_rows[:, None], z.relu_())[:, 0]
             if gathered.valid is not None:
@@ -69,26 +72,27 @@ def scores(operands: IndexerScoresOperands) -> Tensor:
 
 
 def backward(
-    operands: IndexerBwdOperands, *, deterministic: bool, dk_dtype: torch.dtype
+    operands: IndexerBwdOperands, *, deterministic: bool, dk_dtype: torch.dtype, mode: Mode = CPU
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq_index in q_index's dtype, dk_index in `dk_dtype`, d_weights in weights' dtype.
 
     Let z = q_index . k_index and g the gradient of the scores: d_weights = sum_i g relu(z), A = g
-    weights [z > 0], dq_index = A K, dk_index = A^T Q. Always deterministic: tiles run in order.
+    weights [z > 0], dq_index = A K, dk_index = A^T Q. Tiles run in order; only
+    on a GPU a key's sums have another order if that is allowed.
     """
-    del deterministic
     q, k, weights, indices, grad_scores, topk_length = operands
     dtype = compute_dtype(q)
     dq = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    dk = torch.zeros(k.shape, dtype=dtype)
+    dk = torch.zeros_like(k, dtype=dtype, memory_format=torch.contiguous_format)
     d_weights = torch.zeros_like(weights, memory_format=torch.contiguous_format)
     if k.shape[0] == 0:
         return dq, dk.to(dk_dtype), d_weights
-    for tile in query_tiles(len(q), indices.shape[1], 2 * _bytes_per_key(q, k, dtype)):
+    per_key = 2 * _bytes_per_key(q, k, dtype)
+    for tile in query_tiles(len(q), indices.shape[1], per_key, mode.workspace):
         rows = slice(tile.first, tile.last)
         q_rows, w_rows = q[rows].to(dtype), weights[rows].to(dtype)
         tile_dq, tile_dw = torch.zeros_like(q_rows), torch.zeros_like(w_rows)
-        for columns, gathered in _gathered(k, indices, topk_length, tile, dtype):
+        for columns, gathered in _gathered(k, indices, topk_length, tile, dtype, mode):
             g = grad_scores[rows, columns]
             z = torch.bmm(q_rows, gathered.rows.transpose(1, 2))
             if gathered.valid is not None:
@@ -99,10 +103,7 @@ def backward(
             a = (w_rows[..., None] * g[:, None]).masked_fill_(~(z > 0), 0)
             tile_dq.baddbmm_(a, gathered.rows)
             dk_rows = torch.bmm(a.transpose(1, 2), q_rows)  # (queries, keys, 128)
-            if gathered.valid is None:
-                dk.index_add_(0, gathered.row_ids.reshape(-1), dk_rows.view(-1, INDEX_HEAD_DIM))
-            else:
-                dk.index_add_(0, gathered.row_ids[gathered.valid], dk_rows[gathered.valid])
+            add_rows(dk, gathered, dk_rows, mode, deterministic)
         dq[rows], d_weights[rows] = tile_dq.to(q.dtype), tile_dw.to(weights.dtype)
     return dq, dk.to(dk_dtype), d_weights
 
@@ -139,14 +140,20 @@ def _distributions(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def _gathered(
-    keys: Tensor, indices: Tensor, topk_length: Tensor | None, tile: QueryTile, dtype: torch.dtype
+    keys: Tensor,
+    indices: Tensor,
+    topk_length: Tensor | None,
+    tile: QueryTile,
+    dtype: torch.dtype,
+    mode: Mode,
 ) -> Iterator[tuple[slice, GatheredRows]]:
     """A tile's slots, some columns at a time, with the rows of `keys` that they name."""
     rows = slice(tile.first, tile.last)
     lengths = None if topk_length is None else topk_length[rows]
     for first, last in spans(indices.shape[1], tile.k_block):
         columns = slice(first, last)
-        yield columns, gather_rows(keys, indices[rows, columns], first, lengths, dtype)
+        of_tile = indices[rows, columns], first, lengths, dtype
+        yield columns, gather_rows(keys, *of_tile, mode=mode)
 
 
 def _bytes_per_key(q: Tensor, k: Tensor, dtype: torch.dtype) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _NAN_KEY = -(2**31)
 """Key of NaN, below that of -inf: NaN ranks last."""
 _POSITION_MASK = 2**32 - 1
-_NEVER = torch.iinfo(torch.int64).min
+NEVER = torch.iinfo(torch.int64).min
 """Key of positions that must not be selected; below every key of a score."""
 
 
@@ -54,15 +54,15 @@ def check_lengths(lengths: Tensor, max_len: int) -> None:
 def select(scores: Tensor, selectable: Tensor | None, topk: int, *, sorted: bool) -> Tensor:
     """Positions (int64) of the best `topk` of `scores` (n,), fewer where fewer are `selectable`."""
     count = len(scores) if selectable is None else int(selectable.sum())
-    keys = _ranking_keys(scores)
+    keys = ranking_keys(scores)
     if selectable is not None:
-        keys = keys.masked_fill(~selectable, _NEVER)
+        keys = keys.masked_fill(~selectable, NEVER)
     chosen = keys.topk(min(topk, count), sorted=sorted).indices
     return chosen if sorted else chosen.sort().values
 
 
-def _ranking_keys(scores: Tensor) -> Tensor:
-    """Unique int64 keys (n,): greater means better.
+def ranking_keys(scores: Tensor) -> Tensor:
+    """Unique int64 keys (..., n) of a row's scores: greater means better.
 
     High half: the score's bits as a monotone signed integer (-0 folded into +0, NaN lowest).
     Low half: the complement of the position, so that of equal scores the smallest position wins.
@@ -70,5 +70,5 @@ def _ranking_keys(scores: Tensor) -> Tensor:
     bits = (scores + 0.0).view(torch.int32)
     monotone = torch.where(bits < 0, bits ^ INT32_MAX, bits)
     monotone = monotone.masked_fill(scores.isnan(), _NAN_KEY).long()
-    positions = torch.arange(len(scores))
+    positions = torch.arange(scores.shape[-1], device=scores.device)
     return (monotone << 32) | (_POSITION_MASK - positions)
