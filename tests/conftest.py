@@ -39,8 +39,13 @@ package_hash()  # before kernels are imported: it is remembered, and compared wi
 
 HAS_GPU = torch.cuda.is_available()
 CAPABILITY_HERE = torch.cuda.get_device_capability() if HAS_GPU else None
-BACKENDS = {one.backend: None for one in registry.implementations() if one.automatic}
-"""Every backend but the emulated ones, which are slow and have tests of their own."""
+BACKENDS = {
+    one.backend: None
+    for one in registry.implementations()
+    if one.automatic and one.backend != "torch"
+}
+"""Every backend but those that have tests of their own: the emulated ones, which are slow, and
+torch, most of whose code is the CPU's (tests/backends/test_torch.py)."""
 
 
 def _device_of(backend: str) -> str:

@@ -29,6 +29,9 @@ from flashdsa.settings import BACKENDS, Settings
 Run = Callable[..., Result]
 
 
+RUN_HERE = ("cpu", "torch", "emulate-sm90", "emulate-sm100")
+
+
 def machine_with(*gpus: Gpu) -> HostMachine:
     return HostMachine("some CPU", 2, 2, 2**34, 3000, "Linux", gpus)
 
@@ -42,7 +45,7 @@ def test_json_has_a_row_for_every_operation_and_backend(run: Run) -> None:
     for row in rows:
         assert row["runs_here"] == (not row["why_not"])
         assert row["implemented"] == (row["features"] is not None)
-        here = row["implemented"] and row["backend"] in ("cpu", "emulate-sm90", "emulate-sm100")
+        here = row["implemented"] and row["backend"] in RUN_HERE
         assert row["runs_here"] == here
 
 
@@ -80,7 +83,7 @@ def test_text_says_for_each_backend_whether_it_runs_and_loses_nothing(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     output = run("info").output
-    assert "cpu runs here" in output
+    assert "cpu runs here" in output and "torch runs here" in output
     assert "sm90 does not run here: needs a GPU of compute capability 9.0; found no GPU" in output
     for word in ("sparse_mla_fwd", "FLASHDSA_BACKEND", "deterministic", "not in this version:"):
         assert word in output

@@ -216,7 +216,10 @@ class Registry:
             for i in others
             for reasons in [i.reasons_against(problem)]
         )
-        logger.info(
+        # On a GPU plain torch is right and slow.
+        slow = chosen.backend == "torch" and problem.device != "cpu"
+        logger.log(
+            logging.WARNING if slow else logging.INFO,
             "%s: auto chose backend %r for %s tensors of dtype %s%s",
             problem.operation,
             chosen.backend,

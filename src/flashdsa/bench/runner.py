@@ -18,6 +18,7 @@ from flashdsa.bench.memory import measure_memory
 from flashdsa.bench.result import CEILING, OURS, BenchResult, Row
 from flashdsa.bench.timer import Call, GpuHangError, Timer, Times
 from flashdsa.errors import UnsupportedError
+from flashdsa.verify.check import device_of
 
 logger = logging.getLogger("flashdsa.bench")
 _FAMILIES = attention, indexer, training, entries
@@ -55,7 +56,7 @@ class BenchOptions:
     @property
     def device(self) -> str:
         """Device of the backend's tensors."""
-        return "cuda" if self.backend.startswith("sm") else "cpu"
+        return device_of(self.backend)
 
 
 def run_bench(

@@ -20,6 +20,7 @@ from flashdsa.cli.console import (
     progress_bar,
 )
 from flashdsa.cli.output_options import backend_option
+from flashdsa.problem import DEVICES
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,6 +64,11 @@ def _known(ctx: click.Context, option: click.Parameter, names: tuple[str, ...]) 
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run.  [default: a fresh one]")
 @click.option("--quick", is_flag=True, help="Only the smallest case of each operation.")
 @click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    help="With --backend torch.  [default: a GPU, if torch has one]",
+)
+@click.option(
     "--list",
     "only_list",
     is_flag=True,
@@ -74,6 +80,7 @@ def check(
     operations: tuple[str, ...],
     seed: int | None,
     quick: bool,
+    device: str | None,
     only_list: bool,
     as_json: bool,
 ) -> None:
@@ -105,6 +112,7 @@ def check(
     \b
     Examples
       flashdsa check --backend cpu
+      flashdsa check --backend torch --device cuda
       flashdsa check --operation mla_bwd --operation sparse_mla_fwd
       flashdsa check --backend emulate-sm90 --quick
       flashdsa check --seed 12345
@@ -117,6 +125,8 @@ def check(
     from flashdsa.verify.check import run_checks
 
     require_runnable(backend)
+    if device is not None and backend != "torch":
+        raise click.UsageError(f"--device: tensors of {backend} have one; expected --backend torch")
     seed = secrets.randbelow(2**31) if seed is None else seed
     start = time.perf_counter()
     with progress_bar() as on_progress:
@@ -126,6 +136,7 @@ def check(
             seed=seed,
             on_progress=on_progress,
             quick=quick,
+            device=device,
         )
     seconds = round(time.perf_counter() - start, 1)
     failed = sum(not row.passed for row in rows)

@@ -126,6 +126,8 @@ def _print_backends(console: Console, rows: list[dict[str, Any]]) -> None:
         if there and backend.startswith("emulate-"):
             of = backend.removeprefix("emulate-")
             indented(f"the kernels of {of} on CPU tensors, run and checked by ptxemu")
+        elif there and backend == "torch":
+            indented("what cpu takes, by plain torch on any device; auto takes it last")
         elif there:
             indented(_operations_table(there))
             lacking = [row["operation"] for row in own if not row["implemented"]]

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
+import torch
+
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.devices import B200, H200
 from flashdsa.backends.emulated.runner import EmulatedProgress, emulation
@@ -115,12 +117,20 @@ def _served(backend: str, operations: Collection[str]) -> tuple[str, ...]:
     return served
 
 
+def device_of(backend: str) -> str:
+    """Type of the device that a backend's tensors are on; of torch a GPU, if there is one."""
+    if backend == "torch" and (here := torch.accelerator.current_accelerator()) is not None:
+        return here.type
+    return "cuda" if backend.startswith("sm") else "cpu"
+
+
 def run_checks(
     backend: str = "cpu",
     operations: Collection[str] | None = None,
     seed: int | None = 0,
     on_progress: ProgressHook | None = None,
     quick: bool = False,
+    device: str | None = None,
 ) -> list[CheckRow]:
     """Judge a backend's operations on random inputs against the float64 reference.
 
@@ -130,6 +140,7 @@ def run_checks(
         seed: of the inputs; None draws one.
         on_progress: called with (checks done, checks in all, what runs now or "done"); of the check
             that runs the part that is done, where that is known.
+        device: of the tensors, of torch alone; by default `device_of`.
         quick: only the smallest case of each operation that the backend takes.
 
     Returns:
@@ -148,7 +159,7 @@ def run_checks(
         )
     wanted = _served(backend, wanted)
     seed = random.randrange(2**31) if seed is None else seed
-    device = "cuda" if backend.startswith("sm") else "cpu"
+    device = device or device_of(backend)
     checks = [check for check in checks_of(seed, backend, device) if check.operation in wanted]
     rows: list[CheckRow] = []
     tell = on_progress or (lambda done, total, what: None)
@@ -170,7 +181,7 @@ def run_checks(
             with progress.watch(backend, check.operation, check.work):
                 rows += _rows_of(check)
         except UnsupportedError as error:
-            if backend == "cpu":  # which takes everything
+            if backend in ("cpu", "torch"):  # which take everything
                 raise
             refused.append(error)
             logger.warning("not checked: %s, %s: %s", check.operation, check.case, error)

@@ -1,0 +1,107 @@
+"""The torch backend: right as the CPU's, without reading a value; chosen where nothing else is."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import flashdsa
+from flashdsa.backends.catalog import registry
+from flashdsa.problem import Problem
+from flashdsa.verify.check import OPERATIONS, CheckRow, device_of, run_checks
+from flashdsa.verify.check_list import COMPOSED
+from tests.ops.test_no_waits import HostReads
+from workbench.public_calls import public_calls
+
+OWN = ("dsa_topk_indexer", "topk_indices", "dsa_topk_prefill", "prefill_logits",
+       "write_index_k_cache")  # fmt: skip
+"""Operations whose code is not the CPU's."""
+
+
+def wrong(rows: list[CheckRow]) -> list[CheckRow]:
+    return [row for row in rows if not row.passed]
+
+
+@pytest.mark.parametrize("operation", [one for one in OPERATIONS if one not in (*OWN, *COMPOSED)])
+def test_the_smallest_case_is_right(operation: str) -> None:
+    assert wrong(run_checks("torch", [operation], None, quick=True, device="cpu")) == []
+
+
+@pytest.mark.parametrize("operation", OWN)
+def test_every_case_is_right_where_rows_are_worked_on_together(operation: str) -> None:
+    assert wrong(run_checks("torch", [operation], None, device="cpu")) == []
+
+
+@pytest.mark.parametrize("name", public_calls("cpu"))
+def test_no_value_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHDSA_BACKEND", "torch")
+    for checked in ("flashdsa.dispatch.checks", "flashdsa.ops.indexer", "flashdsa.ops.kv_cache"):
+        monkeypatch.setattr(f"{checked}.are_values_read", lambda *_: False, raising=False)
+    call = public_calls("cpu")[name]
+    with HostReads() as reads:
+        call()
+    assert reads.found == []
+
+
+def test_sums_of_a_row_have_one_order_if_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU index_put_ sorts, and index_add_ has no order."""
+    called: list[bool] = []
+    put = torch.Tensor.index_put_
+
+    def counted(self: torch.Tensor, *given: object, **named: object) -> torch.Tensor:
+        called.append(True)
+        return put(self, *given, **named)
+
+    monkeypatch.setattr(torch.Tensor, "index_put_", counted)
+    q, kv = torch.randn(4, 2, 8), torch.randn(6, 8)
+    ids = torch.randint(-1, 6, (4, 5)).int()
+    out, lse = flashdsa.sparse_mla_fwd(q, kv, ids, d_v=8, backend="torch")
+    found = [
+        flashdsa.mla_bwd(q, kv, out, lse, out, ids, deterministic=one, backend="torch")[1]
+        for one in (False, True)
+    ]
+    assert called == [True] and torch.allclose(found[0], found[1], atol=1e-6)
+
+
+def attention(device: str, capability: tuple[int, int] | None, dtype: str = "bfloat16") -> Problem:
+    return Problem(
+        "sparse_mla_fwd", device, dtype, dtype, 576, num_heads=64, d_qk=576, d_v=512, topk=2048,
+        capability=capability,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        (attention("cpu", None), "cpu"),
+        (attention("cuda", (8, 0)), "torch"),
+        (attention("cuda", (12, 0)), "torch"),
+        (attention("cuda", (9, 0)), "sm90"),
+        (attention("cuda", (9, 0), "float32"), "torch"),
+        (attention("xpu", None), "torch"),
+    ],
+)
+def test_auto_takes_it_last(
+    problem: Problem, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry._announced.clear()
+    with caplog.at_level(logging.WARNING, "flashdsa.dispatch"):
+        for _ in range(2):
+            registry._selected.clear()
+            assert registry.select(problem).backend == expected
+    said = [record.getMessage() for record in caplog.records]
+    if expected != "torch":
+        assert said == []
+        return
+    (line,) = said
+    assert line.startswith(f"sparse_mla_fwd: auto chose backend 'torch' for {problem.device} ")
+    assert "sm90 passed over" in line
+
+
+def test_tensors_are_on_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for here, expected in ((None, "cpu"), (torch.device("xpu", 0), "xpu")):
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda here=here: here)
+        assert device_of("torch") == expected
+        assert (device_of("sm90"), device_of("emulate-sm90")) == ("cuda", "cpu")
