@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -36,13 +38,32 @@ def test_every_case_is_right_where_rows_are_worked_on_together(operation: str) -
 
 @pytest.mark.parametrize("name", public_calls("cpu"))
 def test_no_value_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLASHDSA_BACKEND", "torch")
-    for checked in ("flashdsa.dispatch.checks", "flashdsa.ops.indexer", "flashdsa.ops.kv_cache"):
-        monkeypatch.setattr(f"{checked}.are_values_read", lambda *_: False, raising=False)
-    call = public_calls("cpu")[name]
-    with HostReads() as reads:
-        call()
-    assert reads.found == []
+    assert host_reads("torch", name, monkeypatch) == []
+
+
+def test_a_value_that_is_read_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sparse_mla_fwd", "mla_bwd", "dsa_topk_indexer"):
+        assert host_reads("cpu", name, monkeypatch)
+
+
+def host_reads(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Operations that read a value, within the backend's functions that a public call reaches."""
+    reads = HostReads()
+
+    def watched(function: Any, operands: Any, **parameters: Any) -> Any:
+        def serve(given: Any) -> Any:
+            with reads:
+                return function(type(operands)(*given), **parameters)
+
+        return serve
+
+    monkeypatch.setenv("FLASHDSA_BACKEND", backend)
+    monkeypatch.setattr("flashdsa.dispatch.checks.are_values_read", lambda tensor: False)
+    monkeypatch.setattr("flashdsa.backends.registry._bind_nothing", watched)
+    registry.on_change()  # forget bound functions
+    public_calls("cpu")[name]()
+    registry.on_change()
+    return reads.found
 
 
 def test_sums_of_a_row_have_one_order_if_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +71,7 @@ def test_sums_of_a_row_have_one_order_if_that_is_asked(monkeypatch: pytest.Monke
     called: list[bool] = []
     put = torch.Tensor.index_put_
 
-    def counted(self: torch.Tensor, *given: object, **named: object) -> torch.Tensor:
+    def counted(self: Any, *given: Any, **named: Any) -> Any:
         called.append(True)
         return put(self, *given, **named)
 
@@ -63,6 +84,25 @@ def test_sums_of_a_row_have_one_order_if_that_is_asked(monkeypatch: pytest.Monke
         for one in (False, True)
     ]
     assert called == [True] and torch.allclose(found[0], found[1], atol=1e-6)
+
+
+def test_values_are_checked_if_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHDSA_BACKEND", "torch")
+    scores, lengths = torch.zeros(1, 4), torch.tensor([9], dtype=torch.int32)
+    cache = torch.zeros(1, 64, 1, 132, dtype=torch.uint8)
+    key, slot = torch.zeros(1, 128).bfloat16(), torch.tensor([64])
+    q, keys = torch.zeros(1, 2, 128), torch.zeros(3, 128)
+    calls: dict[str, Callable[[], Any]] = {
+        "lengths": lambda: flashdsa.topk_indices(scores, lengths, 4),
+        "slots": lambda: flashdsa.write_index_k_cache(key, slot, cache),
+        "ends": lambda: flashdsa.prefill_logits(q, keys, torch.ones(1, 2), None, lengths),
+    }
+    for call in calls.values():
+        call()
+    monkeypatch.setenv("FLASHDSA_CHECK", "1")
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=f"^{name}: expected"):
+            call()
 
 
 def attention(device: str, capability: tuple[int, int] | None, dtype: str = "bfloat16") -> Problem:

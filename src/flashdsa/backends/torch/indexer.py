@@ -12,6 +12,7 @@ from torch import Tensor
 from flashdsa.backends.cpu.index_k_cache import page_views
 from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.cpu.tiling import spans
+from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.mxfp4 import as_e4m3, has_mxfp4, parts_of_cache
 from flashdsa.backends.torch.topk import among, block_scores, rows_at_once, select
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
@@ -43,9 +44,9 @@ def topk_indexer(
     check: bool,
 ) -> None:
     """Write each row's best token ids into `topk_indices`, as `cpu.indexer.topk_indexer` does;
-    values are read for `check` alone."""
+    `check` reads values where FLASHDSA_CHECK is set."""
     x = operands
-    if check:
+    if check and values_are_checked():
         check_values(x.seq_lens, x.block_table, len(x.k_index_cache_fp8), table_page_size)
     topk = x.topk_indices.shape[1]
     of_blocks = block if x.candidates is None else 1
@@ -71,6 +72,9 @@ def topk_indexer(
 def logits(operands: IndexerOperands, *, max_len: int, table_page_size: int) -> Tensor:
     """Scores (B, max_len) fp32 of the tokens before `seq_lens`, -inf beyond; those of a bad page
     are -inf, too."""
+    if values_are_checked():
+        num_pages = len(operands.k_index_cache_fp8)
+        check_values(operands.seq_lens, operands.block_table, num_pages, table_page_size)
     out = operands.weights.new_full((len(operands.seq_lens), max_len), -math.inf)
     for rows in _scored(operands, table_page_size):
         width = min(max_len, rows.scores.shape[1])

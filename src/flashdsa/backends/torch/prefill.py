@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from flashdsa.backends.cpu.prefill import ranges_of
 from flashdsa.backends.cpu.tiling import spans
+from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.torch.indexer import TOKEN_BLOCK, score
 from flashdsa.backends.torch.topk import among, block_scores, rows_at_once, select
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 def topk_prefill(operands: TopkPrefillOperands, *, sorted: bool, block: int) -> None:
     """Write each query's best key rows into `topk_indices`, as `cpu.prefill.topk_prefill` does;
     ranges are clamped to the keys."""
+    _check(operands.inputs)
     x, topk = operands, operands.topk_indices.shape[1]
     of_blocks = block if x.candidates is None else 1
     for queries, scores, start, end in _scored(x.inputs):
@@ -47,11 +50,18 @@ def topk_prefill(operands: TopkPrefillOperands, *, sorted: bool, block: int) -> 
 
 def logits(operands: PrefillOperands) -> Tensor:
     """Scores (S, S_kv) fp32, -inf outside each query's range."""
+    _check(operands)
     out = operands.weights.new_empty(len(operands.ends), len(operands.k_index))
     key = torch.arange(out.shape[1], device=out.device)
     for queries, scores, start, end in _scored(operands):
         out[queries] = scores.masked_fill((key < start) | (key >= end), -math.inf)
     return out
+
+
+def _check(operands: PrefillOperands) -> None:
+    """ArgumentValueError for a range that is none of the keys, where FLASHDSA_CHECK is set."""
+    if values_are_checked():
+        ranges_of(operands)
 
 
 def _scored(x: PrefillOperands) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:

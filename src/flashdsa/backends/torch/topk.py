@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashdsa.backends.cpu.tiling import DEVICE_WORKSPACE_BYTES, spans
-from flashdsa.backends.cpu.topk import NEVER, ranking_keys
+from flashdsa.backends.cpu.topk import NEVER, check_lengths, ranking_keys
+from flashdsa.backends.indexer.tensors import values_are_checked
 
 if TYPE_CHECKING:
     from flashdsa.ops.indexer import TopkOperands
@@ -31,6 +32,8 @@ def topk_positions(operands: TopkOperands, *, topk: int, sorted: bool) -> Tensor
     ascending position.
     """
     scores, lengths = operands
+    if values_are_checked():
+        check_lengths(lengths, scores.shape[1])
     rows, width = scores.shape
     out = lengths.new_empty(rows, topk)
     position = torch.arange(width, device=scores.device)
