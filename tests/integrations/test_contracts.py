@@ -17,6 +17,7 @@ import torch
 
 import flashdsa
 from flashdsa.integrations import megatron, sglang, vllm
+from tests.distributed.ranks import run_ranks
 from workbench.flashinfer_bench import ATTENTION, INDEXER, solution
 
 PEERS = os.environ.get("FLASHDSA_PEERS")
@@ -146,6 +147,20 @@ def test_megatrons_own_dispatch_calls_the_hook_and_agrees_with_its_torch_path() 
     for mine, theirs in zip((got, *gradients), (expected, *expected_gradients), strict=True):
         error = float((mine - theirs).norm() / theirs.norm())
         assert error < 5e-6, error
+
+
+@pytest.mark.parametrize(
+    ("ranks", "check"),
+    [(1, "without_parallelism"), (2, "with_tensor_parallelism"), (2, "with_context_parallelism")],
+)
+def test_megatrons_gpt_has_the_losses_and_gradients_of_its_torch_path(
+    tmp_path: Path, ranks: int, check: str
+) -> None:
+    pytest.importorskip("megatron.core", reason="needs megatron-core, on Python 3.12")
+    from tests.integrations import megatron_on_cpu
+
+    found = run_ranks(tmp_path, ranks, [getattr(megatron_on_cpu, check)])
+    assert found == [{}] * ranks
 
 
 INT8, BF16, FP32 = "int8", "bfloat16", "float32"
