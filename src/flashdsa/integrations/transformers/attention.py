@@ -186,8 +186,10 @@ def _up_projection(module: torch.nn.Module) -> Tensor:
     It is used by itself and not by calling its module: one that does more than a product (LoRA, a
     quantised weight) would be bypassed.
     """
-    projection = module.kv_b_proj
-    if type(projection) is not torch.nn.Linear or projection.bias is not None:
+    projection: Any = module.kv_b_proj
+    linear = torch.nn.Linear
+    plain = isinstance(projection, linear) and type(projection).forward is linear.forward
+    if not plain or projection.bias is not None:
         raise UnsupportedError(
             "kv_b_proj: its weight is multiplied into the queries, so it must be a plain "
             f"torch.nn.Linear without bias; got {type(projection).__name__}. Merge adapters, and "

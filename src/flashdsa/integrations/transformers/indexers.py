@@ -199,7 +199,9 @@ def _queries_and_keys(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The tokens' own queries (B, S, H, D), keys (B, S, D), head weights (B, S, H) fp32, which
     `scale` multiplies."""
-    rotate = getattr(sys.modules[type(indexer).__module__], ROTARY[type(indexer).__name__])
+    # A class derived from the model's (torchtitan makes some) is in another module.
+    module = sys.modules[type(indexer).forward.__module__]
+    rotate = getattr(module, ROTARY[type(indexer).__name__])
     cos, sin = position_embeddings
     rope = indexer.qk_rope_head_dim
     q = indexer.wq_b(q_resid).view(*hidden_states.shape[:2], indexer.n_heads, indexer.head_dim)
