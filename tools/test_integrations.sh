@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The contracts of Megatron-Core, vLLM, SGLang and flashinfer-bench, against these packages' own files:
+# The contracts of Megatron-Core, vLLM, SGLang, VeOmni and flashinfer-bench, against these packages' own files:
 # tools/test_integrations.sh VENV FOLDER. Downloads some 400 MB into FOLDER once; nothing of theirs is
 # installed into VENV.
 set -euo pipefail
@@ -26,6 +26,8 @@ PYTHON
 download "vllm-0.33*" "vllm==0.33.*" "vllm/v1/attention/*.py" "vllm/model_executor/layers/*.py" "vllm/models/deepseek_v32/*.py"
 download "sglang-0.5.23*" "sglang==0.5.23" "sglang/srt/layers/attention/*.py" "sglang/srt/plugins/*.py"
 download "megatron_core-0.19.2*" "megatron-core==0.19.2" "megatron/*.py"
+download "veomni-0.1.12*" "veomni==0.1.12" "veomni/ops/kernels/deepseek_sparse_attention/*.py" \
+    "veomni/models/transformers/glm_moe_dsa/generated/*.py"
 download "flashinfer_bench-0.1.2*" "flashinfer-bench==0.1.2" "flashinfer_bench/*.py"
 if [ ! -e "$folder/venv/.ready" ]; then # what these files import, beside what VENV has
     "$venv/bin/python" -m venv "$folder/venv"

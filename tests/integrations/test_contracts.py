@@ -7,6 +7,7 @@ Megatron-Core is run, where it can be imported; the others are read.
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 import flashdsa
-from flashdsa.integrations import megatron, sglang, vllm
+from flashdsa.integrations import megatron, sglang, veomni, vllm
 from tests.distributed.ranks import run_ranks
 from workbench.flashinfer_bench import ATTENTION, INDEXER, solution
 
@@ -104,6 +105,23 @@ def test_vllms_indexer_is_the_known_one() -> None:
     text = (Path(PEERS or "") / "vllm/models/deepseek_v32/attention.py").read_text()
     given = text.split("            sparse_attn_indexer(\n")[1].split("skip_k_cache_insert=")[0]
     assert given.count(",\n") == len(names)
+
+
+def test_veomnis_functions_are_the_known_ones() -> None:
+    """GLM-5's layers import them from that module by these names."""
+    found = definitions(veomni.TARGET.replace(".", "/") + ".py")
+    models = Path(PEERS or "") / "veomni/models/transformers/glm_moe_dsa/generated"
+    text = (models / "patched_modeling_glm_moe_dsa_gpu.py").read_text()
+    imports = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and node.module == veomni.TARGET
+    ]
+    names = {alias.name for node in imports for alias in node.names}
+    assert len(imports) == 2 and len(names) == 3
+    for name in names:
+        own = tuple(inspect.signature(getattr(veomni, name)).parameters)
+        assert parameters(found[name]) == own, name
 
 
 def test_megatrons_own_dispatch_calls_the_hook_and_agrees_with_its_torch_path() -> None:

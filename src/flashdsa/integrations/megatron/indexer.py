@@ -79,7 +79,7 @@ class Chosen(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """How the indexer's loss counts.
+    """The indexer's loss, as it counts.
 
     Attributes:
         row_weight: (b * sq,) fp32, what the KL of each query counts.
