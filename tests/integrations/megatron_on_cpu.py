@@ -248,3 +248,11 @@ def with_context_parallelism() -> None:
     compare(FUSED, packed=True, **SPARSE)
     compare(FUSED, packed=True, **LOSS)
     compare({"run_fused_qk_topk_with_loss": 1} | ATTENTION, **SPARSE, dsa_indexer_topk_freq=2)
+
+
+def with_both() -> None:
+    """Heads and queries on two ranks each."""
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2, context_parallel_size=2)
+    compare(FUSED, **SPARSE)
+    compare(FUSED, packed=True, **LOSS)

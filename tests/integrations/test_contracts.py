@@ -169,7 +169,12 @@ def test_megatrons_own_dispatch_calls_the_hook_and_agrees_with_its_torch_path() 
 
 @pytest.mark.parametrize(
     ("ranks", "check"),
-    [(1, "without_parallelism"), (2, "with_tensor_parallelism"), (2, "with_context_parallelism")],
+    [
+        (1, "without_parallelism"),
+        (2, "with_tensor_parallelism"),
+        (2, "with_context_parallelism"),
+        (4, "with_both"),
+    ],
 )
 def test_megatrons_gpt_has_the_losses_and_gradients_of_its_torch_path(
     tmp_path: Path, ranks: int, check: str

@@ -15,7 +15,7 @@ all entries and, without the indexer's loss, for selected ones.
 from __future__ import annotations
 
 import inspect
-from typing import Literal, get_args
+from typing import Literal, get_args, get_origin
 
 from flashdsa.errors import UnsupportedError
 from flashdsa.integrations.megatron.csa import csa_sparse_attn
@@ -70,7 +70,8 @@ def register() -> None:
     modules[NAME] = __name__
     configs._validate_dsa_kernel_backend_dependencies = check_others
     field = configs.TransformerConfig.__dataclass_fields__["dsa_kernel_backend"]
-    field.type = Literal[(*get_args(field.type), NAME)]
+    if get_origin(field.type) is Literal:  # the choices of Megatron-LM's argument
+        field.type = Literal[(*get_args(field.type), NAME)]
 
 
 def register_csa() -> None:
