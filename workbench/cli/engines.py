@@ -23,7 +23,7 @@ def engines() -> None:
 @click.argument("backends", nargs=-1)
 @click.option(
     "--case", "cases", multiple=True,
-    help="graphs, eager, chunked, drafts, prefix, fp8, tp2, or several joined by +; may be "
+    help="graphs, eager, chunked, drafts, prefix, fp8, server, tp2, or several joined by +; may be "
     "repeated.  [default: all but tp2, one by one]",
 )  # fmt: skip
 @click.option(
@@ -70,6 +70,7 @@ def vllm(
       drafts    two drafted tokens (MTP) from a random layer
       prefix    prefix caching, all prompts twice
       fp8       a cache of packed rows (fp8_ds_mla)
+      server    vllm serve, asked for the four prompts at once
       tp2       two GPUs share the heads; calls are not counted
 
     \b

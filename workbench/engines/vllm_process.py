@@ -2,7 +2,7 @@
 
     python -m workbench.engines.vllm_process make FOLDER
     python -m workbench.engines.vllm_process eager FOLDER OUT
-    python -m workbench.engines.vllm_process vllm FOLDER OUT BACKEND ARGUMENTS
+    python -m workbench.engines.vllm_process vllm|server FOLDER OUT BACKEND ARGUMENTS
 
 ARGUMENTS are those of vLLM's LLM, as JSON; `vllm_run` sets the environment. An engine keeps its
 GPU's memory until its process ends.
@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from workbench.engines import checkpoint
+from workbench.engines import checkpoint, vllm_server
 
 OURS = {"backend": ("attend",), "indexer": ("dsa_topk_indexer", "dsa_topk_prefill", "_serves")}
 """Functions whose calls are counted, by the integration's modules."""
@@ -97,11 +97,11 @@ def main(job: str, folder: str, out: str = "", backend: str = "", arguments: str
     if job == "make":
         checkpoint.make(Path(folder))
         return
-    found = (
-        checkpoint.eager(Path(folder))
-        if job == "eager"
-        else generate(Path(folder), backend, json.loads(arguments))
-    )
+    if job == "eager":
+        found = checkpoint.eager(Path(folder))
+    else:
+        run = {"vllm": generate, "server": vllm_server.generate}[job]
+        found = run(Path(folder), backend, json.loads(arguments))
     Path(out).write_text(json.dumps(found))
 
 

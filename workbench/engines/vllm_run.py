@@ -25,10 +25,11 @@ CASES: dict[str, dict[str, Any]] = {
     "drafts": {"speculative_config": {"method": "mtp", "num_speculative_tokens": 2}},
     "prefix": {"enable_prefix_caching": True},
     "fp8": {"kv_cache_dtype": "fp8_ds_mla"},
+    "server": {},
     "tp2": {"tensor_parallel_size": 2},
 }
 """Arguments of LLM that make a case; "eager+fp8" has both. "chunked" has batches of prompts and
-decodes, "tp2" needs two GPUs."""
+decodes, "server" is `vllm serve`, "tp2" needs two GPUs."""
 ALL_GPUS = -1
 COMMON: dict[str, Any] = {
     "skip_tokenizer_init": True,
@@ -146,7 +147,8 @@ def measure(
         out = folder / f"{case}-{backend}.json"
         out.unlink(missing_ok=True)
         gpu = ALL_GPUS if "tensor_parallel_size" in arguments else number
-        failure = run(["vllm", str(model), str(out), backend, json.dumps(arguments)], gpu)
+        job = "server" if "server" in case.split("+") else "vllm"
+        failure = run([job, str(model), str(out), backend, json.dumps(arguments)], gpu)
         row: Row = {"case": case, "backend": backend}
         if failure:
             row["failure"] = failure

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from tests.support.stubs import stub
 from workbench.__main__ import cli
-from workbench.engines import vllm_run, vllm_speed
+from workbench.engines import vllm_run, vllm_server, vllm_speed
 
 
 def test_caches_hold_random_rows_with_scales_of_one() -> None:
@@ -104,3 +104,41 @@ def test_rounds_run_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     words = ["engines", "speed", "OURS", "--rounds", "2", "--folder", str(tmp_path)]
     shown = CliRunner().invoke(cli, words)
     assert shown.exit_code == 0 and "53 tokens/s" in shown.stdout and "300 ms" in shown.stdout
+
+
+def test_a_server_gets_llms_arguments_as_flags_and_the_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in answers with a prompt's length; one that ends at once is told of."""
+    given = {"dtype": "auto", "enforce_eager": True, "enable_prefix_caching": False, "x": {"a": 1}}
+    assert vllm_server.flags(given) == [
+        "--dtype", "auto", "--enforce-eager", "--no-enable-prefix-caching", "--x", '{"a": 1}',
+    ]  # fmt: skip
+    folder = tmp_path / "vllm" / "entrypoints" / "cli"
+    folder.mkdir(parents=True)
+    (folder / "main.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = vllm_server.generate(tmp_path, "OURS", {"dtype": "auto"})
+    assert found["tokens"] == [[n] for n in (40, 700, 2500, 5000)]
+    (folder / "main.py").write_text("raise SystemExit(3)")
+    with pytest.raises(RuntimeError, match="the server ended with 3"):
+        vllm_server.generate(tmp_path, "OURS", {})
+
+
+STAND_IN = """
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert self.path == "/inference/v1/generate" and asked["sampling_params"]["ignore_eos"]
+        self.send_response(200); self.end_headers()
+        answer = {"choices": [{"token_ids": [len(asked["token_ids"])]}]}
+        self.wfile.write(json.dumps(answer).encode())
+
+assert sys.argv[1] == "serve" and "--tokens-only" in sys.argv and "OURS" in sys.argv
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
