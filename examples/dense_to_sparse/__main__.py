@@ -2,7 +2,8 @@
 
     python -m examples.dense_to_sparse --small --out out/small     # minutes on a CPU
     python -m examples.dense_to_sparse --out out/h200              # one Hopper GPU
-    torchrun --nproc-per-node 2 -m examples.dense_to_sparse ...    # ranks share each step's windows
+    torchrun --nproc-per-node 2 -m examples.dense_to_sparse ...    # ranks share windows and weights
+    python -m examples.dense_to_sparse --start V3 --tokens t.npy --out out/v3   # others' weights
 
 A run that was stopped goes on from its checkpoints, which transformers reads, too. --only takes
 one part: train, look, serve.
@@ -13,7 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import asdict, replace
+import warnings
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,31 +23,43 @@ import torch
 import torch.distributed as dist
 from rich.progress import Progress
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 from examples.dense_to_sparse import looks
-from examples.dense_to_sparse.model import ByteModel, Sizes, in_transformers
+from examples.dense_to_sparse.checkpoint import build, config_of, in_transformers, load
+from examples.dense_to_sparse.model import Sizes
 from examples.dense_to_sparse.serve import FORMS, Server, generate
-from examples.dense_to_sparse.text import load_text
-from examples.dense_to_sparse.train import STAGES, Recipe, Trainer, load_model, train
+from examples.dense_to_sparse.text import load_ids, load_text
+from examples.dense_to_sparse.train import STAGES, Recipe, Trainer, train
 
 Text = tuple[Tensor, Tensor]
 SMALL = (
     Sizes(hidden=64, layers=2, heads=2, q_rank=64, intermediate=128, topk=64),
-    Recipe((12, 8, 8, 16), context=256, windows=2, warm_up_queries=32),
+    Recipe(
+        (80, 40, 10, 10),
+        context=256,
+        windows=2,
+        warm_up_queries=32,
+        rates=(3e-3, 3e-3, 1e-3, 1e-3),
+        rising_steps=5,
+    ),
 )
 LARGE = Sizes(), Recipe((1200, 100, 400, 400), context=8192, windows=4, warm_up_queries=512)
 
 
-def run_train(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dict[str, Any]:
+def run_train(model: Any, text: Text, recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Run every stage that is not done; the losses of its steps, and its seconds."""
     found = {}
     with Progress() as bar:
         for stage in STAGES:
+            if (folder / stage).is_symlink():  # weights of others
+                found[stage] = {"losses": [], "seconds": 0.0}
+                continue
             trainer = Trainer(model, text[0], recipe, stage, folder)
             task = bar.add_task(stage, total=recipe.steps_of(stage), completed=trainer.done)
 
             def show(done: int, language: float, divergence: float, task: Any = task) -> None:
-                said = f"{language:.3f} nats a byte, indexer {divergence:.3f}"
+                said = f"{language:.3f} nats a token, indexer {divergence:.3f}"
                 bar.update(task, completed=done, description=said)
 
             train(trainer, show)
@@ -53,27 +67,22 @@ def run_train(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dic
     return found
 
 
-def run_look(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dict[str, Any]:
+def run_look(model: Any, text: Text, recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Losses, recall, selection of each stage's checkpoint; speed of training."""
-    on_gpu, context = model.lm_head.weight.is_cuda, recipe.context
+    on_gpu, context = model.device.type == "cuda", recipe.context
     count = 16 if on_gpu else 2
     found: dict[str, Any] = {"stages": {}}
     for stage in STAGES:
-        load_model(model, folder / f"{stage}.safetensors")
+        load(model, folder / stage)
         forms = [False] if stage.startswith("dense") else [False, True]
         found["stages"][stage] = {
             ("sparse" if sparse else "dense"): {
-                "loss": looks.held_out_loss(model, text[1], context, count, sparse),
-                "recall": {
-                    d: looks.needle_recall(model, text[1], context, d, count, sparse)
-                    for d in (context // 32, context // 8, context // 2, context - 64)
-                    if d >= looks.NEEDLE
-                },
+                "loss": looks.held_out_loss(model, text[1], context, count, sparse)
             }
             for sparse in forms
         }
         if stage == "sparse":
-            theirs = in_transformers(model, model.sizes, context)
+            theirs = in_transformers(model)
             found["in_transformers"] = {
                 "theirs": looks.loss_in_transformers(theirs, text[1], context, 4),
                 "ours": looks.held_out_loss(model, text[1], context, 4, sparse=True),
@@ -86,11 +95,11 @@ def run_look(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dict
     return found
 
 
-def run_serve(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dict[str, Any]:
+def run_serve(model: Any, text: Text, recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Milliseconds of a step of decoding in each form, and whether a user's bytes depend on the
     other users."""
-    load_model(model, folder / "sparse.safetensors")
-    on_gpu, rows = model.lm_head.weight.is_cuda, []
+    load(model, folder / "sparse")
+    on_gpu, rows = model.device.type == "cuda", []
     if on_gpu:
         model.bfloat16()
     lengths, users = (
@@ -121,13 +130,21 @@ def summary(found: dict[str, dict[str, Any]], folder: Path) -> str:
     """One line about what the parts of a run made."""
     said = []
     if "train" in found:
-        said.append("checkpoints " + ", ".join(f"{stage}.safetensors" for stage in STAGES))
+        said.append("checkpoints " + ", ".join(STAGES))
     if "look" in found:
         losses = found["look"]["stages"]["sparse"]
         sparse, dense = losses["sparse"]["loss"], losses["dense"]["loss"]
         said.append(
-            f"the sparse one reads held-out text at {sparse:.3f} nats a byte, "
+            f"the sparse one reads held-out text at {sparse:.3f} nats a token, "
             f"{dense:.3f} with dense attention"
+        )
+        recall = {
+            stage: min(x["selection"]["recall"]) for stage, x in found["look"]["stages"].items()
+        }
+        passed = "passes" if recall["sparse"] >= looks.RECALL else "FAILS"
+        said.append(
+            f"its indexers' recall {passed} with {recall['sparse']:.0%} of {looks.RECALL:.0%}, "
+            f"{recall['warm_up']:.0%} after the warm-up, {recall['dense']:.0%} before"
         )
     said.append("results in " + ", ".join(f"{part}.json" for part in found))
     return f"{folder}: {'; '.join(said)}"
@@ -146,32 +163,48 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, help="one part of the run")
     parser.add_argument("--steps", type=int, nargs=4, metavar="N", help=f"of {', '.join(STAGES)}")
     parser.add_argument("--windows", type=int, help="of a step: a multiple of the ranks")
-    parser.add_argument("--bytes", type=int, default=1 << 28, help="most text (default 256 MiB)")
+    parser.add_argument("--rates", type=float, nargs=4, metavar="R", help="highest, of the stages")
+    parser.add_argument("--rising-steps", type=int, help="in which a rate rises (default 20)")
+    parser.add_argument("--context", type=int, help="tokens of a window")
+    parser.add_argument("--start", type=Path, help="dense checkpoint in DeepSeek's layout")
+    parser.add_argument("--tokens", type=Path, help="numpy file of ids, the last 2%% held out")
+    parser.add_argument("--bytes", type=int, help="most text (default 256 MiB, small 4 MiB)")
     options = parser.parse_args()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # checkpoints of one
     sizes, recipe = SMALL if options.small else LARGE
-    if options.steps:
-        recipe = replace(recipe, steps=tuple(options.steps))
-    if options.windows is not None:
-        recipe = replace(recipe, windows=options.windows)
+    options.bytes = options.bytes or (1 << 22 if options.small else 1 << 28)
+    given = {
+        field.name: tuple(value) if isinstance(value, list) else value
+        for field in fields(recipe)
+        if (value := getattr(options, field.name, None)) is not None
+    }
+    recipe = replace(recipe, **given)  # type: ignore[arg-type]
     try:
         recipe.share(int(os.environ.get("WORLD_SIZE", "1")))
     except ValueError as error:
         parser.error(str(error))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    mesh, rank = None, 0
     if "RANK" in os.environ:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         if device.type == "cuda":
-            torch.cuda.set_device(dist.get_rank())
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        mesh = init_device_mesh(device.type, (int(os.environ["WORLD_SIZE"]),))
+        rank = dist.get_rank()
     name = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU"
     options.out.mkdir(parents=True, exist_ok=True)
-    text = load_text(options.bytes if not options.small else 1 << 22)
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    dense = options.out / "dense"
+    if options.start and rank == 0 and not dense.exists():
+        dense.symlink_to(options.start.resolve())
+    if mesh is not None:
+        dist.barrier()
+    config = config_of(dense) if dense.is_symlink() else sizes.config(recipe.context)
+    text = load_ids(options.tokens) if options.tokens else load_text(options.bytes)
     made = {}
     for part in [options.only] if options.only else PARTS:
         if rank and part != "train":
             continue  # one rank looks and serves
         torch.manual_seed(recipe.seed)
-        model = ByteModel(sizes).to(device)
+        model = build(config, device, mesh if part == "train" else None)
         made[part] = found = PARTS[part](model, text, recipe, options.out)
         if rank == 0:
             found["run"] = {"device": name, "sizes": asdict(sizes), "recipe": asdict(recipe)}

@@ -1,9 +1,7 @@
-"""Looks at a checkpoint: held-out loss, needles, what the indexer captures, neighbours, speed."""
+"""Looks at a checkpoint: held-out loss, what the indexer captures, neighbours, speed."""
 
 from __future__ import annotations
 
-import random
-import string
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,26 +10,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from examples.dense_to_sparse.model import SM_SCALE, Attended, Attention, ByteModel
+from examples.dense_to_sparse.model import Attended, Attention, blocks, run
 from examples.dense_to_sparse.text import windows
 
-KEY, ANSWER = 16, 8  # letters that a needle is asked by, and digits to be said
-NEEDLE = KEY + ANSWER + len(" = \n")  # bytes; nearer ones would overlap
 GROUPS = (2, 4, 8)  # neighbouring queries whose lists kernels may join
+RECALL = 0.9
+"""Share of what the best keys capture that each layer's indexer must capture to pass."""
 
 
-def run(model: ByteModel, tokens: Tensor, *, sparse: bool) -> tuple[Tensor, list[Attended]]:
-    """Logits [S, 256] fp32 and the layers' tensors, without gradients."""
-    device = model.lm_head.weight.device
-    cast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-    with torch.no_grad(), cast:
-        logits, attended = model(tokens.to(device), sparse=sparse)
+def read(model: Any, tokens: Tensor, *, sparse: bool) -> tuple[Tensor, list[Attended]]:
+    """Logits [S, vocabulary] fp32 and the layers' tensors, without gradients."""
+    kind = model.device.type
+    with torch.no_grad(), torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+        logits, attended = run(model, tokens.to(model.device), sparse=sparse)
     return logits.float(), attended
 
 
-def held_out_loss(model: ByteModel, text: Tensor, context: int, count: int, sparse: bool) -> float:
-    """Mean nats a byte over windows of held-out text."""
-    return _mean_loss(lambda x: run(model, x, sparse=sparse)[0], text, context, count)
+def held_out_loss(model: Any, text: Tensor, context: int, count: int, sparse: bool) -> float:
+    """Mean nats a token over windows of held-out text."""
+    return _mean_loss(lambda x: read(model, x, sparse=sparse)[0], text, context, count)
 
 
 @torch.no_grad()
@@ -55,33 +52,15 @@ def _mean_loss(
     return sum(losses) / len(losses)
 
 
-def needle_recall(
-    model: ByteModel, text: Tensor, context: int, distance: int, count: int, sparse: bool
-) -> float:
-    """Share of digits that are said again `distance` bytes after they were first seen."""
-    right = 0
-    for number, tokens in enumerate(windows(text, context, 54321, 0, count)):
-        draw = random.Random(number)
-        key = "".join(draw.choices(string.ascii_lowercase, k=KEY))
-        answer = "".join(draw.choices(string.digits, k=ANSWER))
-        needle = torch.tensor(list(f"{key} = {answer}\n".encode()))
-        first = context - distance - len(needle)
-        tokens[first : first + len(needle)] = needle
-        tokens[context - len(needle) : context] = needle
-        logits, _ = run(model, tokens[:context], sparse=sparse)
-        said = logits[-ANSWER - 2 : -2].argmax(dim=-1).cpu()
-        right += int((said == needle[-ANSWER - 1 : -1]).sum())
-    return right / (count * ANSWER)
-
-
-def selection(model: ByteModel, text: Tensor, context: int, rows: int) -> dict[str, Any]:
+def selection(model: Any, text: Tensor, context: int, rows: int) -> dict[str, Any]:
     """By layer: the share of the attention's probability on the selected keys, on as many newest
-    ones and on the best; rows of a list that the next query has, too, and rows of groups' unions
-    as multiples of a list. The lists are returned as well."""
+    ones and on the best, and the first as a share of the last: the indexer's recall; rows of a list
+    that the next query has, too, and rows of groups' unions as multiples of a list. The lists are
+    returned as well."""
     (tokens,) = windows(text, context, 777, 0, 1)
-    _, attended = run(model, tokens[:-1], sparse=True)
+    _, attended = read(model, tokens[:-1], sparse=True)
     found: dict[str, Any] = {"captured": [], "newest": [], "best": [], "next": [], "unions": []}
-    for layer, seen in zip(model.blocks, attended, strict=True):
+    for layer, seen in zip(blocks(model), attended, strict=True):
         some = torch.linspace(context // 2, context - 1, rows).long().to(seen.q.device)
         probability = probabilities(layer.self_attn, seen, some)
         indices = seen.indices
@@ -96,6 +75,8 @@ def selection(model: ByteModel, text: Tensor, context: int, rows: int) -> dict[s
         counts = [_union(indices, some - some % n, n) / topk for n in GROUPS]
         found["next"].append(2 - counts[0])
         found["unions"].append(counts)
+    pairs = zip(found["captured"], found["best"], strict=True)
+    found["recall"] = [captured / best for captured, best in pairs]
     found["lists"] = torch.stack([x.indices for x in attended if x.indices is not None]).cpu()
     return found
 
@@ -107,7 +88,7 @@ def probabilities(layer: Attention, seen: Attended, rows: Tensor) -> Tensor:
     key = torch.arange(len(kv), device=rows.device)
     total = torch.zeros(len(rows), len(kv), device=rows.device)
     for head in range(q.shape[1]):
-        logits = (q[:, head] @ kv.T * SM_SCALE).masked_fill(key > rows[:, None], -torch.inf)
+        logits = (q[:, head] @ kv.T * layer.scaling).masked_fill(key > rows[:, None], -torch.inf)
         total += logits.softmax(-1) / q.shape[1]
     return total
 
@@ -120,9 +101,9 @@ def _union(indices: Tensor, first: Tensor, count: int) -> float:
     return float(fresh.sum(1).float().mean())
 
 
-def training_speed(model: ByteModel, context: int, repeats: int) -> dict[str, dict[str, float]]:
+def training_speed(model: Any, context: int, repeats: int) -> dict[str, dict[str, float]]:
     """Tokens a second forward and backward, and the peak of memory, dense and sparse."""
-    device = model.lm_head.weight.device
+    device = model.device
     tokens = torch.randint(256, (context,), device=device)
     found = {}
     for sparse in (False, True):
@@ -132,7 +113,7 @@ def training_speed(model: ByteModel, context: int, repeats: int) -> dict[str, di
         for _ in range(repeats + 1):
             began = time.perf_counter()
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                logits, _ = model(tokens, sparse=sparse)
+                logits, _ = run(model, tokens, sparse=sparse)
                 functional.cross_entropy(logits.float(), tokens).backward()
             if device.type == "cuda":
                 torch.cuda.synchronize()

@@ -1,7 +1,7 @@
-"""A byte model with DeepSeek-V3.2's layers: multi-head latent attention, dense or sparse.
+"""transformers' DeepSeek-V3.2 with attention that learns: dense or sparse, with the indexer's loss.
 
-Parameters have the names that transformers' `DeepseekV32ForCausalLM` gives them, which
-`in_transformers` makes of a model. S is the number of tokens of one sequence.
+Parameters keep their names, so checkpoints are those of `DeepseekV32ForCausalLM`. S is the number
+of tokens of the one sequence that a call takes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
+from transformers.models.deepseek_v32.modeling_deepseek_v32 import (
+    DeepseekV32Attention,
+    apply_rotary_pos_emb,
+    apply_rotary_pos_emb_interleave,
+)
 
 import flashdsa
 
-LATENT, ROPE, NOPE, VALUE, INDEX = 512, 64, 128, 128, 128  # columns
-SM_SCALE = (NOPE + ROPE) ** -0.5
+LATENT, ROPE, NOPE, VALUE, INDEX = 512, 64, 128, 128, 128  # columns that flashdsa's kernels serve
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,9 @@ class Sizes:
     index_heads: int = 16
     topk: int = 2048
 
-    def config(self, context: int) -> dict[str, Any]:
-        """The arguments of transformers' `DeepseekV32Config`."""
-        return {
+    def config(self, context: int, **others: Any) -> DeepseekV32Config:
+        """A model over bytes, without experts unless `others` ask for them."""
+        fields = {
             "vocab_size": 256, "hidden_size": self.hidden, "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads, "num_key_value_heads": self.heads,
             "q_lora_rank": self.q_rank, "kv_lora_rank": LATENT, "qk_rope_head_dim": ROPE,
@@ -42,25 +47,25 @@ class Sizes:
             "intermediate_size": self.intermediate, "first_k_dense_replace": self.layers,
             "max_position_embeddings": context, "bos_token_id": None, "eos_token_id": None,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+            # vLLM and SGLang look for these:
+            "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+            "architectures": ["DeepseekV32ForCausalLM"],
         }  # fmt: skip
+        return DeepseekV32Config(**fields | others)
 
 
 class Attended(NamedTuple):
-    """A layer's tensors, which the indexer's losses and the looks at the model read."""
+    """A layer's tensors, which the looks at the model read, and the indexer's loss."""
 
     q: Tensor  # [S, H, 192], not absorbed
     kv: Tensor  # [S, 576]
     indexed: tuple[Tensor, Tensor, Tensor]  # q [S, H_I, 128], k [S, 128], weights [S, H_I] fp32
-    indices: Tensor | None  # [S, topk] int32: the selected keys; None: dense
+    indices: Tensor | None = None  # [S, topk] int32: the selected keys; None: dense
+    divergence: Tensor | None = None  # of the attention from the indexer; None: not asked
 
 
-def rotate(x: Tensor, positions: Tensor, *, neighbours: bool) -> Tensor:
-    """Rotate the columns of x [S, ..., 64]: pairs of neighbours, or of halves (the indexer's)."""
-    frequency = 10_000.0 ** (-torch.arange(0, ROPE, 2, device=x.device).float() / ROPE)
-    angle = (positions[:, None].float() * frequency).view(-1, *[1] * (x.ndim - 2), ROPE // 2)
-    cos, sin = angle.cos(), angle.sin()
-    one, other = (x[..., 0::2], x[..., 1::2]) if neighbours else x.float().chunk(2, dim=-1)
-    return torch.cat([one * cos - other * sin, other * cos + one * sin], dim=-1).to(x.dtype)
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and sines [S, 64]."""
 
 
 def select(index: tuple[Tensor, Tensor, Tensor], ends: Tensor, topk: int) -> Tensor:
@@ -74,166 +79,141 @@ def select(index: tuple[Tensor, Tensor, Tensor], ends: Tensor, topk: int) -> Ten
     return indices
 
 
-class Indexer(nn.Module):
-    """The lightning indexer. Its inputs are detached: it learns from its own loss alone."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        """Create float32 weights."""
-        super().__init__()
-        self.heads = sizes.index_heads
-        self.wq_b = nn.Linear(sizes.q_rank, self.heads * INDEX, bias=False)
-        self.wk = nn.Linear(sizes.hidden, INDEX, bias=False)
-        self.k_norm = nn.LayerNorm(INDEX, eps=1e-6)
-        self.weights_proj = nn.Linear(sizes.hidden, self.heads, bias=False)
-
-    def forward(self, x: Tensor, q_resid: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and the heads' weights, with their scales, of tokens at positions `at`."""
-        x, q_resid = x.detach(), q_resid.detach()
-        q = self.wq_b(q_resid).unflatten(-1, (self.heads, INDEX))
-        k = self.k_norm(self.wk(x))
-        q, k = (torch.cat([rotate(t[..., :ROPE], at, neighbours=False), t[..., ROPE:]], -1)
-                for t in (q, k))  # fmt: skip
-        weights = self.weights_proj(x).float() * (self.heads * INDEX) ** -0.5
-        return q, k, weights
-
-
-class Attention(nn.Module):
+class Attention(DeepseekV32Attention):  # type: ignore[misc]
     """Multi-head latent attention in absorbed form: 512 latents and 64 rotated columns a token."""
 
-    def __init__(self, sizes: Sizes) -> None:
-        """Create float32 weights."""
-        super().__init__()
-        self.heads, self.topk = sizes.heads, sizes.topk
-        self.q_a_proj = nn.Linear(sizes.hidden, sizes.q_rank, bias=False)
-        self.q_a_layernorm = nn.RMSNorm(sizes.q_rank, eps=1e-6)
-        self.q_b_proj = nn.Linear(sizes.q_rank, self.heads * (NOPE + ROPE), bias=False)
-        self.kv_a_proj_with_mqa = nn.Linear(sizes.hidden, LATENT + ROPE, bias=False)
-        self.kv_a_layernorm = nn.RMSNorm(LATENT, eps=1e-6)
-        self.kv_b_proj = nn.Linear(LATENT, self.heads * (NOPE + VALUE), bias=False)
-        self.o_proj = nn.Linear(self.heads * VALUE, sizes.hidden, bias=False)
-        self.indexer = Indexer(sizes)
-
-    def project(self, x: Tensor, at: Tensor) -> Attended:
-        """The tokens' queries, rows of kv and index, before attention."""
+    def project(self, x: Tensor, rotary: Rotary) -> Attended:
+        """Queries, rows of kv and index of the tokens x [S, hidden], before attention."""
         q_resid = self.q_a_layernorm(self.q_a_proj(x))
-        q = self.q_b_proj(q_resid).unflatten(-1, (self.heads, NOPE + ROPE))
-        q = torch.cat([q[..., :NOPE], rotate(q[..., NOPE:], at, neighbours=True)], dim=-1)
+        q = self.q_b_proj(q_resid).unflatten(-1, (self.num_heads, NOPE + ROPE))
         latent, k_rope = self.kv_a_proj_with_mqa(x).split([LATENT, ROPE], dim=-1)
-        latent, k_rope = self.kv_a_layernorm(latent), rotate(k_rope, at, neighbours=True)
-        kv = torch.cat([latent.to(q.dtype), k_rope], dim=-1)
-        return Attended(q, kv, self.indexer(x, q_resid, at), None)
+        # Pairs of neighbours here, of halves in the index.
+        rotated = apply_rotary_pos_emb_interleave(q[..., NOPE:], k_rope[:, None], *rotary)
+        q_rope, k_rope = (one.to(q.dtype) for one in rotated)
+        q = torch.cat([q[..., :NOPE], q_rope], dim=-1)
+        kv = torch.cat([self.kv_a_layernorm(latent).to(q.dtype), k_rope[:, 0]], dim=-1)
+        return Attended(q, kv, self._index(x.detach(), q_resid.detach(), rotary))
+
+    def _index(self, x: Tensor, q_resid: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """The inputs are detached: the indexer learns from its own loss alone."""
+        own = self.indexer
+        q = own.wq_b(q_resid).unflatten(-1, (own.n_heads, INDEX))
+        k = own.k_norm(own.wk(x))[:, None]
+        rotated = apply_rotary_pos_emb(q[..., :ROPE], k[..., :ROPE], *rotary)
+        q, k = (
+            torch.cat([a.to(b.dtype), b[..., ROPE:]], dim=-1)
+            for a, b in zip(rotated, (q, k), strict=True)
+        )
+        weights = own.weights_proj(x).float() * (own.n_heads * INDEX) ** -0.5
+        return q, k[:, 0], weights
 
     def absorb(self, q: Tensor) -> Tensor:
         """Queries [S, H, 576] that meet latents, from those that meet heads' keys."""
-        up = self.kv_b_proj.weight.view(self.heads, NOPE + VALUE, LATENT)[:, :NOPE]
+        up = self.kv_b_proj.weight.view(self.num_heads, NOPE + VALUE, LATENT)[:, :NOPE]
         return torch.cat([torch.einsum("shn,hnc->shc", q[..., :NOPE], up.to(q.dtype)),
                           q[..., NOPE:]], dim=-1)  # fmt: skip
 
     def read_out(self, latents: Tensor) -> Tensor:
         """The layer's output [S, hidden] from attended latents [S, H, 512]."""
-        up = self.kv_b_proj.weight.view(self.heads, NOPE + VALUE, LATENT)[:, NOPE:]
+        up = self.kv_b_proj.weight.view(self.num_heads, NOPE + VALUE, LATENT)[:, NOPE:]
         values = torch.einsum("shc,hvc->shv", latents, up.to(latents.dtype)).flatten(1)
         out: Tensor = self.o_proj(values.to(self.o_proj.weight.dtype))
         return out
 
-    def forward(self, x: Tensor, at: Tensor, *, sparse: bool) -> tuple[Tensor, Attended]:
-        """x [S, hidden] -> the output and what it was computed from."""
-        seen = self.project(x, at)
-        if not sparse:
-            return self.o_proj(self.attend_densely(seen).flatten(1)), seen
-        indices = select(seen.indexed, (at + 1).int(), self.topk)
-        q, kv = (t.bfloat16() if t.is_cuda else t for t in (self.absorb(seen.q), seen.kv))
-        out = self.read_out(flashdsa.sparse_mla(q, kv, indices, sm_scale=SM_SCALE))
-        return out, seen._replace(indices=indices)
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Rotary, sparse: bool = False,
+        teach: Tensor | None = None, **_: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """Attend from and to hidden_states [1, S, hidden]; leave the tensors in `seen`.
+
+        Returns the output and the divergence, if `teach`, the queries that teach, is given. Both
+        are outputs, as FSDP gathers the weights again for the gradients of outputs.
+        """
+        cos, sin = position_embeddings
+        seen = self.project(hidden_states[0], (cos[0], sin[0]))
+        if sparse:
+            ends = torch.arange(1, len(seen.kv) + 1, dtype=torch.int32, device=seen.kv.device)
+            indices = select(seen.indexed, ends, self.indexer.index_topk)
+            seen = seen._replace(indices=indices)
+            q, kv = (t.bfloat16() if t.is_cuda else t for t in (self.absorb(seen.q), seen.kv))
+            out = self.read_out(flashdsa.sparse_mla(q, kv, indices, sm_scale=self.scaling))
+        else:
+            out = self.o_proj(self.attend_densely(seen).flatten(1))
+        if teach is not None:
+            seen = seen._replace(divergence=self._divergence(seen, teach))
+        self.__dict__["seen"] = seen
+        return out[None], seen.divergence
+
+    def _divergence(self, seen: Attended, rows: Tensor) -> Tensor:
+        """KL of the attention to the softmax of the indexer's scores: dense over every key that
+        `rows` see, sparse over the selected keys of all queries."""
+        with torch.no_grad():
+            some = seen if seen.indices is not None else seen._replace(q=seen.q[rows])
+            q, kv = (x.bfloat16() if x.is_cuda else x for x in (self.absorb(some.q), some.kv))
+        q_index, k_index, weights = seen.indexed
+        q_index, k_index = q_index.to(q.dtype), k_index.to(q.dtype)
+        if seen.indices is not None:
+            _, lse = flashdsa.sparse_mla_fwd(q, kv, seen.indices, sm_scale=self.scaling)
+            kl = flashdsa.indexer_kl_loss(
+                q_index, k_index, weights, seen.indices, q=q, kv=kv, lse=lse,
+                sm_scale=self.scaling,
+            )  # fmt: skip
+            return kl.mean()
+        ends = (rows + 1).int()
+        every = torch.zeros_like(ends), ends
+        _, lse = flashdsa.sparse_mla_fwd(q, kv, every, sm_scale=self.scaling)
+        return flashdsa.indexer_kl_loss_dense(
+            q_index[rows], k_index, weights[rows], q, kv, lse, ends, sm_scale=self.scaling
+        )
 
     def expand(self, kv: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of all heads [n, H, 192] from rows; PyTorch's fast kernels want values as
         wide as keys, so they are padded."""
-        expanded = self.kv_b_proj(kv[:, :LATENT]).unflatten(-1, (self.heads, NOPE + VALUE))
-        k_rope = kv[:, None, LATENT:].expand(-1, self.heads, -1).to(expanded.dtype)
+        expanded = self.kv_b_proj(kv[:, :LATENT]).unflatten(-1, (self.num_heads, NOPE + VALUE))
+        k_rope = kv[:, None, LATENT:].expand(-1, self.num_heads, -1).to(expanded.dtype)
         k = torch.cat([expanded[..., :NOPE], k_rope], dim=-1)
         return k, functional.pad(expanded[..., NOPE:], (0, ROPE))
 
     def attend_densely(self, seen: Attended) -> Tensor:
         """PyTorch's causal attention over keys and values of all heads, [S, H, 128]."""
         q, k, v = (t.transpose(0, 1)[None] for t in (seen.q, *self.expand(seen.kv)))
-        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=SM_SCALE)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scaling)
         return out[0].transpose(0, 1)[..., :VALUE]
 
 
-class Mlp(nn.Module):
-    """SwiGLU."""
+def learner(config: DeepseekV32Config) -> Any:
+    """`DeepseekV32ForCausalLM` whose layers have the `Attention` above.
 
-    def __init__(self, sizes: Sizes) -> None:
-        """Create float32 weights."""
-        super().__init__()
-        self.gate_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
-        self.up_proj = nn.Linear(sizes.hidden, sizes.intermediate, bias=False)
-        self.down_proj = nn.Linear(sizes.intermediate, sizes.hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[S, hidden] -> [S, hidden]."""
-        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
-class Layer(nn.Module):
-    """Attention, then the MLP, each behind a norm."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        """Create float32 weights."""
-        super().__init__()
-        self.self_attn, self.mlp = Attention(sizes), Mlp(sizes)
-        self.input_layernorm = nn.RMSNorm(sizes.hidden, eps=1e-6)
-        self.post_attention_layernorm = nn.RMSNorm(sizes.hidden, eps=1e-6)
-
-    def forward(self, x: Tensor, at: Tensor, *, sparse: bool) -> tuple[Tensor, Attended]:
-        """x [S, hidden] -> the stream, and the attention's tensors."""
-        attended, seen = self.self_attn(self.input_layernorm(x), at, sparse=sparse)
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), seen
+    Raises:
+        ValueError: columns for which flashdsa has no kernels.
+    """
+    names = "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "index_head_dim"
+    for name, expected in zip(names, (LATENT, ROPE, NOPE, VALUE, INDEX), strict=True):
+        if getattr(config, name) != expected:
+            raise ValueError(f"{name}: expected {expected}; got {getattr(config, name)}")
+    model: nn.Module = DeepseekV32ForCausalLM(config)
+    for number, layer in enumerate(blocks(model)):
+        layer.self_attn = Attention(config, number)
+    return model
 
 
-class ByteModel(nn.Module):
-    """Layers over bytes; predicts the next byte."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        """Create float32 weights, as transformers does: normal, of size 0.02."""
-        super().__init__()
-        self.sizes = sizes
-        self.embed_tokens = nn.Embedding(256, sizes.hidden)
-        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
-        self.norm = nn.RMSNorm(sizes.hidden, eps=1e-6)
-        self.lm_head = nn.Linear(sizes.hidden, 256, bias=False)
-        for parameter in self.parameters():
-            if parameter.ndim == 2:
-                nn.init.normal_(parameter, std=0.02)
-
-    def forward(self, tokens: Tensor, *, sparse: bool) -> tuple[Tensor, list[Attended]]:
-        """tokens [S] int64 -> logits [S, 256], and each layer's tensors."""
-        x, at = self.embed_tokens(tokens), torch.arange(len(tokens), device=tokens.device)
-        attended = []
-        for layer in self.blocks:
-            x, seen = layer(x, at, sparse=sparse)
-            attended.append(seen)
-        return self.lm_head(self.norm(x)), attended
-
-    @property
-    def blocks(self) -> list[Layer]:
-        """The layers."""
-        return [layer for layer in self.layers if isinstance(layer, Layer)]
+def blocks(model: Any) -> list[Any]:
+    """The layers."""
+    return list(model.model.layers)
 
 
-def in_transformers(model: ByteModel, sizes: Sizes, context: int) -> Any:
-    """The same weights as transformers' DeepSeek-V3.2, whose attention and indexer flashdsa takes
-    over."""
-    from transformers import DeepseekV32Config, DeepseekV32ForCausalLM
+def run(
+    model: Any, tokens: Tensor, *, sparse: bool, teach: Tensor | None = None
+) -> tuple[Tensor, list[Attended]]:
+    """tokens [S] int64 -> logits [S, vocabulary], and each layer's tensors.
 
-    from flashdsa.integrations.transformers import enable
-
-    with torch.device(model.lm_head.weight.device):
-        theirs = DeepseekV32ForCausalLM(DeepseekV32Config(**sizes.config(context)))
-    names = {n: n if n.startswith("lm_head") else f"model.{n}" for n in model.state_dict()}
-    theirs.load_state_dict({names[n]: x for n, x in model.state_dict().items()})
-    dtype = torch.bfloat16 if model.lm_head.weight.is_cuda else torch.float32
-    return enable(theirs.to(dtype).eval(), indexer="fp8")
+    Args:
+        model: of `learner`. sparse: attend to selected keys.
+        teach: queries [n] whose dense attention teaches the indexers; of a sparse call any, as all
+            teach.
+    """
+    logits = model(
+        tokens[None], attention_mask={"indexed_attention": None}, use_cache=False,
+        sparse=sparse, teach=teach,
+    ).logits[0]  # fmt: skip
+    return logits, [layer.self_attn.__dict__.pop("seen") for layer in blocks(model)]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 import flashdsa
-from examples.dense_to_sparse.looks import run
-from examples.dense_to_sparse.model import SM_SCALE, VALUE, Attended, Attention, ByteModel
+from examples.dense_to_sparse.looks import read
+from examples.dense_to_sparse.model import VALUE, Attended, Attention, blocks
 
 PAGE, PACKED, INDEX_BYTES = 64, 656, 132
 FORMS = ("sparse", "dense", "expanded")
@@ -30,19 +30,19 @@ class Server:
     """B users, each with the same prompt; a step gives every user the next byte."""
 
     def __init__(
-        self, model: ByteModel, prompt: Tensor, users: int, room: int, form: str, *,
+        self, model: Any, prompt: Tensor, users: int, room: int, form: str, *,
         batch_invariant: bool = False,
     ) -> None:  # fmt: skip
         """Fill the caches from the prompt [S]; `room` more tokens have a place."""
         self.model, self.users, self.form, self.invariant = model, users, form, batch_invariant
-        device = model.lm_head.weight.device
+        device = model.device
         self.pages = -(-(len(prompt) + room) // PAGE)
-        logits, attended = run(model, prompt, sparse=form == "sparse")
+        logits, attended = read(model, prompt, sparse=form == "sparse")
         table = torch.arange(users * self.pages, device=device, dtype=torch.int32)
         self.table = table.view(users, self.pages)
         self.caches = [
             self._filled(layer.self_attn, seen)
-            for layer, seen in zip(model.blocks, attended, strict=True)
+            for layer, seen in zip(blocks(model), attended, strict=True)
         ]
         self.lengths = torch.full((users,), len(prompt), device=device, dtype=torch.int32)
         self.tokens = logits[-1].argmax().expand(users).clone()
@@ -51,7 +51,7 @@ class Server:
         count, device = len(seen.kv), seen.kv.device
         if self.form == "expanded":
             k, v = layer.expand(seen.kv)
-            shape = self.users, layer.heads, self.pages * PAGE, k.shape[-1]
+            shape = self.users, layer.num_heads, self.pages * PAGE, k.shape[-1]
             made = Caches(k.new_zeros(shape), k.new_zeros(shape))
             for cache, x in zip(made, (k, v), strict=True):
                 cache[:, :, :count] = x.transpose(0, 1)
@@ -83,14 +83,15 @@ class Server:
         self.lengths += 1
         cast = torch.autocast(at.device.type, torch.bfloat16, enabled=at.is_cuda)
         with cast:
-            x = model.embed_tokens(self.tokens)
-            for layer, cache in zip(model.blocks, self.caches, strict=True):
+            x = model.model.embed_tokens(self.tokens)
+            cos, sin = model.model.rotary_emb(x.float(), at[None])
+            for layer, cache in zip(blocks(model), self.caches, strict=True):
                 attention = layer.self_attn
-                seen = attention.project(layer.input_layernorm(x), at)
+                seen = attention.project(layer.input_layernorm(x), (cos[0], sin[0]))
                 decode = self._attend_expanded if self.form == "expanded" else self._attend
                 x = x + decode(attention, seen, cache, at)
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
-            self.tokens.copy_(model.lm_head(model.norm(x)).argmax(dim=-1))
+            self.tokens.copy_(model.lm_head(model.model.norm(x)).argmax(dim=-1))
 
     def _attend(self, layer: Attention, seen: Attended, cache: Caches, at: Tensor) -> Tensor:
         starts = self.table[:, 0] * PAGE
@@ -98,9 +99,10 @@ class Server:
         indices: Tensor | tuple[Tensor, Tensor] = (starts, starts + self.lengths)
         slots = None
         if self.form == "sparse":
-            indices, slots = self._select(layer, seen, cache), self.lengths.clamp(max=layer.topk)
+            indices = self._select(layer, seen, cache)
+            slots = self.lengths.clamp(max=layer.indexer.index_topk)
         out, _ = flashdsa.sparse_mla_fwd(
-            layer.absorb(seen.q).bfloat16(), cache.kv, indices, sm_scale=SM_SCALE,
+            layer.absorb(seen.q).bfloat16(), cache.kv, indices, sm_scale=layer.scaling,
             topk_length=slots, batch_invariant=self.invariant,
         )  # fmt: skip
         return layer.read_out(out)
@@ -108,7 +110,8 @@ class Server:
     def _select(self, layer: Attention, seen: Attended, cache: Caches) -> Tensor:
         q, _, weights = seen.indexed
         q_fp8, folded = flashdsa.quantize_index_q(q.bfloat16(), weights.float())
-        ids = torch.empty(self.users, layer.topk, dtype=torch.int32, device=q.device)
+        shape = self.users, layer.indexer.index_topk
+        ids = torch.empty(shape, dtype=torch.int32, device=q.device)
         flashdsa.dsa_topk_indexer(q_fp8, cache.indexed, folded, self.lengths, self.table, ids)
         return ids
 
@@ -118,9 +121,10 @@ class Server:
         user = torch.arange(self.users, device=at.device)
         for place, x in zip(cache, layer.expand(seen.kv), strict=True):
             place[user, :, at] = x
-        q, mask = seen.q.to(cache.kv.dtype), torch.arange(self.pages * PAGE, device=at.device)
+        q, key = seen.q.to(cache.kv.dtype), torch.arange(self.pages * PAGE, device=at.device)
+        mask = (key <= at[:, None])[:, None, None]
         out = functional.scaled_dot_product_attention(
-            q[:, :, None], *cache, attn_mask=(mask <= at[:, None])[:, None, None], scale=SM_SCALE
+            q[:, :, None], *cache, attn_mask=mask, scale=layer.scaling
         )
         values: Tensor = layer.o_proj(out[:, :, 0, :VALUE].flatten(1))
         return values

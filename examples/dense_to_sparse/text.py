@@ -38,6 +38,14 @@ def load_text(most_bytes: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(train), torch.from_numpy(held_out)
 
 
+def load_ids(path: Path) -> tuple[Tensor, Tensor]:
+    """A tokenizer's ids to train on and held-out ones, [n], from a numpy file that is not read
+    whole; documents stand one behind the other."""
+    ids = torch.from_numpy(np.load(path, mmap_mode="c"))
+    held_out = len(ids) // HELD_OUT_EVERY
+    return ids[: len(ids) - held_out], ids[len(ids) - held_out :]
+
+
 def _files() -> Iterator[Path]:
     for folder in FOLDERS:
         for path in sorted(Path(folder).rglob("*")):

@@ -19,11 +19,9 @@ from tests.distributed import (
     two_sources,
 )
 from tests.distributed.ranks import run_ranks
-from tests.examples.tiny import learn_alone, learn_on_two_ranks
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    learn_alone(tmp_path)
     found = run_ranks(
         tmp_path,
         2,
@@ -42,7 +40,6 @@ def test_two_ranks(tmp_path: Path) -> None:
             checks.check_dtensors,
             checks.check_parallel_style,
             checks.check_the_program_of_the_guide,
-            learn_on_two_ranks,
             checks.check_indexer_equals_one_process,
             decoding.check_decode_topk_is_exact,
             decoding.check_decode_attention_merges,

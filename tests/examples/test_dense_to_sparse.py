@@ -1,5 +1,5 @@
 """The recipe from dense to sparse in a tiny form: its parts, a run that was stopped; two ranks
-learn in tests/distributed/test_ranks.py."""
+learn in test_two_ranks.py."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from examples.dense_to_sparse import looks
 from examples.dense_to_sparse.__main__ import PARTS, main, summary
-from examples.dense_to_sparse.train import Recipe, Trainer, train
-from tests.examples.tiny import RECIPE, model, text
+from examples.dense_to_sparse.checkpoint import build
+from examples.dense_to_sparse.train import Trainer, train
+from tests.examples.tiny import RECIPE, SAVING, SIZES, model, start, text
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +31,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def made(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
 def test_every_part_runs_and_transformers_reads_the_result(tmp_path: Path) -> None:
     found = {name: part(model(), text(), RECIPE, tmp_path) for name, part in PARTS.items()}
     line = summary(found, tmp_path)
-    assert re.fullmatch(rf"{tmp_path}: .*sparse\.safetensors.* \d+\.\d+ nats .*serve\.json.*", line)
+    said = r".*sparse, .* \d+\.\d+ nats .* recall (passes|FAILS) with .*serve\.json.*"
+    assert re.fullmatch(f"{tmp_path}: {said}", line)
     steps = [len(found["train"][stage]["losses"]) for stage in ("dense", "warm_up", "sparse")]
     assert steps == [3, 2, 3]
     looked = found["look"]["stages"]["sparse"]
@@ -49,20 +49,38 @@ def test_every_part_runs_and_transformers_reads_the_result(tmp_path: Path) -> No
 def test_the_indexer_alone_learns_in_its_warm_up(tmp_path: Path) -> None:
     train(Trainer(model(), text()[0], RECIPE, "dense", tmp_path))
     train(Trainer(model(), text()[0], RECIPE, "warm_up", tmp_path))
-    before, after = (load_file(tmp_path / f"{x}.safetensors") for x in ("dense", "warm_up"))
+    before, after = (load_file(tmp_path / x / "model.safetensors") for x in ("dense", "warm_up"))
     changed = {name for name in model().state_dict() if not torch.equal(before[name], after[name])}
     assert changed and all(".indexer." in name for name in changed)
 
 
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    whole = train(Trainer(model(), text()[0], RECIPE, "dense", made(tmp_path / "whole")))
-    saving = Recipe(**{**vars(RECIPE), "save_every": 2})
-    stopped = Trainer(model(), text()[0], saving, "dense", made(tmp_path / "parts"))
+    whole = train(start(tmp_path / "whole"))
+    stopped = start(tmp_path / "parts", SAVING)
     stopped.step()
     stopped.step()
-    again = Trainer(model(), text()[0], saving, "dense", made(tmp_path / "parts"))
+    again = start(tmp_path / "parts", SAVING)
     assert again.done == 2
     assert train(again) == whole
+
+
+def test_a_taught_indexer_passes_the_look_at_its_recall(tmp_path: Path) -> None:
+    """And one that nobody taught fails, and so do the newest keys."""
+    bytes_of = [path.read_bytes() for path in sorted((ROOT / "docs").rglob("*.md"))]
+    read = torch.frombuffer(bytearray(b"".join(bytes_of)), dtype=torch.uint8)
+    sizes = replace(SIZES, hidden=64, q_rank=64, intermediate=128)
+    recipe = replace(
+        RECIPE, steps=(60, 40, 0, 0), context=128, rates=(3e-3, 3e-3, 0, 0), rising_steps=5
+    )
+    one, recall = build(sizes.config(recipe.context), torch.device("cpu")), []
+    for stage in ("dense", "warm_up"):
+        train(Trainer(one, read, recipe, stage, tmp_path))
+        looked = looks.selection(one, read, recipe.context, 32)
+        recall += looked["recall"]
+        assert max(looked["newest"]) < looks.RECALL * min(looked["best"])
+    untaught, taught = recall
+    assert untaught < 0.7 * looks.RECALL
+    assert taught >= looks.RECALL
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(2, 3), (4, 8), (4, 3), (0, 1)])
@@ -75,7 +93,7 @@ def test_windows_that_ranks_cannot_share(count: int, ranks: int, tmp_path: Path)
         patch("torch.distributed.get_world_size", return_value=ranks),
         pytest.raises(ValueError, match=f"a multiple of {ranks}, the number of ranks; got {count}"),
     ):
-        Trainer(model(), text()[0], recipe, "dense", tmp_path)
+        start(tmp_path, recipe)
 
 
 def test_the_command_refuses_them(

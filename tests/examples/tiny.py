@@ -1,18 +1,22 @@
-"""The recipe from dense to sparse in a form that takes a second, and what two ranks learn of it."""
+"""The recipe from dense to sparse in a form that takes a second."""
 
 from __future__ import annotations
 
-import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
-from examples.dense_to_sparse.model import ByteModel, Sizes
-from examples.dense_to_sparse.train import Recipe, Trainer, train
+from examples.dense_to_sparse.checkpoint import build
+from examples.dense_to_sparse.model import Sizes
+from examples.dense_to_sparse.train import Recipe, Trainer
 
 SIZES = Sizes(hidden=32, layers=1, heads=2, q_rank=32, intermediate=32, topk=32)
 RECIPE = Recipe((3, 2, 3, 4), context=96, windows=2, warm_up_queries=16)
+SAVING = replace(RECIPE, save_every=2)
 
 
 def text() -> tuple[Tensor, Tensor]:
@@ -21,20 +25,11 @@ def text() -> tuple[Tensor, Tensor]:
     return drawn[0], drawn[1]
 
 
-def model() -> ByteModel:
-    torch.manual_seed(0)
-    return ByteModel(SIZES)
+def model(mesh: DeviceMesh | None = None) -> Any:
+    return build(SIZES.config(RECIPE.context), torch.device("cpu"), mesh)
 
 
-def learn_alone(folder: Path) -> None:
-    """Leave the losses there, for two ranks."""
-    (folder / "two").mkdir()
-    found = train(Trainer(model(), text()[0], RECIPE, "dense", folder))
-    torch.save(found, folder / "alone.pt")
-
-
-def learn_on_two_ranks() -> None:
-    folder = Path(sys.argv[1])  # see `tests.distributed.ranks`
-    found = train(Trainer(model(), text()[0], RECIPE, "dense", folder / "two"))
-    alone = torch.tensor(torch.load(folder / "alone.pt"))
-    torch.testing.assert_close(torch.tensor(found), alone, rtol=1e-4, atol=1e-5)
+def start(
+    folder: Path, recipe: Recipe = RECIPE, mesh: DeviceMesh | None = None, stage: str = "dense"
+) -> Trainer:
+    return Trainer(model(mesh), text()[0], recipe, stage, folder)
