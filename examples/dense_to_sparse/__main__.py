@@ -183,6 +183,11 @@ def main() -> None:
         recipe.share(int(os.environ.get("WORLD_SIZE", "1")))
     except ValueError as error:
         parser.error(str(error))
+    dense = options.out / "dense"
+    if options.start and not (options.start / "config.json").exists():
+        parser.error(f"--start: expected a folder with config.json; got {options.start}")
+    if options.start and dense.exists() and dense.resolve() != options.start.resolve():
+        parser.error(f"--out: {dense} is another checkpoint than --start")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     mesh, rank = None, 0
     if "RANK" in os.environ:
@@ -192,7 +197,6 @@ def main() -> None:
         rank = dist.get_rank()
     name = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU"
     options.out.mkdir(parents=True, exist_ok=True)
-    dense = options.out / "dense"
     if options.start and rank == 0 and not dense.exists():
         dense.symlink_to(options.start.resolve())
     if mesh is not None:
@@ -207,7 +211,10 @@ def main() -> None:
         model = build(config, device, mesh if part == "train" else None)
         made[part] = found = PARTS[part](model, text, recipe, options.out)
         if rank == 0:
-            found["run"] = {"device": name, "sizes": asdict(sizes), "recipe": asdict(recipe)}
+            found["run"] = {
+                "device": name, "recipe": asdict(recipe),
+                "model": json.loads(config.to_json_string()),
+            }  # fmt: skip
             (options.out / f"{part}.json").write_text(json.dumps(found, indent=1))
     if rank == 0:
         print(summary(made, options.out))

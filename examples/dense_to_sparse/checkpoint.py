@@ -164,10 +164,11 @@ def save(model: Any, folder: Path) -> None:
     if dist.is_initialized() and dist.get_rank():
         return
     made: dict[str, Tensor] = {}
-    for name, x in tensors.items():
+    for name in list(tensors):
+        x = tensors.pop(name)
         parts = _parts(name, len(x))
         if not parts:
-            made[name] = x
+            made[name] = x.clone()  # what was gathered may be a part of a longer buffer
         for number, names in enumerate(parts):
             made |= zip(names, (y.clone() for y in x[number].chunk(len(names))), strict=True)
     unfinished = folder.with_suffix(".unfinished")
@@ -175,6 +176,7 @@ def save(model: Any, folder: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     unfinished.mkdir(parents=True)
     save_torch_state_dict(made, unfinished)
+    model.config.dtype = model.dtype
     model.config.save_pretrained(unfinished)
     unfinished.rename(folder)
 

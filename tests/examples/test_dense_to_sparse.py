@@ -3,6 +3,7 @@ learn in test_two_ranks.py."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -10,14 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from examples.dense_to_sparse import looks
 from examples.dense_to_sparse.__main__ import PARTS, main, summary
-from examples.dense_to_sparse.checkpoint import build
-from examples.dense_to_sparse.train import Trainer, train
+from examples.dense_to_sparse.checkpoint import build, config_of
+from examples.dense_to_sparse.train import STAGES, Trainer, train
+from tests.examples.published import write
 from tests.examples.tiny import RECIPE, SAVING, SIZES, model, start, text
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +47,9 @@ def test_every_part_runs_and_transformers_reads_the_result(tmp_path: Path) -> No
     in_transformers = found["look"]["in_transformers"]
     assert in_transformers["theirs"] == pytest.approx(in_transformers["ours"], abs=1e-3)
     assert all(found["serve"]["equal"])
+    config = json.loads((tmp_path / "sparse" / "config.json").read_text())
+    assert (config["topk_method"], config["scoring_func"]) == ("noaux_tc", "sigmoid")
+    assert config["architectures"] == ["DeepseekV32ForCausalLM"]
 
 
 def test_the_indexer_alone_learns_in_its_warm_up(tmp_path: Path) -> None:
@@ -81,6 +87,53 @@ def test_a_taught_indexer_passes_the_look_at_its_recall(tmp_path: Path) -> None:
     untaught, taught = recall
     assert untaught < 0.7 * looks.RECALL
     assert taught >= looks.RECALL
+
+
+def test_the_command_starts_from_weights_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a tokenizer's ids, rates and a length of its own; their files stay as they are."""
+    write(tmp_path / "v32")
+    before = contents(tmp_path / "v32")
+    np.save(tmp_path / "ids.npy", np.arange(20_000, dtype=np.int32) % 251)
+    named = ("--start", "v32"), ("--tokens", "ids.npy"), ("--out", "out")
+    options = [word for name, path in named for word in (name, str(tmp_path / path))]
+    options += ["--small", "--steps", *"9111", "--context", "64", "--rising-steps", "1"]
+    options += ["--rates", "0", "1e-2", "1e-3", "1e-3"]
+    monkeypatch.setattr(sys, "argv", ["dense_to_sparse", *options])
+    main()
+    assert "nats a token" in capsys.readouterr().out
+    assert contents(tmp_path / "v32") == before
+    found = json.loads((tmp_path / "out" / "train.json").read_text())
+    assert [len(found[stage]["losses"]) for stage in STAGES] == [0, 1, 1, 1]
+    theirs, ours = (config_of(tmp_path / one) for one in ("v32", "out/sparse"))
+    assert theirs.to_dict() == ours.to_dict() | {"dtype": theirs.dtype}
+    for part in ("look", "serve"):
+        assert (tmp_path / "out" / f"{part}.json").exists()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        ("nothing", "--start: expected a folder with config.json; got .*nothing"),
+        ("v32", "--out: .*dense is another checkpoint than --start"),
+    ],
+)
+def test_the_command_refuses_a_start(
+    start: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    write(tmp_path / "v32")
+    (tmp_path / "out" / "dense").mkdir(parents=True)
+    options = "--start", str(tmp_path / start), "--out", str(tmp_path / "out")
+    monkeypatch.setattr(sys, "argv", ["dense_to_sparse", "--small", *options])
+    with pytest.raises(SystemExit):
+        main()
+    assert re.search(said, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(("count", "ranks"), [(2, 3), (4, 8), (4, 3), (0, 1)])
