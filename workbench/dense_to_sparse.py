@@ -14,6 +14,8 @@ STAGES = {
     "dense": "#7b8794", "warm_up": "#e8890c", "sparse": "#1d5fa8", "dense_control": "#4f8f5b",
 }  # fmt: skip
 PARTS = ("train", "look", "serve")
+TAUGHT = {"dense": "untaught", "warm_up": "after the warm-up", "sparse": "after the sparse stage"}
+RECALL = 0.9  # `examples.dense_to_sparse.looks`
 SMOOTHED_STEPS = 20
 SHOWN_USERS = (1, 16, 64)
 """The table of decoding has these; the document has others, too."""
@@ -28,6 +30,7 @@ def tables(run: Document) -> str:
     """All tables in Markdown."""
     made = (
         _quality(run["look"]),
+        _recalls(run["look"]),
         _lists(run["look"]),
         _training(run["look"]),
         _decoding(run["serve"]),
@@ -43,6 +46,20 @@ def _quality(look: Document) -> str:
         if form != "selection"
     ]
     return _table(["stage", "attention", "held-out nats a byte"], rows)
+
+
+def _of_best(look: Document, stage: str, keys: str) -> list[float]:
+    """Share, by layer, of the best keys' probability that others have."""
+    found = look["stages"][stage]["selection"]
+    return [x / best for x, best in zip(found[keys], found["best"], strict=True)]
+
+
+def _recalls(look: Document) -> str:
+    rows = [
+        [label, *(f"{min(_of_best(look, stage, keys)):.1%}" for keys in ("captured", "newest"))]
+        for stage, label in TAUGHT.items()
+    ]
+    return _table(["indexer", "recall in the worst layer", "of the newest keys"], rows)
 
 
 def _lists(look: Document) -> str:
@@ -98,7 +115,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def draw(run: Document, figure: Figure) -> None:
-    """Losses over steps, recall over distance, what lists hold by layer, speed over length."""
+    """Losses over steps, recall and what lists hold by layer, speed over length."""
     for axes, panel in zip(
         figure.subplots(2, 2).flat, (_losses, _recall, _selection, _speed), strict=True
     ):
@@ -122,16 +139,12 @@ def _losses(run: Document, axes: Axes) -> None:
 
 
 def _recall(run: Document, axes: Axes) -> None:
-    for stage, found in run["look"]["stages"].items():
-        form = "sparse" if stage == "sparse" else "dense"
-        if stage != "warm_up":
-            points = [(int(d), 100 * share) for d, share in found[form]["recall"].items()]
-            axes.plot(*zip(*points, strict=True), "o-", color=STAGES[stage],
-                      label=stage.replace("_", " "))  # fmt: skip
-    axes.axhline(10, color="#d55e00", lw=1, ls="--", label="chance")
-    axes.set(xlabel="distance, bytes", ylabel="digits said again, %", ylim=(0, None))
-    axes.set_xscale("log", base=2)
-    axes.set_title("a needle's recall", fontsize=10, loc="left")
+    for stage, label in TAUGHT.items():
+        share = _of_best(run["look"], stage, "captured")
+        axes.plot([100 * x for x in share], "o-", ms=3, color=STAGES[stage], label=label)
+    axes.axhline(100 * RECALL, color="#d55e00", lw=1, ls="--", label="to pass")
+    axes.set(xlabel="layer", ylabel="% of what the best keys hold", ylim=(0, 103))
+    axes.set_title("the indexer's recall", fontsize=10, loc="left")
 
 
 def _selection(run: Document, axes: Axes) -> None:

@@ -73,6 +73,8 @@ def run_look(model: Any, text: Text, recipe: Recipe, folder: Path) -> dict[str, 
     count = 16 if on_gpu else 2
     found: dict[str, Any] = {"stages": {}}
     for stage in STAGES:
+        if not (folder / stage).exists():
+            continue  # it had no steps, or is still to run
         load(model, folder / stage)
         forms = [False] if stage.startswith("dense") else [False, True]
         found["stages"][stage] = {
@@ -96,7 +98,7 @@ def run_look(model: Any, text: Text, recipe: Recipe, folder: Path) -> dict[str, 
 
 
 def run_serve(model: Any, text: Text, recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Milliseconds of a step of decoding in each form, and whether a user's bytes depend on the
+    """Milliseconds of a step of decoding in each form, and whether a user's tokens depend on the
     other users."""
     load(model, folder / "sparse")
     on_gpu, rows = model.device.type == "cuda", []
@@ -123,7 +125,7 @@ def run_serve(model: Any, text: Text, recipe: Recipe, folder: Path) -> dict[str,
         for n in users
     ]
     equal = [bool(torch.equal(said[0], other)) for other in said[1:]]
-    return {"rows": rows, "bytes": bytes(said[0].tolist()).decode(errors="replace"), "equal": equal}
+    return {"rows": rows, "tokens": said[0].tolist(), "equal": equal}
 
 
 def summary(found: dict[str, dict[str, Any]], folder: Path) -> str:
@@ -132,20 +134,12 @@ def summary(found: dict[str, dict[str, Any]], folder: Path) -> str:
     if "train" in found:
         said.append("checkpoints " + ", ".join(STAGES))
     if "look" in found:
-        losses = found["look"]["stages"]["sparse"]
-        sparse, dense = losses["sparse"]["loss"], losses["dense"]["loss"]
-        said.append(
-            f"the sparse one reads held-out text at {sparse:.3f} nats a token, "
-            f"{dense:.3f} with dense attention"
-        )
-        recall = {
-            stage: min(x["selection"]["recall"]) for stage, x in found["look"]["stages"].items()
-        }
-        passed = "passes" if recall["sparse"] >= looks.RECALL else "FAILS"
-        said.append(
-            f"its indexers' recall {passed} with {recall['sparse']:.0%} of {looks.RECALL:.0%}, "
-            f"{recall['warm_up']:.0%} after the warm-up, {recall['dense']:.0%} before"
-        )
+        looked = []
+        for stage, x in found["look"]["stages"].items():
+            loss, recall = x.get("sparse", x["dense"])["loss"], min(x["selection"]["recall"])
+            looked.append(f"{stage} {loss:.3f}, {recall:.0%}")
+        what = f"nats a token, and recall of the worst indexer ({looks.RECALL:.0%} passes)"
+        said.append(f"held-out {what}: {'; '.join(looked)}")
     said.append("results in " + ", ".join(f"{part}.json" for part in found))
     return f"{folder}: {'; '.join(said)}"
 

@@ -27,7 +27,7 @@ class Caches(NamedTuple):
 
 
 class Server:
-    """B users, each with the same prompt; a step gives every user the next byte."""
+    """B users, each with the same prompt; a step gives every user the next token."""
 
     def __init__(
         self, model: Any, prompt: Tensor, users: int, room: int, form: str, *,
@@ -131,7 +131,7 @@ class Server:
 
 
 def generate(server: Server, count: int) -> tuple[Tensor, float]:
-    """Bytes [B, count] and seconds a step; on a GPU steps are replays of a graph."""
+    """Tokens [B, count] and seconds a step; on a GPU steps are replays of a graph."""
     said, step = [], server.step
     if server.tokens.is_cuda:
         said.append(server.tokens.clone())
