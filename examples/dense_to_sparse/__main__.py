@@ -26,7 +26,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from examples.dense_to_sparse import looks
-from examples.dense_to_sparse.checkpoint import build, config_of, in_transformers, load
+from examples.dense_to_sparse.checkpoint import (
+    build,
+    config_of,
+    in_transformers,
+    load,
+    round_parameters,
+)
 from examples.dense_to_sparse.model import Sizes
 from examples.dense_to_sparse.serve import FORMS, Server, generate
 from examples.dense_to_sparse.text import load_ids, load_text
@@ -50,7 +56,7 @@ LARGE = Sizes(), Recipe((1200, 100, 400, 400), context=8192, windows=4, warm_up_
 def run_train(model: Any, text: Text, recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Run every stage that is not done; the losses of its steps, and its seconds."""
     found = {}
-    with Progress() as bar:
+    with Progress(disable=dist.is_initialized() and dist.get_rank() > 0) as bar:
         for stage in STAGES:
             if (folder / stage).is_symlink():  # weights of others
                 found[stage] = {"losses": [], "seconds": 0.0}
@@ -103,7 +109,7 @@ def run_serve(model: Any, text: Text, recipe: Recipe, folder: Path) -> dict[str,
     load(model, folder / "sparse")
     on_gpu, rows = model.device.type == "cuda", []
     if on_gpu:
-        model.bfloat16()
+        round_parameters(model)
     lengths, users = (
         ((8192, 32768, 131072), (1, 4, 16, 64)) if on_gpu else ((recipe.context,), (1, 3))
     )
@@ -166,6 +172,8 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # checkpoints of one
     sizes, recipe = SMALL if options.small else LARGE
+    if options.small:
+        torch.set_num_threads(1)  # threads wait for one another at such sizes
     options.bytes = options.bytes or (1 << 22 if options.small else 1 << 28)
     given = {
         field.name: tuple(value) if isinstance(value, list) else value

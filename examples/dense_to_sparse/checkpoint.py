@@ -187,5 +187,12 @@ def in_transformers(model: Any) -> Any:
     with torch.device(model.device):
         theirs = DeepseekV32ForCausalLM(model.config)
     theirs.load_state_dict(model.state_dict())
-    dtype = torch.bfloat16 if model.device.type == "cuda" else torch.float32
-    return enable(theirs.to(dtype).eval(), indexer="fp8")
+    if model.device.type == "cuda":
+        round_parameters(theirs)
+    return enable(theirs.eval(), indexer="fp8")
+
+
+def round_parameters(model: nn.Module) -> None:
+    """To bfloat16, but not the rotary frequencies, which `model.bfloat16()` would round, too."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()

@@ -113,12 +113,11 @@ class Attention(DeepseekV32Attention):  # type: ignore[misc]
         return torch.cat([torch.einsum("shn,hnc->shc", q[..., :NOPE], up.to(q.dtype)),
                           q[..., NOPE:]], dim=-1)  # fmt: skip
 
-    def read_out(self, latents: Tensor) -> Tensor:
-        """The layer's output [S, hidden] from attended latents [S, H, 512]."""
+    def values(self, latents: Tensor) -> Tensor:
+        """All heads' values [S, H * 128] from attended latents [S, H, 512]."""
         up = self.kv_b_proj.weight.view(self.num_heads, NOPE + VALUE, LATENT)[:, NOPE:]
         values = torch.einsum("shc,hvc->shv", latents, up.to(latents.dtype)).flatten(1)
-        out: Tensor = self.o_proj(values.to(self.o_proj.weight.dtype))
-        return out
+        return values.to(self.o_proj.weight.dtype)
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: Rotary, sparse: bool = False,
@@ -136,13 +135,13 @@ class Attention(DeepseekV32Attention):  # type: ignore[misc]
             indices = select(seen.indexed, ends, self.indexer.index_topk)
             seen = seen._replace(indices=indices)
             q, kv = (t.bfloat16() if t.is_cuda else t for t in (self.absorb(seen.q), seen.kv))
-            out = self.read_out(flashdsa.sparse_mla(q, kv, indices, sm_scale=self.scaling))
+            values = self.values(flashdsa.sparse_mla(q, kv, indices, sm_scale=self.scaling))
         else:
-            out = self.o_proj(self.attend_densely(seen).flatten(1))
+            values = self.attend_densely(seen).flatten(1)
         if teach is not None:
             seen = seen._replace(divergence=self._divergence(seen, teach))
         self.__dict__["seen"] = seen
-        return out[None], seen.divergence
+        return self.o_proj(values[None]), seen.divergence
 
     def _divergence(self, seen: Attended, rows: Tensor) -> Tensor:
         """KL of the attention to the softmax of the indexer's scores: dense over every key that

@@ -105,7 +105,8 @@ class Server:
             layer.absorb(seen.q).bfloat16(), cache.kv, indices, sm_scale=layer.scaling,
             topk_length=slots, batch_invariant=self.invariant,
         )  # fmt: skip
-        return layer.read_out(out)
+        attended: Tensor = layer.o_proj(layer.values(out))
+        return attended
 
     def _select(self, layer: Attention, seen: Attended, cache: Caches) -> Tensor:
         q, _, weights = seen.indexed

@@ -120,7 +120,7 @@ NOT_RUN = {
     "flashdsa bench": "writes into the checkout; tests/bench runs it elsewhere",
     "flashdsa -v check --backend sm90": "a Hopper GPU",
     "python -m examples.dense_to_sparse --out out/large": "a Hopper GPU",
-    "python -m examples.dense_to_sparse --start": "a checkpoint of others; tests/examples makes a tiny one",
+    "python -m examples.dense_to_sparse --start": "tests/examples makes a checkpoint",
     "torchrun --nproc-per-node 2 -m examples.dense_to_sparse": "two Hopper GPUs",
     "python -m workbench lab majorness --arch sm_90a --on gpu": "a Hopper GPU",
 }

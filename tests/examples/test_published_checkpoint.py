@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from transformers import DeepseekV32ForCausalLM
 
-from examples.dense_to_sparse.checkpoint import Published, build, config_of, load, save
+from examples.dense_to_sparse.checkpoint import (
+    Published,
+    build,
+    config_of,
+    load,
+    round_parameters,
+    save,
+)
 from examples.dense_to_sparse.model import Attended, run
 from tests.examples.published import CONFIG, EXPERTS, write
 
@@ -97,6 +104,17 @@ def test_the_index_is_transformers_own(tmp_path: Path) -> None:
     expected = scores.masked_fill(future, -torch.inf).topk(24).indices
     late = slice(24, None)  # earlier queries see fewer keys than are chosen
     assert torch.equal(chosen[0][late].sort().values, expected[late].int().sort().values)
+
+
+def test_rounded_parameters_turn_by_the_same_angles(tmp_path: Path) -> None:
+    write(tmp_path / "v32")
+    model = read(tmp_path / "v32")
+    at = torch.tensor([[0, 1, 100_000]])
+    before = model.model.rotary_emb(torch.zeros(1), at)
+    round_parameters(model)
+    assert model.dtype == torch.bfloat16
+    for found, expected in zip(model.model.rotary_emb(torch.zeros(1), at), before, strict=True):
+        assert torch.equal(found, expected)
 
 
 def test_a_dense_checkpoint_gets_new_indexers(tmp_path: Path) -> None:
