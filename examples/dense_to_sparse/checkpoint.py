@@ -33,8 +33,8 @@ from flashdsa.integrations.transformers import enable
 INDEX = "model.safetensors.index.json"
 BLOCK = 128
 OF_THE_FILES = (
-    "auto_map", "dtype", "model_type", "num_nextn_predict_layers", "quantization_config",
-    "torch_dtype", "transformers_version",
+    "auto_map", "dtype", "layer_types", "model_type", "num_nextn_predict_layers",
+    "quantization_config", "torch_dtype", "transformers_version",
 )  # fmt: skip
 """Fields of config.json that say nothing of the model that learns."""
 EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}

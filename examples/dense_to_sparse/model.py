@@ -211,8 +211,8 @@ def run(
         teach: queries [n] whose dense attention teaches the indexers; of a sparse call any, as all
             teach.
     """
+    no_mask = dict.fromkeys(model.config.layer_types)
     logits = model(
-        tokens[None], attention_mask={"indexed_attention": None}, use_cache=False,
-        sparse=sparse, teach=teach,
-    ).logits[0]  # fmt: skip
+        tokens[None], attention_mask=no_mask, use_cache=False, sparse=sparse, teach=teach
+    ).logits[0]
     return logits, [layer.self_attn.__dict__.pop("seen") for layer in blocks(model)]

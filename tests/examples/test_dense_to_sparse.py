@@ -100,8 +100,8 @@ def test_the_command_starts_from_weights_of_others(
     options = [word for name, path in named for word in (name, str(tmp_path / path))]
     options += ["--small", "--steps", *"9110", "--context", "64", "--rising-steps", "1"]
     options += ["--rates", "0", "1e-2", "1e-3", "1e-3"]
-    for part in (["--only", "look"], []):  # before anything is learned, and all
-        monkeypatch.setattr(sys, "argv", ["dense_to_sparse", *options, *part])
+    for only in (["--only", "look"], []):  # before anything is learned, and all
+        monkeypatch.setattr(sys, "argv", ["dense_to_sparse", *options, *only])
         main()
         assert re.search(r"dense \d+\.\d+, \d+%[;\n]", capsys.readouterr().out)
     assert contents(tmp_path / "v32") == before
