@@ -1,6 +1,6 @@
 """Train a byte model densely, make it sparse as DeepSeek-V3.2 was made, and show what that costs.
 
-    python -m examples.dense_to_sparse --small --out out/small     # minutes on a CPU
+    python -m examples.dense_to_sparse --small --out out/small     # a minute on a CPU
     python -m examples.dense_to_sparse --out out/h200              # one Hopper GPU
     torchrun --nproc-per-node 2 -m examples.dense_to_sparse ...    # ranks share windows and weights
     python -m examples.dense_to_sparse --start V3 --tokens t.npy --out out/v3   # others' weights
@@ -58,8 +58,8 @@ def run_train(model: Any, text: Text, recipe: Recipe, folder: Path) -> dict[str,
     found = {}
     with Progress(disable=dist.is_initialized() and dist.get_rank() > 0) as bar:
         for stage in STAGES:
-            if (folder / stage).is_symlink():  # weights of others
-                found[stage] = {"losses": [], "seconds": 0.0}
+            if (folder / stage).is_symlink() or not recipe.steps_of(stage):
+                found[stage] = {"losses": [], "seconds": 0.0}  # weights of others, or left out
                 continue
             trainer = Trainer(model, text[0], recipe, stage, folder)
             task = bar.add_task(stage, total=recipe.steps_of(stage), completed=trainer.done)
@@ -159,7 +159,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of checkpoints and results")
-    parser.add_argument("--small", action="store_true", help="sizes that a CPU takes minutes for")
+    parser.add_argument("--small", action="store_true", help="sizes that a CPU takes a minute for")
     parser.add_argument("--only", choices=PARTS, help="one part of the run")
     parser.add_argument("--steps", type=int, nargs=4, metavar="N", help=f"of {', '.join(STAGES)}")
     parser.add_argument("--windows", type=int, help="of a step: a multiple of the ranks")
