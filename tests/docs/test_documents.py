@@ -116,6 +116,7 @@ NOT_RUN = {
     "pip install": "installs; tests/wheel does",
     "make": "installs, or takes minutes",
     "vllm serve": "vLLM, a Hopper GPU and a model",
+    "SGLANG_PLUGINS=": "SGLang, a Hopper GPU and a model",
     "flashdsa demo": "minutes; tests/demo runs a smaller one",
     "flashdsa bench": "writes into the checkout; tests/bench runs it elsewhere",
     "flashdsa -v check --backend sm90": "a Hopper GPU",

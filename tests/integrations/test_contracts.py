@@ -48,14 +48,39 @@ def parameters(node: ast.AST) -> tuple[str, ...]:
     )
 
 
-def test_sglangs_method_is_the_known_one() -> None:
-    found = definitions("sglang/srt/layers/attention/dsa_backend.py")
-    method = found["DeepseekSparseAttnBackend._forward_flashmla_sparse"]
-    sglang.require_known(parameters(method))
-    hooks = definitions("sglang/srt/plugins/hook_registry.py")
+@pytest.mark.parametrize("version", ["0.5.13", "0.5.23"])
+def test_sglangs_methods_are_the_known_ones(version: str) -> None:
+    attention = f"sglang-{version}/sglang/srt/layers/attention"
+    found = definitions(f"{attention}/dsa_backend.py")
+    for name in ("_forward_flashmla_sparse", "_forward_flashmla_kv"):
+        method = found[f"DeepseekSparseAttnBackend.{name}"]
+        sglang.require_known(sglang.NAME, name, parameters(method))
+    server = definitions(f"sglang-{version}/sglang/srt/server_args.py")
+    assert parameters(server["ServerArgs.check_server_args"]) == ("self",)
+    indexer = definitions(f"{attention}/dsa/dsa_indexer.py")
+    for name in ("_get_topk_paged", "_get_topk_ragged"):
+        sglang.require_known(sglang.INDEXER_NAME, name, parameters(indexer[f"Indexer.{name}"]))
+    if version != "0.5.13":
+        found = definitions(f"{attention}/dsa/dsa_indexer_metadata.py")
+        chosen = definitions(f"sglang-{version}/sglang/srt/arg_groups/overrides.py")
+        assert parameters(chosen["resolution_result"]) == ("server_args", "field", "default")
+    assert {
+        f"DSAIndexerMetadata.{name}"
+        for name in (
+            "get_seqlens_int32", "get_seqlens_expanded", "get_page_table_64",
+            "get_dsa_extend_len_cpu", "get_indexer_kvcache_range", "get_indexer_seq_len",
+            "get_indexer_seq_len_cpu", "get_token_to_batch_idx",
+        )
+    } <= set(found)  # fmt: skip
+    pool = definitions(f"sglang-{version}/sglang/srt/mem_cache/memory_pool.py")
+    for name, count in (("get_index_k_with_scale_buffer", 2), ("get_index_k_scale_buffer", 6)):
+        assert len(parameters(pool[f"DSATokenToKVPool.{name}"])) == count
+    hooks = definitions(f"sglang-{version}/sglang/srt/plugins/hook_registry.py")
     assert parameters(hooks["HookRegistry.register"])[:4] == ("cls", "target", "hook", "hook_type")
-    text = (Path(PEERS or "") / "sglang/srt/plugins/__init__.py").read_text()
+    loader = f"sglang-{version}/sglang/srt/plugins/__init__.py"
+    text = (Path(PEERS or "") / loader).read_text()
     assert '"sglang.srt.plugins"' in text and "SGLANG_PLUGINS" in text
+    assert "except Exception:" in text and "BaseException" not in text
 
 
 def test_vllms_base_classes_are_the_known_ones() -> None:

@@ -9,14 +9,10 @@ runs vLLM's kernels, so torch is to be a CUDA build for Python 3.12. A line of J
 from __future__ import annotations
 
 import copy
-import ctypes
 import importlib
 import json
 import os
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,76 +31,21 @@ from torch import Tensor
 import flashdsa
 from flashdsa.integrations.vllm import INDEXER_NAME
 from tests.support.formulas import attention
+from tests.support.pretended_cuda import CAPABILITY, GIB, NAME, answer_with, pretend_a_gpu
 from tests.support.vllm_batches import gather_index_keys, require_best
 
-DRIVER = """
-cuGetProcAddress_v2 cuGetProcAddress cuPointerGetAttribute cuTensorMapEncodeTiled cuInit
-cuDriverGetVersion cuCtxGetCurrent cuCtxSetCurrent cuDeviceGetAttribute cuDevicePrimaryCtxRetain
-cuGetErrorString cuMemAddressFree cuMemAddressReserve cuMemCreate cuMemGetAllocationGranularity
-cuMemMap cuMemRelease cuMemSetAccess cuMemUnmap
-"""
-GIB = 2**30
-NAME, CAPABILITY = "NVIDIA H200", (9, 0)
-SIZES = SimpleNamespace(
-    name=NAME, major=9, minor=0, total_memory=140 * GIB, multi_processor_count=132,
-    shared_memory_per_block_optin=232448, shared_memory_per_multiprocessor=233472, warp_size=32,
-    L2_cache_size=60 << 20, regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048,
-    uuid="GPU-0", gcnArchName="",
-)  # fmt: skip
 CONTEXT = 900
 """Tokens of the longest request: more than the checkpoint's topk."""
 
 
-class Stream:
-    """A stream or an event that does nothing."""
-
-    cuda_stream = stream_id = device_index = 0
-    device_type = 1
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: Any) -> bool:
-        return False
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: None
-
-
-def pretend_a_gpu() -> None:
-    """Let torch.cuda, NVML and libcuda answer as on a machine with one H200."""
-    folder = Path(tempfile.mkdtemp())
-    source, library = folder / "stub.c", folder / "libcuda.so.1"
-    source.write_text("\n".join(f"int {name}(void) {{ return 100; }}" for name in DRIVER.split()))
-    flags = ("-shared", "-fPIC", "-Wl,-soname,libcuda.so.1")
-    subprocess.run(["gcc", *flags, "-o", library, source], check=True)
-    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-    answers = {
-        "is_available": True, "device_count": 1, "_device_count_nvml": 1, "current_device": 0,
-        "is_initialized": False, "get_device_capability": CAPABILITY, "get_device_name": NAME,
-        "get_device_properties": SIZES, "mem_get_info": (130 * GIB, 140 * GIB),
-        "is_current_stream_capturing": False, "current_stream": Stream(), "memory_stats": {},
-        **dict.fromkeys(
-            ("_lazy_init", "set_device", "synchronize", "empty_cache", "reset_peak_memory_stats",
-             "set_stream")
-        ),
-    }  # fmt: skip
-    _answer(torch.cuda, answers)
-    _answer(
-        torch.accelerator, {"is_available": True, "device_count": 1, "current_stream": Stream()}
-    )
-    for module in (torch, torch.cuda):
-        module.Stream = module.Event = Stream  # type: ignore[assignment,attr-defined,misc]
-    torch.cuda.stream = lambda stream: stream  # type: ignore[assignment]
-    torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[assignment]
+def pretend_nvml() -> None:
+    """Let NVML answer, too, and vLLM pin no memory."""
     import pynvml
     import vllm.third_party.pynvml as vendored
 
     memory = SimpleNamespace(total=140 * GIB, free=130 * GIB, used=1)
     for module in (pynvml, vendored):
-        _answer(
+        answer_with(
             module,
             {
                 "nvmlInit": None, "nvmlShutdown": None, "nvmlDeviceGetCount": 1,
@@ -116,12 +57,6 @@ def pretend_a_gpu() -> None:
     import vllm.utils.torch_utils
 
     vllm.utils.torch_utils.PIN_MEMORY = False
-
-
-def _answer(module: Any, answers: dict[str, Any]) -> None:
-    """Replace functions of a module by ones that return these values."""
-    for name, value in answers.items():
-        setattr(module, name, lambda *_, value=value, **__: value)
 
 
 def set_device_type(name: str) -> None:
@@ -282,6 +217,7 @@ def without_extensions() -> None:
 def main(folder: str, *runs: str) -> None:
     """Print a line for each run."""
     pretend_a_gpu()
+    pretend_nvml()
     without_extensions()
     from vllm.plugins import load_general_plugins
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,31 +67,41 @@ Run = Callable[[list[str], int], str]
 Row = dict[str, Any]
 
 
-def arguments_of(case: str) -> dict[str, Any]:
-    """LLM's arguments of a case.
+def arguments_of(
+    case: str, cases: dict[str, dict[str, Any]] = CASES, common: dict[str, Any] = COMMON
+) -> dict[str, Any]:
+    """An engine's arguments of a case, by default those of vLLM's LLM.
 
     Raises:
         ArgumentValueError: a name that there is not.
     """
-    arguments = dict(COMMON)
+    arguments = dict(common)
     for name in case.split("+"):
-        if name not in CASES:
-            raise ArgumentValueError(f"--case: expected {', '.join(CASES)}; got {name!r}")
-        arguments |= CASES[name]
+        if name not in cases:
+            raise ArgumentValueError(f"--case: expected {', '.join(cases)}; got {name!r}")
+        arguments |= cases[name]
     return arguments
 
 
 def in_a_process(
-    words: list[str], gpu: int, path: str = "", log: Path | None = None, module: str = PROCESS
+    words: list[str],
+    gpu: int,
+    path: str = "",
+    log: Path | None = None,
+    module: str = PROCESS,
+    environment: dict[str, str] = ENVIRONMENT,
+    limit: float | None = None,
 ) -> str:
     """Run a module with these words and a folder on its path; the end of its output if it
     failed or hung.
 
     Args:
         log: a file for all of its output.
+        limit: seconds; None: LIMIT_SECONDS.
     """
+    limit = LIMIT_SECONDS if limit is None else limit
     folders = [one for one in (path, *sys.path, os.environ.get("PYTHONPATH", "")) if one]
-    seen = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(folders)}
+    seen = environment | {"PYTHONPATH": os.pathsep.join(folders)}
     if gpu != ALL_GPUS and (gpus := torch.cuda.device_count()) > 1:
         seen["CUDA_VISIBLE_DEVICES"] = str(gpu % gpus)
     process = subprocess.Popen(
@@ -99,13 +110,14 @@ def in_a_process(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=LIMIT_SECONDS)
+        output, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
-        output += f"\nstill running after {LIMIT_SECONDS} s"
+        output += f"\nstill running after {limit} s"
     if log is not None:
         log.write_text(output)
     return "" if process.returncode == 0 else output[-6000:] or f"exit {process.returncode}"
@@ -118,12 +130,14 @@ def measure(
     run: Run = in_a_process,
     on_row: Callable[[Row], None] = lambda row: None,
     jobs: int = 1,
+    settings: Callable[[str], dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Run each backend in each case, in `folder`, where a checkpoint and eager's answers stay.
 
     Args:
         on_row: told each row as soon as it is there.
         jobs: processes side by side, each on the next GPU if there are several.
+        settings: a case's arguments; None: `arguments_of`.
 
     Returns:
         eager: its tokens, gaps and error. rows: one a run, with its verdicts or its failure.
@@ -131,7 +145,8 @@ def measure(
     Raises:
         RuntimeError: the checkpoint or transformers' model did not run.
     """
-    asked = [(case, backend, arguments_of(case)) for case in cases for backend in backends]
+    settings = settings or arguments_of
+    asked = [(case, backend, settings(case)) for case in cases for backend in backends]
     folder.mkdir(parents=True, exist_ok=True)
     model, answers = folder / "model", folder / "eager.json"
     for path, words in (

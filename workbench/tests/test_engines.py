@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
+import zipfile
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +19,9 @@ from click.testing import CliRunner
 import flashdsa
 from flashdsa.errors import ArgumentValueError
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
+from tests.support.stubs import stub
 from workbench.__main__ import cli
-from workbench.engines import checkpoint, pack, vllm_run
+from workbench.engines import checkpoint, pack, sglang_process, sglang_run, vllm_run
 from workbench.engines.fat_binary import keep_architecture
 from workbench.pretended_gpu import PretendedGpu, pretended_gpu
 
@@ -54,20 +58,27 @@ def test_machine_code_of_one_architecture_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("engine", "name", "wanted"),
     [
-        ("vllm/engine/arg_utils.py", True),
-        ("vllm/_flashmla_C.abi3.so", True),
-        ("vllm/_qutlass_C.abi3.so", False),
-        ("vllm/third_party/deep_gemm/include/a.cuh", True),
-        ("vllm/third_party/other/a.cuh", False),
-        ("xgrammar/libxgrammar.so", True),
-        ("xgrammar/tests/test_a.py", False),
-        ("vllm/vllm-rs", False),
+        (pack.VLLM, "vllm/engine/arg_utils.py", True),
+        (pack.VLLM, "vllm/_flashmla_C.abi3.so", True),
+        (pack.VLLM, "vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so", True),
+        (pack.VLLM, "vllm/_qutlass_C.abi3.so", False),
+        (pack.VLLM, "vllm/third_party/deep_gemm/include/a.cuh", True),
+        (pack.VLLM, "vllm/third_party/other/a.cuh", False),
+        (pack.VLLM, "xgrammar/libxgrammar.so", True),
+        (pack.VLLM, "xgrammar/tests/test_a.py", False),
+        (pack.VLLM, "vllm/vllm-rs", False),
+        (pack.SGLANG, "sgl_kernel/sm90/common_ops.abi3.so", True),
+        (pack.SGLANG, "sgl_kernel/sm100/common_ops.abi3.so", False),
+        (pack.SGLANG, "sgl_kernel/flash_ops.abi3.so", False),
+        (pack.SGLANG, "sglang/jit_kernel/include/sgl_kernel/vec.cuh", True),
+        (pack.SGLANG, "sglang/multimodal_gen/registry.py", False),
+        (pack.SGLANG, "tvm_ffi/lib/libtvm_ffi.so", True),
     ],
 )
-def test_files_of_the_wheels_that_are_carried(name: str, wanted: bool) -> None:
-    assert pack.is_wanted(name) == wanted
+def test_files_of_the_wheels_that_are_carried(engine: pack.Engine, name: str, wanted: bool) -> None:
+    assert engine.is_wanted(name) == wanted
 
 
 def test_kernels_that_are_carried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,24 +130,54 @@ def test_archives_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     archives, folder = tmp_path / "archives", tmp_path / "unpacked"
     archives.mkdir()
     with pytest.raises(ArgumentValueError, match=r"has no vllm.tar.xz, fa3.tar.xz, flash"):
-        pack.unpack(archives, folder)
+        pack.unpack(archives, folder, pack.VLLM)
+    (query,) = pack.VLLM.written
     for name, files in zip(
-        pack.ARCHIVES,
-        ({pack.CUTE_DSL_QUERY: b"import cutlass"}, {"vllm/fa3.so": b"3"},
+        pack.VLLM.archives,
+        ({query.path: b"import cutlass"}, {"vllm/fa3.so": b"3"},
          {f"{pack.KERNELS}/sm90.so": b"90"}),
         strict=True,
     ):  # fmt: skip
         assert pack._write(archives / name, files) == (archives / name).stat().st_size
     monkeypatch.setattr(pack, "installed_object", lambda _: tmp_path / "kernels" / "sm90.so")
     monkeypatch.setattr(pack, "find_spec", lambda _: None)
-    monkeypatch.setattr(pack, "entry_points", lambda **_: ())
     for _ in range(2):
-        pack.unpack(archives, folder)
+        pack.unpack(archives, folder, pack.VLLM)
     assert (tmp_path / "kernels" / "sm90.so").read_bytes() == b"90"
     assert (folder / "vllm" / "fa3.so").read_bytes() == b"3"
-    assert "no CuTe DSL" in (folder / pack.CUTE_DSL_QUERY).read_text()
+    assert "no CuTe DSL" in (folder / query.path).read_text()
     named = (folder / "flashdsa-0.dist-info" / "entry_points.txt").read_text()
     assert "flashdsa.integrations.vllm:register" in named
+
+
+def test_sglangs_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wheels and this machine's libraries become one archive, and files and plugins are written."""
+    archives, kernels = tmp_path / "archives", tmp_path / "kernels"
+    wheels = archives / "sglang_wheels"
+    wheels.mkdir(parents=True)
+    with zipfile.ZipFile(wheels / "sglang.whl", "w") as wheel:
+        wheel.writestr("sglang/version.py", "0.5.13")
+        wheel.writestr("sgl_kernel/flash_ops.abi3.so", "FA3")
+        wheel.writestr("transformers/dependency_versions_check.py", "refuse()")
+    library = tmp_path / "libnuma.so.1"
+    library.write_bytes(b"numa")
+    (archives / "kernels").mkdir()
+    (archives / "kernels" / "sm90.so").write_bytes(b"90")
+    monkeypatch.setattr(pack, "_download", lambda needs, folder: None)
+    monkeypatch.setattr(pack, "_compile", lambda target: None)
+    monkeypatch.setattr(pack, "installed_object", lambda _: kernels / "sm90.so")
+    engine = pack.SGLANG._replace(libraries=(str(library),))
+    assert list(pack.pack(archives, engine)) == ["sglang.tar.xz", "flashdsa.tar.xz"]
+    folder = tmp_path / "unpacked"
+    pack.unpack(archives, folder, engine)
+    assert (folder / "sglang" / "version.py").read_text() == "0.5.13"
+    assert not (folder / "sgl_kernel").exists()
+    assert (folder / pack.LIBRARIES / "libnuma.so.1").read_bytes() == b"numa"
+    assert "refuse" not in (folder / "transformers/dependency_versions_check.py").read_text()
+    assert "return None" in (folder / "flashinfer" / "gemm.py").read_text()
+    named = (folder / "flashdsa-0.dist-info" / "entry_points.txt").read_text()
+    assert "flashdsa_indexer = flashdsa.integrations.sglang:register_indexer" in named
+    assert (kernels / "sm90.so").read_bytes() == b"90"
 
 
 @torch.no_grad()
@@ -216,3 +257,77 @@ def test_a_process_that_fails_or_hangs_says_so(
     assert "TypeError" in log.read_text()
     monkeypatch.setattr(vllm_run, "LIMIT_SECONDS", 0.1)
     assert "still running after 0.1 s" in vllm_run.in_a_process(["make", "nowhere"], 0)
+
+
+def test_sglangs_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers runs without SGLang's folder; SGLang's process is told its plugins."""
+    told: list[Any] = []
+
+    def run(*given: Any) -> str:
+        told.append(given)
+        return ""
+
+    monkeypatch.setattr(vllm_run, "in_a_process", run)
+    log = tmp_path / "out.log"
+    sglang_run.in_a_process(["eager", "model", "out.json"], 1, "folder", log)
+    assert told.pop() == (["eager", "model", "out.json"], 1, "", log)
+    words = ["vllm", "model", "folder/out.json", "flashdsa", "{}"]
+    assert sglang_run.in_a_process(words, 1, "folder", log) == ""
+    given, gpu, path, _, module, environment, limit = told.pop()
+    assert (given, gpu, path) == (["model", "folder/out.json", "{}"], 1, "folder")
+    assert module == "workbench.engines.sglang_process" and limit == sglang_run.LIMIT_SECONDS
+    assert environment["SGLANG_PLUGINS"] == "flashdsa,flashdsa_counts"
+    assert environment["LD_LIBRARY_PATH"].startswith("folder/libraries")
+    assert environment[sglang_process.COUNTS] == "folder/out.counts"
+
+
+def test_sglangs_cases(tmp_path: Path) -> None:
+    """Arguments are Engine's; verdicts are vLLM's."""
+    seen: list[dict[str, Any]] = []
+    answers = answer(tmp_path, [[1, 2], [3, 4]])
+
+    def run(words: list[str], gpu: int) -> str:
+        if words[0] == "vllm":
+            seen.append(json.loads(words[4]))
+        return str(answers(words, gpu))
+
+    found = sglang_run.measure(("flashdsa",), ("eager+fp8",), tmp_path, run)
+    assert all(one["right"] for one in found["rows"][0]["prompts"])
+    assert seen[0]["disable_cuda_graph"] and seen[0]["dsa_decode_backend"] == "flashmla_kv"
+    with pytest.raises(ArgumentValueError, match=r"--case: expected graphs, .* got 'drafts'"):
+        sglang_run.measure(("flashdsa",), ("drafts",), tmp_path, run)
+
+
+def test_calls_are_counted_into_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: dict[str, Any] = {}
+    stub(
+        monkeypatch,
+        "sglang.srt.plugins.hook_registry",
+        HookRegistry=SimpleNamespace(
+            register=lambda target, hook, kind: registered.update({target: (hook, kind)})
+        ),
+        HookType=SimpleNamespace(AROUND="around"),
+    )
+    module = SimpleNamespace(sparse_mla_fwd=lambda one, *, two: one + two)
+    monkeypatch.setattr(sglang_process, "OURS", {"ours": ("sparse_mla_fwd",)})
+    monkeypatch.setitem(sys.modules, "ours", module)
+    monkeypatch.setenv(sglang_process.COUNTS, str(tmp_path / "counts"))
+    sglang_process.count_calls()
+    assert module.sparse_mla_fwd(1, two=2) == 3 and module.sparse_mla_fwd(1, two=3) == 4
+    (target,) = (one for one in registered if one.endswith("._forward_flashmla_kv"))
+    hook, kind = registered[target]
+    assert kind == "around" and hook(lambda self, q: (self, q), "backend", q="q") == (
+        "backend",
+        "q",
+    )
+    counts = json.loads((tmp_path / "counts").read_text())
+    assert counts == {"sparse_mla_fwd": 2, "_forward_flashmla_kv": 1}
+
+
+def test_sglangs_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = answer(tmp_path, [[1, 2], [3, 9]])
+    monkeypatch.setattr(sglang_run, "in_a_process", lambda words, gpu, path, log: run(words, gpu))
+    words = ["engines", "sglang", "none", "--case", "graphs", "--folder", str(tmp_path)]
+    shown = CliRunner().invoke(cli, [*words, "--out", str(tmp_path / "out.json")])
+    assert shown.exit_code == 1 and "2, 1 (0.300)" in shown.stdout
+    assert "graphs, none: prompt 1: token 1 differs" in shown.stderr
