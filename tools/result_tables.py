@@ -229,12 +229,15 @@ def engines_table() -> str:
         names = list(next(iter(found.values())))
         ours = next(name for name in names if name.endswith("INDEXER"))
         others = [name for name in names if not name.startswith("FLASHDSA")]
+        cache = rows[0]["cache"]
         shown = [ours, *(name for name in names if name != ours)]
         lines += [
-            f"{rows[0]['cache']} cache, {machine_of(document)}, vLLM {rows[0]['vllm']}, "
+            f"{'bf16' if cache == 'auto' else cache} cache, {machine_of(document)}, vLLM {rows[0]['vllm']}, "
             f"{path.name[:10]}:",
             "",
-            "| | " + " | ".join(f"`{name}`" for name in shown) + " | ours over the best other |",
+            "| users after context | "
+            + " | ".join(f"`{name}`" for name in shown)
+            + " | ours over the best other |",
             "| --- |" + " --: |" * (len(shown) + 1),
         ]
         for cell, values in found.items():
@@ -242,9 +245,7 @@ def engines_table() -> str:
             is_step = kind == "step"
             best = (max if is_step else min)(values[name] for name in others)
             ratio = values[ours] / best if is_step else best / values[ours]
-            said = (
-                f"{users} users after {int(tokens):,}" if is_step else f"prompt of {int(tokens):,}"
-            )
+            said = f"{users} after {int(tokens):,}" if is_step else f"prompt of {int(tokens):,}"
             unit = "tokens/s" if is_step else "ms"
             cells = " | ".join(f"{values[name]:,.0f} {unit}" for name in shown)
             lines.append(f"| {said} | {cells} | {ratio:.2f} |")
