@@ -232,8 +232,8 @@ def engines_table() -> str:
         cache = rows[0]["cache"]
         shown = [ours, *(name for name in names if name != ours)]
         lines += [
-            f"{'bf16' if cache == 'auto' else cache} cache, {machine_of(document)}, vLLM {rows[0]['vllm']}, "
-            f"{path.name[:10]}:",
+            f"{'bf16' if cache == 'auto' else cache} cache, {machine_of(document)}, "
+            f"vLLM {rows[0]['vllm']}, {path.name[:10]}:",
             "",
             "| users after context | "
             + " | ".join(f"`{name}`" for name in shown)
