@@ -118,3 +118,15 @@ def test_the_list_says_which_case_reaches_which_kernel_and_runs_nothing(
     assert document["backend"] == "cpu" and document["cases"][0]["functions"] == [
         "flashdsa.backends.cpu.sparse_mla:forward"
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--backend", "cpu", "--device", "cuda"), "cpu has its own; expected --backend torch"),
+        (("--backend", "torch", "--device", "mps"), "torch has no mps here; expected c"),
+    ],
+)
+def test_a_device_is_one_that_torch_has(run: Run, words: tuple[str, ...], said: str) -> None:
+    result = run("check", "--quick", *words)
+    assert result.exit_code == 2 and f"--device: {said}" in result.stderr

@@ -122,11 +122,13 @@ def check(
         _print_list(backend, operations or None, as_json)
         return
     from flashdsa.cli.availability import require_runnable
-    from flashdsa.verify.check import run_checks
+    from flashdsa.verify.check import device_of, run_checks
 
     require_runnable(backend)
     if device is not None and backend != "torch":
-        raise click.UsageError(f"--device: tensors of {backend} have one; expected --backend torch")
+        raise click.UsageError(f"--device: {backend} has its own; expected --backend torch")
+    if device not in (None, "cpu", here := device_of("torch")):
+        raise click.UsageError(f"--device: torch has no {device} here; expected {here}")
     seed = secrets.randbelow(2**31) if seed is None else seed
     start = time.perf_counter()
     with progress_bar() as on_progress:
