@@ -88,8 +88,9 @@ MUTATIONS = {
     "an id is not multiplied by its block": (
         GATHER, "RowList", "ids * self.step +", "ids +", "sparse_mla_fwd", POOLS),
     "an id times its block wraps": (
-        GATHER, "_row_list", "slots = indices",
-        "indices = (indices * block) // block; slots = indices", "sparse_mla_fwd", POOLS),
+        GATHER, "_row_list", "return RowList(kv, indices, topk_length, indices",
+        "indices = (indices * block) // block; return RowList(kv, indices, topk_length, indices",
+        "sparse_mla_fwd", POOLS),
     "lengths count rows of blocks": (
         GATHER, "_row_list", "topk_length.long() * block", "topk_length.long()",
         "sparse_mla_fwd", POOLS),

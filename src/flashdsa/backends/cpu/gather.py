@@ -56,9 +56,8 @@ class RowList(NamedTuple):
         lengths, slots = self.lengths, self.slots
         if lengths is not None:
             lengths = lengths[queries]
-            if (
-                self.rows_of_id != self.step and self.mode.reads
-            ):  # a range, whose lengths are far apart in prefill
+            # Those of a range are far apart in prefill.
+            if self.rows_of_id != self.step and self.mode.reads:
                 slots = int(lengths.max())
         for first, last in spans(slots, tile.k_block):
             row_numbers = self.row_numbers(queries, first, last)
@@ -82,12 +81,12 @@ def row_lists(
 ) -> list[RowList]:
     """The lists of a call, of kv's rows and of extra_kv's, if it is there."""
     x = operands
-    lists = [_row_list(x.kv, x.indices, x.topk_length, x.ends, index_block, mode)]
+    lists = [_row_list(x.kv, x.indices, x.topk_length, x.ends, index_block, mode.reads)]
     if x.extra_kv is not None:
         assert x.extra_indices is not None
         extra = x.extra_indices, x.extra_topk_length, x.extra_ends
-        lists.append(_row_list(x.extra_kv, *extra, 1, mode))
-    return [one._replace(form=form_of(one.kv, kv_format)) for one in lists]
+        lists.append(_row_list(x.extra_kv, *extra, 1, mode.reads))
+    return [one._replace(form=form_of(one.kv, kv_format), mode=mode) for one in lists]
 
 
 def _row_list(
@@ -96,22 +95,21 @@ def _row_list(
     topk_length: Tensor | None,
     ends: Tensor | None,
     block: int,
-    mode: Mode,
+    reads: bool,
 ) -> RowList:
     """A list of ids of `block` rows, or of starts if there are ends."""
     count = num_rows(kv)
     if not count or not indices.shape[0]:
-        return RowList(kv, indices, topk_length, 0, mode=mode)
+        return RowList(kv, indices, topk_length, 0)
     if ends is not None:
         starts = indices.long().clamp(0, count)
         lengths = (ends.clamp(0, count) - starts[:, 0]).clamp(min=0)
-        most = int(lengths.max()) if mode.reads else count
-        return RowList(kv, starts, lengths, most, max(most, 2), 1, mode=mode)
+        most = int(lengths.max()) if reads else count
+        return RowList(kv, starts, lengths, most, max(most, 2), 1)
     block = min(block, count)  # INVARIANT: id * block fits int64; any id but 0 stays invalid
     if topk_length is not None and block > 1:
         topk_length = topk_length.long() * block
-    slots = indices.shape[1] * block
-    return RowList(kv, indices, topk_length, slots, block, block, mode=mode)
+    return RowList(kv, indices, topk_length, indices.shape[1] * block, block, block)
 
 
 class GatheredRows(NamedTuple):
