@@ -2,12 +2,10 @@
 
     vllm serve ... --attention-backend FLASHDSA_MLA_SPARSE
     vllm serve ... --attention-backend FLASHDSA_MLA_SPARSE_INDEXER
-
     FLASHDSA_VLLM_V4=1 vllm serve ...
 
 The first serves attention, the second the indexer's top-k, too, the third attention of DeepSeek-V4
-and V4.1. docs/guides/serving.md says what
-was tried.
+and V4.1. docs/guides/serving.md says what was tried.
 """
 
 from __future__ import annotations

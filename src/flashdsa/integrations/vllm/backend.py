@@ -95,9 +95,9 @@ def find_prompts(metadata: FlashDsaMLASparseMetadata, common: Any) -> tuple[Prom
         while end < len(lengths) and sum(lengths[first : end + 1]) <= ROWS_AT_ONCE:
             end += 1
         rows, tokens = common.seq_lens[first:end], starts[end] - starts[first]
-        owners = rows.new_empty(len(rows)).copy_(torch.arange(end - first))
         before = rows.cumsum(0) - rows
-        owner = owners.repeat_interleave(rows, output_size=sum(lengths[first:end])).long()
+        owner = torch.arange(end - first, device=rows.device)
+        owner = owner.repeat_interleave(rows, output_size=sum(lengths[first:end]))
         place = torch.arange(len(owner), device=rows.device) - before[owner]
         slots = metadata.block_table[first:end][owner, place // size] * size + place % size
         queries = common.query_start_loc[first : end + 1].diff()
