@@ -246,7 +246,7 @@ def unpack(archives: Path, folder: Path, engine: Engine) -> None:
     this checkout; make the plugins known.
 
     Raises:
-        ArgumentValueError: an archive is missing.
+        ArgumentValueError: an archive is missing, or its kernels are of other sources.
     """
     ready = folder / ".ready"
     if ready.exists():
@@ -257,7 +257,10 @@ def unpack(archives: Path, folder: Path, engine: Engine) -> None:
     for name in engine.archives:
         with tarfile.open(archives / name) as archive:
             archive.extractall(folder, filter="data")
-    shutil.copytree(folder / KERNELS, installed_object("sm90").parent, dirs_exist_ok=True)
+    installed = installed_object("sm90")
+    shutil.copytree(folder / KERNELS, installed.parent, dirs_exist_ok=True)
+    if not is_from(installed, installed_hash("sm90")):
+        raise ArgumentValueError(f"--packed: {archives} has kernels of other sources; --pack again")
     for path, text, unless in engine.written:
         if not unless or find_spec(unless) is None:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)

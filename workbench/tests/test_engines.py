@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 import flashdsa
 from flashdsa.errors import ArgumentValueError
+from flashdsa.jit.loader import installed_hash
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
 from tests.support.stubs import stub
 from workbench.__main__ import cli
@@ -125,6 +126,10 @@ def test_kernels_that_are_carried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken <= set(pack.needed_kernels()), taken - set(pack.needed_kernels())
 
 
+OF_THESE_SOURCES = f"flashdsa kernels of sources {installed_hash('sm90')};".encode()
+"""An object's mark, which says what it was compiled from."""
+
+
 def test_archives_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM for the path, kernels beside flashdsa, the plugin's name, no import of CuTe DSL."""
     archives, folder = tmp_path / "archives", tmp_path / "unpacked"
@@ -141,9 +146,12 @@ def test_archives_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert pack._write(archives / name, files) == (archives / name).stat().st_size
     monkeypatch.setattr(pack, "installed_object", lambda _: tmp_path / "kernels" / "sm90.so")
     monkeypatch.setattr(pack, "find_spec", lambda _: None)
+    with pytest.raises(ArgumentValueError, match="kernels of other sources; --pack again"):
+        pack.unpack(archives, folder, pack.VLLM)
+    pack._write(archives / "flashdsa.tar.xz", {f"{pack.KERNELS}/sm90.so": OF_THESE_SOURCES})
     for _ in range(2):
         pack.unpack(archives, folder, pack.VLLM)
-    assert (tmp_path / "kernels" / "sm90.so").read_bytes() == b"90"
+    assert (tmp_path / "kernels" / "sm90.so").read_bytes() == OF_THESE_SOURCES
     assert (folder / "vllm" / "fa3.so").read_bytes() == b"3"
     assert "no CuTe DSL" in (folder / query.path).read_text()
     named = (folder / "flashdsa-0.dist-info" / "entry_points.txt").read_text()
@@ -162,7 +170,7 @@ def test_sglangs_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     library = tmp_path / "libnuma.so.1"
     library.write_bytes(b"numa")
     (archives / "kernels").mkdir()
-    (archives / "kernels" / "sm90.so").write_bytes(b"90")
+    (archives / "kernels" / "sm90.so").write_bytes(OF_THESE_SOURCES)
     monkeypatch.setattr(pack, "_download", lambda needs, folder: None)
     monkeypatch.setattr(pack, "_compile", lambda target: None)
     monkeypatch.setattr(pack, "installed_object", lambda _: kernels / "sm90.so")
@@ -177,7 +185,7 @@ def test_sglangs_archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "return None" in (folder / "flashinfer" / "gemm.py").read_text()
     named = (folder / "flashdsa-0.dist-info" / "entry_points.txt").read_text()
     assert "flashdsa_indexer = flashdsa.integrations.sglang:register_indexer" in named
-    assert (kernels / "sm90.so").read_bytes() == b"90"
+    assert (kernels / "sm90.so").read_bytes() == OF_THESE_SOURCES
 
 
 @torch.no_grad()
