@@ -49,9 +49,15 @@ class Builder:
     dcp_world_size = 1
     vllm_config = SimpleNamespace(cache_config=SimpleNamespace(cache_dtype="fp8_ds_mla"))
 
-    def build(self, prefix: int, common: Any, fast_build: bool) -> Any:
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> Any:
         """What it is given as the batch."""
-        return common
+        return common_attn_metadata
+
+    def build_for_cudagraph_capture(self, batch: Any) -> Any:
+        """The batch, by vLLM's names."""
+        return self.build(common_prefix_len=0, common_attn_metadata=batch)
 
     def _init_reorder_batch_threshold(self, threshold: int, supports_spec_as_decode: bool) -> None:
         self.ordered_by = threshold, supports_spec_as_decode
@@ -243,7 +249,7 @@ def test_prompts_of_a_packed_cache_read_rows_unpacked_once(
     # Drafts and decodes of a batch with prompts come alone where prompts are dense.
     assert layer.forward_mqa((q[:3], q[:3]), cache, batch, None)[1] == "lse"
     batch.num_prefills, batch.prompts = 0, ()
-    assert builder.build(0, batch).prompts == ()
+    assert builder.build_for_cudagraph_capture(batch).prompts == ()
 
 
 def test_vllm_finds_the_backends_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,9 @@ def run_batch(config: Any, layer: Any, next_n: int) -> float:
     for one, extra in ((layer, {}), (keys, {"block_table_width": pages})):
         builder = one.get_attn_backend().get_builder_cls()
         given = one.get_kv_cache_spec(config), [names[id(one)]], config, torch.device("cpu")
-        made = metadata[names[id(one)]] = builder(*given, **extra).build(0, common)
+        made = metadata[names[id(one)]] = builder(*given, **extra).build(
+            common_prefix_len=0, common_attn_metadata=common
+        )
         assert made.num_decodes == 2, "drafts and their verification are decodes"
 
     def random(*shape: int) -> Tensor:

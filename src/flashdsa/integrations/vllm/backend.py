@@ -68,11 +68,13 @@ class FlashDsaMLASparseBuilder(SparseMLACommonMetadataBuilder):  # type: ignore[
             self.vllm_config.cache_config.cache_dtype == PACKED_CACHE and self.dcp_world_size == 1
         )
 
-    def build(self, prefix: int, common: Any, fast_build: bool = False) -> Any:
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> Any:
         """Describe a batch."""
-        metadata = super().build(prefix, common, fast_build)
+        metadata = super().build(common_prefix_len, common_attn_metadata, fast_build)
         if self.unpacks and metadata.num_prefills:
-            metadata.prompts = find_prompts(metadata, common)
+            metadata.prompts = find_prompts(metadata, common_attn_metadata)
         return metadata
 
     def update_draft_decode_metadata(self, metadata: FlashDsaMLASparseMetadata) -> None:
