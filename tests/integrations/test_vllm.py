@@ -5,6 +5,7 @@ They run in vLLM's own classes in test_vllm_construction.py.
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -19,7 +20,7 @@ import flashdsa
 from flashdsa.integrations import vllm
 from tests.support.formulas import assert_close, attention
 from tests.support.stubs import stub
-from tests.support.vllm_batches import gather_index_keys, require_best
+from tests.support.vllm_batches import gather_index_keys, require_best, stub_registry
 
 ATTENTION = "vllm.models.deepseek_v32.attention"
 TOPK, HEADS, PAGES = 24, 16, 20
@@ -253,10 +254,16 @@ def test_prompts_of_a_packed_cache_read_rows_unpacked_once(
 
 
 def test_vllm_finds_the_backends_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[str, str] = {}
-    stub(monkeypatch, "vllm.v1.attention.backends.registry", register_backend=found.__setitem__)
+    """In each process: one that is given a member first, and loads plugins afterwards, too."""
+    known = stub_registry(monkeypatch)
+    for _ in range(2):
+        vllm.register()
+    found = {name: one.value for name, one in known.__members__.items()}
+    assert found == {"THEIRS": "theirs", **vllm.CLASSES}
+    pickled = [pickle.dumps(known[name]) for name in vllm.CLASSES]
+    fresh = stub_registry(monkeypatch)
+    assert [pickle.loads(one) for one in pickled] == [fresh[name] for name in vllm.CLASSES]
     vllm.register()
-    assert found == vllm.CLASSES
 
 
 # The indexer

@@ -76,6 +76,10 @@ def test_a_layer_answers_as_the_formulas_in_vllms_own_batches(found: Any, name: 
     assert found[name]["error"] < 8e-3
 
 
+def test_a_process_that_a_server_spawns_knows_the_backend(found: Any) -> None:
+    assert found[INDEXER_NAME]["spawned"] == INDEXER_NAME
+
+
 def test_vllm_says_which_cache_the_backend_takes(found: Any) -> None:
     assert "takes --kv-cache-dtype fp8_ds_mla, not fp8" in found[f"{NAME}:fp8"]["refused"]
 

@@ -15,6 +15,7 @@ from flashdsa.integrations import vllm
 from flashdsa.integrations.vllm import v4
 from tests.support.formulas import assert_close, attention
 from tests.support.stubs import stub
+from tests.support.vllm_batches import stub_registry
 
 FLASH_MLA = "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits"
 FLASH_MLA += " softmax_scale causal is_fp8_kvcache indices attn_sink extra_k_cache topk_length"
@@ -36,7 +37,7 @@ def taking(parameters: str) -> Any:
 def test_the_switch_replaces_both_models_functions(
     monkeypatch: pytest.MonkeyPatch, switch: str | None
 ) -> None:
-    stub(monkeypatch, "vllm.v1.attention.backends.registry", register_backend=lambda *_: None)
+    stub_registry(monkeypatch)
     if switch is not None:
         monkeypatch.setenv("FLASHDSA_VLLM_V4", switch)
     prompts = taking("q kv indices sm_scale d_v attn_sink topk_length out")

@@ -12,6 +12,8 @@ import copy
 import importlib
 import json
 import os
+import pickle
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -116,8 +118,17 @@ def describe(folder: str, backend: str, cache: str = "auto", drafts: str = "") -
             "page_bytes": layers[0].get_kv_cache_spec(config).page_size_bytes,
         }
         if backend == INDEXER_NAME:
+            if not drafts:
+                found["spawned"] = read_elsewhere(pickle.dumps(config.attention_config))
             found["error"] = run_batch(config, layers[0], 1 + int(drafts or 0))
         return found
+
+
+def read_elsewhere(pickled: bytes) -> str:
+    """The backend's name in a process that has not loaded plugins, as a server spawns one."""
+    code = "import pickle, sys; print(pickle.load(sys.stdin.buffer).backend.name)"
+    read = subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True)
+    return (read.stdout or read.stderr).decode().strip()
 
 
 def run_batch(config: Any, layer: Any, next_n: int) -> float:

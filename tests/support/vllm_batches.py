@@ -1,11 +1,34 @@
-"""Keys of vLLM's index cache, and what its indexer is to choose."""
+"""vLLM's names of backends, keys of its index cache, and what its indexer is to choose."""
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
 import flashdsa
+from tests.support.stubs import stub
+
+
+def stub_registry(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A process's enum of backends in vLLM's place: names are added once."""
+
+    class AttentionBackendEnum(Enum):
+        THEIRS = "theirs"
+
+    def register_backend(name: str, path: str) -> None:
+        assert name not in known._member_map_, f"Backend {name} already exists"
+        member = object.__new__(known)
+        member._name_, member._value_ = name, path
+        known._member_map_[name] = member
+
+    known: Any = AttentionBackendEnum
+    module = "vllm.v1.attention.backends.registry"
+    stub(monkeypatch, module, AttentionBackendEnum=known, register_backend=register_backend)
+    return known
 
 
 def gather_index_keys(

@@ -11,6 +11,7 @@ and V4.1. docs/guides/serving.md says what was tried.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,14 +34,26 @@ CLASSES = {
 def register() -> None:
     """The entry point, run in each of vLLM's processes: makes the backends' names known, and serves
     DeepSeek-V4's layers where `V4_SWITCH` is set."""
-    from vllm.v1.attention.backends.registry import register_backend
-
-    for name, path in CLASSES.items():
-        register_backend(name, path)
+    for name in CLASSES:
+        member(name)
     if os.environ.get(V4_SWITCH, "0") != "0":
         from flashdsa.integrations.vllm import v4
 
         v4.install()
+
+
+def member(name: str) -> Any:
+    """vLLM's enum member of a backend, which is made known unless it is.
+
+    Its pickle calls this function: a spawned process, as each engine of `vllm serve`, reads its
+    configuration before it loads plugins.
+    """
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if name not in AttentionBackendEnum.__members__:
+        register_backend(name, CLASSES[name])
+        AttentionBackendEnum[name].__reduce_ex__ = lambda protocol: (member, (name,))
+    return AttentionBackendEnum[name]
 
 
 def joined(latent: Tensor, rope: Tensor) -> Tensor:
