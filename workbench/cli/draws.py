@@ -61,8 +61,9 @@ def draws() -> None:
     "--only", "numbers", type=click.IntRange(min=0), multiple=True, help="This draw; repeatable."
 )
 @click.option(
-    "--peers", default="all", show_default=True, help="all, none, or parts of names, by commas."
-)
+    "--peers", default="all", show_default=True,
+    help="all, none, or parts of names, by commas; triton and torch are ours by these backends.",
+)  # fmt: skip
 @click.option(
     "--budget", type=click.FloatRange(min=0), metavar="SECONDS",
     help="No draw begins that would not end within it; below 4 s a draw, samples are shorter.",
@@ -126,6 +127,7 @@ def _measure(
     from flashdsa.bench.result import OURS
     from flashdsa.cli.availability import require_runnable
     from flashdsa.cli.console import progress_bar
+    from workbench.draws.peers import OTHERS
     from workbench.draws.run import DrawOptions, rows_of, run_draws
 
     require_runnable(backend)
@@ -133,6 +135,8 @@ def _measure(
 
     def is_wanted(name: str) -> bool:
         named = any(part in name.lower() for part in parts)
+        if name in OTHERS.values():
+            return named
         return peers == "all" or name.startswith(OURS) or (peers != "none" and named)
 
     def keep(document: dict[str, Any]) -> None:
@@ -245,7 +249,7 @@ def _show_details(console: Console, one: Report) -> None:
         print_table(console, f"{one.operation}: the lowest", table)
     for cost in one.cost:
         console.print(
-            f"{one.operation}, {cost.condition}: {cost.option}=True costs {cost.mean:.2f} of the "
+            f"{one.operation}, {cost.condition}: {cost.option} costs {cost.mean:.2f} of the "
             f"default in the mean, 95 % at most {cost.p95:.2f}, all {cost.largest:.2f}"
         )
     if one.unserved:

@@ -20,12 +20,15 @@ from workbench.bench.indexer import DeepGemm, judge_peer
 from workbench.bench.top_ks import NAMES, load_top_k
 from workbench.draws import indexers, two_sources
 from workbench.draws.distribution import Draw
+from workbench.draws.inputs import make_task
 from workbench.draws.timing import microseconds
 
 PROMISES = {
     option: f"{OURS}, {option.replace('_', ' ')}" for option in ("deterministic", "batch_invariant")
 }
 """Ours with an option that costs time, by its name: no peers, but timed by turns with them."""
+OTHERS = {backend: f"{OURS}, {backend}" for backend in ("triton", "torch")}
+"""Ours by another backend, by its name: likewise, where they are asked for."""
 LAYERS = 60
 """DeepGEMM's metadata are made once a step, for all layers."""
 INDEX_BACKWARD_HEADS = 64
@@ -40,6 +43,11 @@ def peers_of(draw: Draw, charges: dict[str, float]) -> dict[str, Peer]:
     Args:
         charges: gets microseconds by name that a call of a peer is charged besides.
     """
+    others = {name: partial(elsewhere, draw, backend) for backend, name in OTHERS.items()}
+    return others | _peers_of(draw, charges)
+
+
+def _peers_of(draw: Draw, charges: dict[str, float]) -> dict[str, Peer]:
     kind, _, wide = draw.operation.partition("-")
     kind = {"prompts": "forward", "chats": "decode"}.get(kind, kind)
     if kind == "backward":
@@ -63,6 +71,13 @@ def peers_of(draw: Draw, charges: dict[str, float]) -> dict[str, Peer]:
 def promise(option: str) -> dict[str, Peer]:
     """The contender of an option, by its name."""
     return {PROMISES[option]: lambda _, task: (partial(task.call, **{option: True}), task.judge)}
+
+
+def elsewhere(draw: Draw, backend: str, case: cases.Case, task: cases.Task) -> Prepared:
+    """The draw's call by another backend, of inputs that are made again."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    own = make_task(draw, case.options.get("part", ""), device, backend)
+    return own.call, own.judge
 
 
 def paged_pair(

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flashdsa.bench.result import CEILING, OURS, Row
-from workbench.draws.peers import PROMISES
+from workbench.draws.peers import OTHERS, PROMISES
 from workbench.ways.judge import SLOW
 
 CONDITIONS = ("hot", "cold")
@@ -44,7 +44,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """Times of ours with an option over those without, under one condition."""
+    """Times of ours with an option or by another backend over ours, under one condition."""
 
     option: str
     condition: str
@@ -61,7 +61,7 @@ class Report:
         figures: by condition. lowest: (ratio, hot or cold, peer, draw), the lowest first.
         at_ceiling: geometric mean of the fastest peer's hot time over that of the same work at the
             chip's ceiling, which no kernel passes; None where no ceiling was timed.
-        cost: of the options that cost time.
+        cost: of the options that cost time, and of other backends.
         unserved: microseconds of ours, and the draw, where no peer serves it.
         missing: draws that a peer did not serve, by its name and why.
         wrong: what is wrong with ours.
@@ -113,7 +113,7 @@ def reports(rows: Iterable[Row]) -> Iterator[Report]:
             figures = Figures.of(one[0] for one in ratios if one[1] == condition)
             if figures is not None:
                 report.figures[condition] = figures
-            for option, name in PROMISES.items():
+            for option, name in (PROMISES | OTHERS).items():
                 cost = sorted(
                     times[name].median / times[OURS].median
                     for row in of_it
