@@ -137,14 +137,19 @@ class Engine:
 
 
 def kernels(call: Callable[[], object]) -> list[tuple[str, int, float]]:
-    """The kernels of a call that take longest in all: name, launches, milliseconds."""
+    """The kernels of a call that take longest in all: name, launches, milliseconds; before them
+    all of them, and the time from the first one's start to the last one's end."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
     found = [
         (one.key[:120], one.count, one.device_time_total / 1e3) for one in profile.key_averages()
     ]
-    return sorted(found, key=lambda one: -one[2])[:KERNELS]
+    ranges = [one.time_range for one in profile.events() or ()]
+    span = max(one.end for one in ranges) - min(one.start for one in ranges) if ranges else 0.0
+    busy = "all kernels", sum(one[1] for one in found), sum(one[2] for one in found)
+    longest = sorted(found, key=lambda one: -one[2])[:KERNELS]
+    return [busy, ("first to last", 1, span / 1e3), *longest]
 
 
 def run(folder: Path, backend: str, arguments: dict[str, Any]) -> dict[str, Any]:
