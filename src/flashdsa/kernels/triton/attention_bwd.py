@@ -1,0 +1,94 @@
+"""Sparse MLA's backward in Triton: dQ by a program of heads, dKV by additions to its rows.
+
+A program takes BLOCK_H heads of a query and BLOCK_K slots at a time, recomputes P from lse, and
+adds dS^T Q + [P^T dO, 0] to the slots' rows in fp32. The order of these additions, and so their
+last bits, are the GPU's.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flashdsa.kernels.triton.attention import row_numbers
+
+
+@triton.jit
+def differentiate(
+    dq, dq_rope, q, q_rope, do, lse2, delta, kv, dkv, ids, query, count, num_rows, width, scale,
+    sm_scale, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
+    RANGE: tl.constexpr, ROWS_OF_ID: tl.constexpr,
+):  # fmt: skip
+    """Add a list's slots to dQ, and their gradients to `dkv`."""
+    column = tl.arange(0, D_V)
+    for first in range(0, count, BLOCK_K):
+        slot = first + tl.arange(0, BLOCK_K)
+        row, valid = row_numbers(ids, query, slot, count, num_rows, width, RANGE, ROWS_OF_ID)
+        place = row[:, None] * (D_V + D_ROPE)
+        rows = tl.load(kv + place + column[None, :], mask=valid[:, None], other=0.0)
+        s = tl.dot(q, tl.trans(rows))
+        if D_ROPE > 0:
+            others = D_V + tl.arange(0, D_ROPE)
+            rope = tl.load(kv + place + others[None, :], mask=valid[:, None], other=0.0)
+            s = tl.dot(q_rope, tl.trans(rope), s)
+        p = tl.where(valid[None, :], tl.exp2(s * scale - lse2[:, None]), 0.0)
+        dp = tl.dot(do, tl.trans(rows))
+        ds = tl.where(valid[None, :], p * (dp - delta[:, None]) * sm_scale, 0.0).to(rows.dtype)
+        dq = tl.dot(ds, rows, dq)
+        of_rows = tl.dot(tl.trans(ds), q)
+        of_rows = tl.dot(tl.trans(p.to(rows.dtype)), do, of_rows)
+        tl.atomic_add(dkv + place + column[None, :], of_rows, mask=valid[:, None], sem="relaxed")
+        if D_ROPE > 0:
+            dq_rope = tl.dot(ds, rope, dq_rope)
+            of_rope = tl.dot(tl.trans(ds), q_rope)
+            tl.atomic_add(dkv + place + others[None, :], of_rope, mask=valid[:, None], sem="relaxed")
+    return dq, dq_rope
+
+
+@triton.jit
+def backward(
+    q, kv, do, lse, delta, ids, counts, extra_kv, extra_ids, extra_counts, dq, dkv, dextra_kv,
+    num_heads, num_rows, width, extra_rows, extra_width, scale, sm_scale,
+    BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
+    RANGE: tl.constexpr, ROWS_OF_ID: tl.constexpr, EXTRA: tl.constexpr, EXTRA_RANGE: tl.constexpr,
+):  # fmt: skip
+    """dQ (S, H, D_V + D_ROPE), and dKV added to zeros, of (S, ceil(H / BLOCK_H)) programs.
+
+    Args:
+        q, kv, extra_kv, ids, counts, scale: as for `forward`. do: (S, H, D_V).
+        lse: (S, H) fp32, in base 2, with the sink; +inf where there is no key. delta: (S, H) fp32,
+            sum of O dO.
+        dkv, dextra_kv: fp32, as kv and extra_kv.
+    """
+    query = tl.program_id(0)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    there = head < num_heads
+    row = query.to(tl.int64) * num_heads + head
+    column = tl.arange(0, D_V)
+    place = row[:, None] * (D_V + D_ROPE)
+    latent = tl.load(q + place + column[None, :], mask=there[:, None], other=0.0)
+    grad = tl.load(do + row[:, None] * D_V + column[None, :], mask=there[:, None], other=0.0)
+    rope = latent
+    dq_rope = tl.zeros([1, 1], tl.float32)
+    if D_ROPE > 0:
+        others = D_V + tl.arange(0, D_ROPE)
+        rope = tl.load(q + place + others[None, :], mask=there[:, None], other=0.0)
+        dq_rope = tl.zeros([BLOCK_H, D_ROPE], tl.float32)
+    lse2 = tl.load(lse + row, mask=there, other=float("inf"))
+    total = tl.load(delta + row, mask=there, other=0.0)
+    of_latent = tl.zeros([BLOCK_H, D_V], tl.float32)
+    of_latent, dq_rope = differentiate(
+        of_latent, dq_rope, latent, rope, grad, lse2, total, kv, dkv, ids, query,
+        tl.load(counts + query), num_rows, width, scale, sm_scale, BLOCK_K, D_V, D_ROPE, RANGE,
+        ROWS_OF_ID,
+    )  # fmt: skip
+    if EXTRA:
+        of_latent, dq_rope = differentiate(
+            of_latent, dq_rope, latent, rope, grad, lse2, total, extra_kv, dextra_kv, extra_ids,
+            query, tl.load(extra_counts + query), extra_rows, extra_width, scale, sm_scale,
+            BLOCK_K, D_V, D_ROPE, EXTRA_RANGE, 1,
+        )  # fmt: skip
+    kind = dq.dtype.element_ty
+    tl.store(dq + place + column[None, :], of_latent.to(kind), mask=there[:, None])
+    if D_ROPE > 0:
+        tl.store(dq + place + others[None, :], dq_rope.to(kind), mask=there[:, None])
