@@ -1,1 +1,1 @@
-"""The Triton backend: kernels for GPUs that have none of their own, launched there or on ptxemu."""
+"""The Triton backend: kernels for every NVIDIA GPU since sm_80, and the launches of them."""

@@ -15,7 +15,9 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def row_numbers(ids, query, slot, count, num_rows, width, RANGE: tl.constexpr, ROWS_OF_ID: tl.constexpr):
+def row_numbers(
+    ids, query, slot, count, num_rows, width, RANGE: tl.constexpr, ROWS_OF_ID: tl.constexpr
+):
     """Rows (BLOCK_K,) int64 that a query's slots name, and which of them are valid."""
     used = slot < count
     if RANGE:
@@ -45,7 +47,8 @@ def attend(
         s = tl.dot(q, tl.trans(rows))
         if D_ROPE > 0:
             rope = D_V + tl.arange(0, D_ROPE)
-            s = tl.dot(q_rope, tl.trans(tl.load(place + rope[None, :], mask=valid[:, None], other=0.0)), s)
+            others = tl.load(place + rope[None, :], mask=valid[:, None], other=0.0)
+            s = tl.dot(q_rope, tl.trans(others), s)
         s = tl.where(valid[None, :], s * scale, float("-inf"))
         new_max = tl.maximum(state_max, tl.max(s, 1))
         # A row without a valid key so far has maximum -inf; subtracting 0 keeps exp2(-inf) = 0.

@@ -40,8 +40,10 @@ def differentiate(
         tl.atomic_add(dkv + place + column[None, :], of_rows, mask=valid[:, None], sem="relaxed")
         if D_ROPE > 0:
             dq_rope = tl.dot(ds, rope, dq_rope)
-            of_rope = tl.dot(tl.trans(ds), q_rope)
-            tl.atomic_add(dkv + place + others[None, :], of_rope, mask=valid[:, None], sem="relaxed")
+            of_rows = tl.dot(tl.trans(ds), q_rope)
+            tl.atomic_add(
+                dkv + place + others[None, :], of_rows, mask=valid[:, None], sem="relaxed"
+            )
     return dq, dq_rope
 
 
