@@ -26,6 +26,7 @@ from flashdsa.problem import (
     PARTS_OF_A_PAGE,
     SHORT_TABLE_PAGES,
 )
+from flashdsa.row_formats import ROW_FORMATS
 
 _TOKEN_BYTES = OneOf((INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES))
 _LOGITS = Features(
@@ -161,10 +162,18 @@ _TRITON_FORWARD = Features(
     ranges=True,
     batch_invariant=True,
 )
+_TRITON_PACKED = replace(
+    _TRITON_FORWARD,
+    dtypes=("bfloat16",),
+    row_formats=tuple(ROW_FORMATS),
+    mixed_formats=tuple(ROW_FORMATS),
+)
 _TRITON_BACKWARD = replace(_TRITON_FORWARD, deterministic=False)
 _TRITON = (
     ("sparse_mla_fwd", "attention:bind", _TRITON_FORWARD),
+    ("sparse_mla_fwd", "attention:bind", _TRITON_PACKED),
     ("sparse_mla_fwd_out", "attention:bind_out", _TRITON_FORWARD),
+    ("sparse_mla_fwd_out", "attention:bind_out", _TRITON_PACKED),
     ("mla_bwd", "attention:bind_backward", _TRITON_BACKWARD),
 )
 

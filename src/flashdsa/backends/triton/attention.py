@@ -11,9 +11,11 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.sparse_mla import sink_backward, write_without_keys
 from flashdsa.backends.memory import readable
+from flashdsa.backends.packed_rows import aligned_pages, form_of, num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.triton.launch import BACKWARD, launch, shape_of_forward
 from flashdsa.problem import INT32_MAX
+from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 LOG2_E = math.log2(math.e)
 MOST_SPLITS = 16
+FP8_LEAST = (8, 9)
+"""GPUs with conversions of e4m3, from this compute capability on."""
 Serve = Callable[[Sequence[Any]], Any]
 
 
@@ -28,45 +32,61 @@ class Source(NamedTuple):
     """Rows and each query's list of them, as the kernels take it."""
 
     kv: Tensor
+    stride: int
+    """Elements from row to row; of packed rows bytes from page to page."""
+    page_rows: int
+    rows: int
     ids: Tensor
     """(S, width) ids, or (S,) first rows."""
     counts: Tensor
     """(S,) int32, or int64 where sizes ask for it: slots in use."""
     width: int
-    slots: int
-    """Slots of a query at most."""
-    rows_of_id: int
-    """0: the list is a range."""
 
 
 def _source(
-    kv: Tensor, ids: Tensor, length: Tensor | None, ends: Tensor | None, block: int
-) -> Source:
-    rows = len(kv)
+    kv: Tensor,
+    ids: Tensor,
+    length: Tensor | None,
+    ends: Tensor | None,
+    block: int,
+    form: RowFormat | None,
+) -> tuple[Source, dict[str, Any], int]:
+    """A source, what the kernels are compiled for, and slots of a query at most."""
+    pages = readable(kv) if form is None else aligned_pages(kv.view(torch.uint8))
+    rows = num_rows(kv)
+    place = pages, pages.stride(0), 1 if form is None else pages.shape[1], rows
     block = max(1, min(block, rows))  # any id but 0 stays invalid
+    constants = {"RANGE": ends is not None, "ROWS_OF_ID": block, "FORM": form}
     if ends is not None:
         starts = ids[:, 0].clamp(0, rows)
         counts = (ends.clamp(0, rows) - starts).clamp(min=0)
-        return Source(kv, starts, counts, 1, rows, 0)
+        return Source(*place, starts, counts, 1), constants, rows
     width = ids.shape[1]
     counts = ids.new_full((len(ids),), width) if length is None else length.clamp(0, width)
     if width * block > INT32_MAX:
         counts = counts.long()
-    return Source(kv, ids.contiguous(), counts * block, width, width * block if rows else 0, block)
+    slots = width * block if rows else 0
+    return Source(*place, ids.contiguous(), counts * block, width), constants, slots
 
 
-def _sources(x: Any, block: int) -> tuple[Source, Source, dict[str, Any]]:
-    """kv and extra_kv, or kv again, and what the kernels are compiled for."""
-    first = second = _source(x.kv, x.indices, x.topk_length, x.ends, block)
+def _sources(
+    x: Any, block: int, kv_format: str | None = None
+) -> tuple[Source, Source, dict[str, Any], int]:
+    """kv and extra_kv, or kv again, what the kernels are compiled for, and slots at most."""
+    lists = x.indices, x.topk_length, x.ends
+    first, constants, slots = _source(x.kv, *lists, block, form_of(x.kv, kv_format))
+    second, extra = first, constants
     if x.extra_kv is not None:
-        second = _source(x.extra_kv, x.extra_indices, x.extra_topk_length, x.extra_ends, 1)
+        lists = x.extra_indices, x.extra_topk_length, x.extra_ends
+        second, extra, more = _source(x.extra_kv, *lists, 1, form_of(x.extra_kv, kv_format))
+        slots += more
     constants = {
-        "RANGE": not first.rows_of_id,
-        "ROWS_OF_ID": first.rows_of_id,
+        **constants,
         "EXTRA": x.extra_kv is not None,
-        "EXTRA_RANGE": not second.rows_of_id,
+        "EXTRA_RANGE": extra["RANGE"],
+        "EXTRA_FORM": extra["FORM"],
     }
-    return first, second, constants
+    return first, second, constants, slots
 
 
 def bind(
@@ -99,37 +119,39 @@ def _forward(
     sm_scale: float,
     index_block: int,
     batch_invariant: bool,
+    kv_format: str | None = None,
 ) -> None:
     """out, lse and, if asked for, max_logits, written."""
     from flashdsa.kernels.triton import attention
 
     (num_queries, num_heads, d_qk), d_v = x.q.shape, x.out.shape[2]
-    extra_kv = None if x.extra_kv is None else readable(x.extra_kv)
-    x = x._replace(q=readable(x.q), kv=readable(x.kv), extra_kv=extra_kv)
-    first, second, constants = _sources(x, index_block)
-    if not num_queries or not first.slots + second.slots:
+    first, second, constants, slots = _sources(x, index_block, kv_format)
+    if not num_queries or not slots:
         write_without_keys(x)
         return
     shape = shape_of_forward(num_heads, runner.capability)
     blocks = -(-num_heads // shape.heads)
     splits = 1
     if not batch_invariant:
-        wanted = min(runner.num_sms // (num_queries * blocks), first.slots // (4 * shape.keys))
+        wanted = min(runner.num_sms // (num_queries * blocks), slots // (4 * shape.keys))
         splits = 1 << max(min(wanted, MOST_SPLITS), 1).bit_length() - 1
     rows = num_queries * num_heads
     parts = runner.empty(splits * rows * (d_v + 2) if splits > 1 else 1, dtype=torch.float)
     written = x.out, x.lse, torch.empty_like(x.lse) if x.max_logits is None else x.max_logits
     sink = x.lse if x.attn_sink is None else x.attn_sink.contiguous()
     constants |= {"D_V": d_v, "SINK": x.attn_sink is not None, "SPLITS": splits}
+    constants |= {"PARTS": 4 if constants["FORM"] else 1, "FP8": runner.capability >= FP8_LEAST}
     launch(
         runner,
         attention.forward,
         (num_queries, blocks, splits),
-        (x.q, *first[:3], *second[:3], sink, *written, parts, num_heads, len(first.kv),
-         first.width, d_qk, len(second.kv), second.width, d_qk, sm_scale * LOG2_E),
+        (readable(x.q), *first, *second, sink, *written, parts, num_heads, sm_scale * LOG2_E),
         shape,
-        BLOCK_H=shape.heads, BLOCK_K=shape.keys, D_ROPE=d_qk - d_v, **constants,
-    )  # fmt: skip
+        BLOCK_H=shape.heads,
+        BLOCK_K=shape.keys,
+        D_ROPE=d_qk - d_v,
+        **constants,
+    )
     if splits > 1:
         launch(
             runner,
@@ -159,18 +181,19 @@ def _backward(
     lse, d_sink = x.lse, x.lse.new_empty(0)
     if x.attn_sink is not None:
         lse, d_sink = sink_backward(lse, x.attn_sink, delta)
-    first, second, constants = _sources(x, index_block)
+    first, second, constants, slots = _sources(x, index_block)
+    del constants["FORM"], constants["EXTRA_FORM"]
     dq = torch.zeros_like(x.q)
     dkv = x.lse.new_zeros(len(x.kv), d_qk)
     dextra = x.lse.new_zeros(0 if x.extra_kv is None else len(x.extra_kv), d_qk)
-    if num_queries and first.slots + second.slots:
+    if num_queries and slots:
         launch(
             runner,
             attention_bwd.backward,
             (num_queries, -(-num_heads // BACKWARD.heads), 1),
-            (x.q, x.kv, x.dO, lse * LOG2_E, delta, *first[1:3], *second[:3], dq, dkv,
-             dextra if len(dextra) else dkv, num_heads, len(x.kv), first.width, len(second.kv),
-             second.width, sm_scale * LOG2_E, sm_scale),
+            (x.q, first.kv, x.dO, lse * LOG2_E, delta, first.ids, first.counts, second.kv,
+             second.ids, second.counts, dq, dkv, dextra if len(dextra) else dkv, num_heads,
+             first.rows, first.width, second.rows, second.width, sm_scale * LOG2_E, sm_scale),
             BACKWARD,
             BLOCK_H=BACKWARD.heads, BLOCK_K=BACKWARD.keys, D_V=d_v, D_ROPE=d_qk - d_v, **constants,
         )  # fmt: skip

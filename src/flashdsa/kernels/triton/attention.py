@@ -1,7 +1,7 @@
 """Sparse MLA in Triton: the forward over one or two lists of rows, and the merge of its splits.
 
-A program takes BLOCK_H heads of a query and BLOCK_K slots at a time: it gathers their rows,
-multiplies them with q in two parts (D_V columns that are V, too, and D_ROPE others) and keeps an
+A program takes BLOCK_H heads of a query and BLOCK_K slots at a time: it gathers their rows, in
+PARTS of the D_V columns that are V, too, and D_ROPE others, multiplies them with q and keeps an
 online softmax in base 2. Where queries are few, programs of a query share its slots (`splits`), and
 `merge` adds up what each has found.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from flashdsa.kernels.triton.packed_rows import load_part, load_rope, place_rows
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -32,23 +34,31 @@ def row_numbers(
 
 @triton.jit
 def attend(
-    state_max, state_sum, acc, q, q_rope, kv, stride, ids, query, begin, end, count, num_rows,
-    width, scale, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
-    RANGE: tl.constexpr, ROWS_OF_ID: tl.constexpr,
+    state_max, state_sum, acc, q, q_rope, kv, stride, page_rows, ids, query, begin, end, count,
+    num_rows, width, scale, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
+    PARTS: tl.constexpr, FP8: tl.constexpr, RANGE: tl.constexpr, ROWS_OF_ID: tl.constexpr,
+    FORM: tl.constexpr,
 ):  # fmt: skip
     """Add the slots from `begin` to `end` of one list to a program's state."""
-    column = tl.arange(0, D_V)
+    FACTORS: tl.constexpr = FORM is not None and FORM.scale == "fp32"
     for first in range(begin, end, BLOCK_K):
         slot = first + tl.arange(0, BLOCK_K)
         row, valid = row_numbers(ids, query, slot, count, num_rows, width, RANGE, ROWS_OF_ID)
         valid = valid & (slot < end)
-        place = kv + row[:, None] * stride
-        rows = tl.load(place + column[None, :], mask=valid[:, None], other=0.0)
-        s = tl.dot(q, tl.trans(rows))
+        data, scales = place_rows(kv, row, stride, page_rows, FORM)
+        s = tl.zeros([q[0].shape[0], BLOCK_K], tl.float32)
         if D_ROPE > 0:
-            rope = D_V + tl.arange(0, D_ROPE)
-            others = tl.load(place + rope[None, :], mask=valid[:, None], other=0.0)
-            s = tl.dot(q_rope, tl.trans(others), s)
+            s = tl.dot(q_rope, tl.trans(load_rope(data, valid, D_V, D_ROPE, FORM)), s)
+        rows = ()
+        factors = ()
+        for n in tl.static_range(PARTS):
+            part, factor = load_part(data, scales, valid, n, D_V, FORM, FP8)
+            if FACTORS:
+                s += tl.dot(q[n], tl.trans(part)) * factor[None, :]
+            else:
+                s = tl.dot(q[n], tl.trans(part), s)
+            rows = rows + (part,)
+            factors = factors + (factor,)
         s = tl.where(valid[None, :], s * scale, float("-inf"))
         new_max = tl.maximum(state_max, tl.max(s, 1))
         # A row without a valid key so far has maximum -inf; subtracting 0 keeps exp2(-inf) = 0.
@@ -56,24 +66,31 @@ def attend(
         p = tl.exp2(s - shift[:, None])
         rescale = tl.exp2(state_max - shift)
         state_sum = state_sum * rescale + tl.sum(p, 1)
-        acc = tl.dot(p.to(rows.dtype), rows, acc * rescale[:, None])
         state_max = new_max
+        added = ()
+        for n in tl.static_range(PARTS):
+            weights = p * factors[n][None, :] if FACTORS else p
+            weights = weights.to(rows[n].dtype)
+            added = added + (tl.dot(weights, rows[n], acc[n] * rescale[:, None]),)
+        acc = added
     return state_max, state_sum, acc
 
 
 @triton.jit
 def forward(
-    q, kv, ids, counts, extra_kv, extra_ids, extra_counts, sink, out, lse, max_logits, parts,
-    num_heads, num_rows, width, stride, extra_rows, extra_width, extra_stride, scale,
-    BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
-    RANGE: tl.constexpr, ROWS_OF_ID: tl.constexpr, EXTRA: tl.constexpr, EXTRA_RANGE: tl.constexpr,
-    SINK: tl.constexpr, SPLITS: tl.constexpr,
+    q, kv, stride, page_rows, num_rows, ids, counts, width, extra_kv, extra_stride,
+    extra_page_rows, extra_rows, extra_ids, extra_counts, extra_width, sink, out, lse, max_logits,
+    parts, num_heads, scale, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, D_V: tl.constexpr,
+    D_ROPE: tl.constexpr, PARTS: tl.constexpr, FP8: tl.constexpr, RANGE: tl.constexpr,
+    ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr, EXTRA: tl.constexpr, EXTRA_RANGE: tl.constexpr,
+    EXTRA_FORM: tl.constexpr, SINK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """O (S, H, D_V), lse and max_logits (S, H) of (S, ceil(H / BLOCK_H), SPLITS) programs.
 
     Args:
-        q: (S, H, D_V + D_ROPE). kv, extra_kv: rows at `stride` elements.
-        ids: (S, width), or with RANGE (S,) the first rows. counts: (S,) int32, slots in use.
+        q: (S, H, D_V + D_ROPE). kv, extra_kv: rows at `stride` elements; of a FORM, a `RowFormat`,
+            bytes of pages at `stride`, of `page_rows` rows each.
+        ids: (S, width), or with RANGE (S,) the first rows. counts: (S,), slots in use.
         scale: of the logits in base 2.
         parts: (SPLITS, S, H, D_V + 2) fp32 with more than one split: sum of p v, of p, maximum.
     """
@@ -81,37 +98,44 @@ def forward(
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     there = head < num_heads
     row = query.to(tl.int64) * num_heads + head
-    column = tl.arange(0, D_V)
-    source = q + row[:, None] * (D_V + D_ROPE)
-    latent = tl.load(source + column[None, :], mask=there[:, None], other=0.0)
-    rope = latent
+    source = q + row * (D_V + D_ROPE)
+    columns: tl.constexpr = D_V // PARTS
+    latent = ()
+    acc = ()
+    for n in tl.static_range(PARTS):
+        place = source[:, None] + (n * columns + tl.arange(0, columns))[None, :]
+        latent = latent + (tl.load(place, mask=there[:, None], other=0.0),)
+        acc = acc + (tl.zeros([BLOCK_H, columns], tl.float32),)
+    rope = latent[0]
     if D_ROPE > 0:
         others = D_V + tl.arange(0, D_ROPE)
-        rope = tl.load(source + others[None, :], mask=there[:, None], other=0.0)
+        rope = tl.load(source[:, None] + others[None, :], mask=there[:, None], other=0.0)
     top = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
-    acc = tl.zeros([BLOCK_H, D_V], tl.float32)
     count = tl.load(counts + query)
     begin, end = part_of(count, split, SPLITS, BLOCK_K)
     top, total, acc = attend(
-        top, total, acc, latent, rope, kv, stride, ids, query, begin, end, count, num_rows, width,
-        scale, BLOCK_K, D_V, D_ROPE, RANGE, ROWS_OF_ID,
+        top, total, acc, latent, rope, kv, stride, page_rows, ids, query, begin, end, count,
+        num_rows, width, scale, BLOCK_K, D_V, D_ROPE, PARTS, FP8, RANGE, ROWS_OF_ID, FORM,
     )  # fmt: skip
     if EXTRA:
         count = tl.load(extra_counts + query)
         begin, end = part_of(count, split, SPLITS, BLOCK_K)
         top, total, acc = attend(
-            top, total, acc, latent, rope, extra_kv, extra_stride, extra_ids, query, begin, end,
-            count, extra_rows, extra_width, scale, BLOCK_K, D_V, D_ROPE, EXTRA_RANGE, 1,
+            top, total, acc, latent, rope, extra_kv, extra_stride, extra_page_rows, extra_ids,
+            query, begin, end, count, extra_rows, extra_width, scale, BLOCK_K, D_V, D_ROPE, PARTS,
+            FP8, EXTRA_RANGE, 1, EXTRA_FORM,
         )  # fmt: skip
     if SPLITS > 1:
         rows = tl.num_programs(0).to(tl.int64) * num_heads
         to = parts + (split * rows + row) * (D_V + 2)
-        tl.store(to[:, None] + column[None, :], acc, mask=there[:, None])
+        for n in tl.static_range(PARTS):
+            place = to[:, None] + (n * columns + tl.arange(0, columns))[None, :]
+            tl.store(place, acc[n], mask=there[:, None])
         tl.store(to + D_V, total, mask=there)
         tl.store(to + D_V + 1, top, mask=there)
     else:
-        write(top, total, acc, sink, out, lse, max_logits, row, head, there, D_V, SINK)
+        write(top, total, acc, sink, out, lse, max_logits, row, head, there, D_V, PARTS, SINK)
 
 
 @triton.jit
@@ -125,7 +149,7 @@ def part_of(count, split, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr):
 @triton.jit
 def write(
     top, total, acc, sink, out, lse, max_logits, row, head, there, D_V: tl.constexpr,
-    SINK: tl.constexpr,
+    PARTS: tl.constexpr, SINK: tl.constexpr,
 ):  # fmt: skip
     """The results of rows from their maximum, sum and sum of p v."""
     empty = total == 0.0
@@ -137,10 +161,11 @@ def write(
         factor *= 1.0 / (1.0 + tl.exp2((beside - found) * LOG2_E))
         factor = tl.where(beside == float("inf"), 0.0, factor)
     factor = tl.where(empty, 0.0, factor)
-    column = tl.arange(0, D_V)
-    values = tl.where(factor[:, None] == 0.0, 0.0, acc * factor[:, None])
-    to = out + row[:, None] * D_V + column[None, :]
-    tl.store(to, values.to(out.dtype.element_ty), mask=there[:, None])
+    columns: tl.constexpr = D_V // PARTS
+    for n in tl.static_range(PARTS):
+        values = tl.where(factor[:, None] == 0.0, 0.0, acc[n] * factor[:, None])
+        place = (out + row * D_V)[:, None] + (n * columns + tl.arange(0, columns))[None, :]
+        tl.store(place, values.to(out.dtype.element_ty), mask=there[:, None])
     tl.store(lse + row, tl.where(empty, float("inf"), found), mask=there)
     tl.store(max_logits + row, top / LOG2_E, mask=there)
 
@@ -164,4 +189,5 @@ def merge(
         weight = tl.exp2(tl.load(part + D_V + 1) - shift)
         total += weight * tl.load(part + D_V)
         acc += weight[:, None] * tl.load(part[:, None] + column[None, :])
-    write(top, total, acc, sink, out, lse, max_logits, row, row % num_heads, row < rows, D_V, SINK)
+    head = row % num_heads
+    write(top, total, (acc,), sink, out, lse, max_logits, row, head, row < rows, D_V, 1, SINK)
