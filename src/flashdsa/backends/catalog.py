@@ -168,13 +168,13 @@ _TRITON_PACKED = replace(
     row_formats=tuple(ROW_FORMATS),
     mixed_formats=tuple(ROW_FORMATS),
 )
-_TRITON_BACKWARD = replace(_TRITON_FORWARD, deterministic=False)
+_TRITON_BACKWARD = replace(_TRITON_FORWARD, dtypes=("bfloat16",))
 _TRITON = (
     ("sparse_mla_fwd", "attention:bind", _TRITON_FORWARD),
     ("sparse_mla_fwd", "attention:bind", _TRITON_PACKED),
     ("sparse_mla_fwd_out", "attention:bind_out", _TRITON_FORWARD),
     ("sparse_mla_fwd_out", "attention:bind_out", _TRITON_PACKED),
-    ("mla_bwd", "attention:bind_backward", _TRITON_BACKWARD),
+    ("mla_bwd", "attention_bwd:bind", _TRITON_BACKWARD),
 )
 
 registry = Registry()

@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.sparse_mla import sink_backward, write_without_keys
+from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import readable
 from flashdsa.backends.packed_rows import aligned_pages, form_of, num_rows
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.launch import BACKWARD, launch, shape_of_forward
+from flashdsa.backends.triton.launch import launch, shape_of_forward
 from flashdsa.problem import INT32_MAX
 from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
-    from flashdsa.ops.attention_backward import MlaBwdOperands
 
 LOG2_E = math.log2(math.e)
 MOST_SPLITS = 16
@@ -41,6 +40,8 @@ class Source(NamedTuple):
     counts: Tensor
     """(S,) int32, or int64 where sizes ask for it: slots in use."""
     width: int
+    slots: int
+    """Of a query at most."""
 
 
 def _source(
@@ -50,8 +51,8 @@ def _source(
     ends: Tensor | None,
     block: int,
     form: RowFormat | None,
-) -> tuple[Source, dict[str, Any], int]:
-    """A source, what the kernels are compiled for, and slots of a query at most."""
+) -> tuple[Source, dict[str, Any]]:
+    """A source, and what the kernels are compiled for."""
     pages = readable(kv) if form is None else aligned_pages(kv.view(torch.uint8))
     rows = num_rows(kv)
     place = pages, pages.stride(0), 1 if form is None else pages.shape[1], rows
@@ -60,33 +61,32 @@ def _source(
     if ends is not None:
         starts = ids[:, 0].clamp(0, rows)
         counts = (ends.clamp(0, rows) - starts).clamp(min=0)
-        return Source(*place, starts, counts, 1), constants, rows
+        return Source(*place, starts, counts, 1, rows), constants
     width = ids.shape[1]
     counts = ids.new_full((len(ids),), width) if length is None else length.clamp(0, width)
     if width * block > INT32_MAX:
         counts = counts.long()
     slots = width * block if rows else 0
-    return Source(*place, ids.contiguous(), counts * block, width), constants, slots
+    return Source(*place, ids.contiguous(), counts * block, width, slots), constants
 
 
-def _sources(
+def sources_of(
     x: Any, block: int, kv_format: str | None = None
-) -> tuple[Source, Source, dict[str, Any], int]:
-    """kv and extra_kv, or kv again, what the kernels are compiled for, and slots at most."""
+) -> tuple[Source, Source, dict[str, Any]]:
+    """kv and extra_kv, or kv again without a slot, and what the kernels are compiled for."""
     lists = x.indices, x.topk_length, x.ends
-    first, constants, slots = _source(x.kv, *lists, block, form_of(x.kv, kv_format))
-    second, extra = first, constants
+    first, constants = _source(x.kv, *lists, block, form_of(x.kv, kv_format))
+    second, extra = first._replace(slots=0), constants
     if x.extra_kv is not None:
         lists = x.extra_indices, x.extra_topk_length, x.extra_ends
-        second, extra, more = _source(x.extra_kv, *lists, 1, form_of(x.extra_kv, kv_format))
-        slots += more
+        second, extra = _source(x.extra_kv, *lists, 1, form_of(x.extra_kv, kv_format))
     constants = {
         **constants,
         "EXTRA": x.extra_kv is not None,
         "EXTRA_RANGE": extra["RANGE"],
         "EXTRA_FORM": extra["FORM"],
     }
-    return first, second, constants, slots
+    return first, second, constants
 
 
 def bind(
@@ -125,7 +125,8 @@ def _forward(
     from flashdsa.kernels.triton import attention
 
     (num_queries, num_heads, d_qk), d_v = x.q.shape, x.out.shape[2]
-    first, second, constants, slots = _sources(x, index_block, kv_format)
+    first, second, constants = sources_of(x, index_block, kv_format)
+    slots = first.slots + second.slots
     if not num_queries or not slots:
         write_without_keys(x)
         return
@@ -145,7 +146,16 @@ def _forward(
         runner,
         attention.forward,
         (num_queries, blocks, splits),
-        (readable(x.q), *first, *second, sink, *written, parts, num_heads, sm_scale * LOG2_E),
+        (
+            readable(x.q),
+            *first[:-1],
+            *second[:-1],
+            sink,
+            *written,
+            parts,
+            num_heads,
+            sm_scale * LOG2_E,
+        ),
         shape,
         BLOCK_H=shape.heads,
         BLOCK_K=shape.keys,
@@ -161,40 +171,3 @@ def _forward(
             shape._replace(warps=4),
             **{name: constants[name] for name in ("D_V", "SINK", "SPLITS")},
         )
-
-
-def bind_backward(runner: Runner, operands: MlaBwdOperands, **choices: Any) -> Serve:
-    """Serve `mla_bwd`."""
-    kind = type(operands)
-    return runner.on_device(lambda given: _backward(runner, kind(*given), **choices))
-
-
-def _backward(
-    runner: Runner, x: MlaBwdOperands, *, sm_scale: float, dkv_dtype: torch.dtype, index_block: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """dQ, dKV, dextra_kv and d_sink; those of operands that are not there are empty."""
-    from flashdsa.kernels.triton import attention_bwd
-
-    (num_queries, num_heads, d_qk), d_v = x.q.shape, x.dO.shape[2]
-    x = x._replace(**{n: readable(v) for n, v in x._asdict().items() if v is not None})
-    delta = (x.O.float() * x.dO.float()).sum(-1)
-    lse, d_sink = x.lse, x.lse.new_empty(0)
-    if x.attn_sink is not None:
-        lse, d_sink = sink_backward(lse, x.attn_sink, delta)
-    first, second, constants, slots = _sources(x, index_block)
-    del constants["FORM"], constants["EXTRA_FORM"]
-    dq = torch.zeros_like(x.q)
-    dkv = x.lse.new_zeros(len(x.kv), d_qk)
-    dextra = x.lse.new_zeros(0 if x.extra_kv is None else len(x.extra_kv), d_qk)
-    if num_queries and slots:
-        launch(
-            runner,
-            attention_bwd.backward,
-            (num_queries, -(-num_heads // BACKWARD.heads), 1),
-            (x.q, first.kv, x.dO, lse * LOG2_E, delta, first.ids, first.counts, second.kv,
-             second.ids, second.counts, dq, dkv, dextra if len(dextra) else dkv, num_heads,
-             first.rows, first.width, second.rows, second.width, sm_scale * LOG2_E, sm_scale),
-            BACKWARD,
-            BLOCK_H=BACKWARD.heads, BLOCK_K=BACKWARD.keys, D_V=d_v, D_ROPE=d_qk - d_v, **constants,
-        )  # fmt: skip
-    return dq, dkv.to(dkv_dtype), dextra.to(dkv_dtype), d_sink

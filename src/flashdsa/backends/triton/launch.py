@@ -23,6 +23,7 @@ FORWARD = {
 }
 FEW_HEADS = Shape(16, 32, 4)
 BACKWARD = Shape(16, 16, 4)
+SUMS = Shape(1, 8, 4)
 
 
 def shape_of_forward(num_heads: int, capability: tuple[int, int]) -> Shape:
