@@ -218,11 +218,12 @@ class Registry:
         others = [
             i for i in self.implementations(problem.operation) if i.automatic and i is not chosen
         ]
-        passed_over = "; ".join(
-            f"{i.backend} passed over ({reasons[0] if reasons else 'lower priority'})"
+        told = {
+            f"{i.backend} passed over ({reasons[0] if reasons else 'lower priority'})": None
             for i in others
             for reasons in [i.reasons_against(problem)]
-        )
+        }
+        passed_over = "; ".join(told)
         # On a GPU plain torch is right and slow.
         slow = chosen.backend == "torch" and problem.device != "cpu"
         logger.log(

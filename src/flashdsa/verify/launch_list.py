@@ -7,7 +7,7 @@ functions that write down their names instead. No kernel is compiled, no GPU is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +45,9 @@ class Recorder:
     def capability(self) -> tuple[int, int]:
         return self._device.capability
 
-    def launch_triton(self, kernel: Any, *_: object, **__: object) -> None:
+    def launch_triton(
+        self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], **options: Any
+    ) -> None:
         """Write down the kernel's name."""
         self.of_triton[kernel.__name__] = None
 
