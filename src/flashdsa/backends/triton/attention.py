@@ -41,7 +41,7 @@ class Source(NamedTuple):
     """(S,) int32, or int64 where sizes ask for it: slots in use."""
     width: int
     slots: int
-    """Of a query at most."""
+    """The most that a query has."""
 
 
 def _source(
