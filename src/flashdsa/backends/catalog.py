@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flashdsa.backends.features import ANY, Features, OneOf, UpTo
+from flashdsa.backends.features import Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.hw import SM90, SM100, TRITON_LEAST
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS as HOPPER_FORMATS
@@ -153,7 +153,7 @@ _TRITON_FORWARD = Features(
     dtypes=("bfloat16", "float16"),
     d_qk=OneOf((512, 576)),
     d_v=OneOf((512,)),
-    index_block=ANY,
+    index_block=UpTo(1024),
     attn_sink=True,
     topk_length=True,
     max_logits=True,

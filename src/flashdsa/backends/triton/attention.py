@@ -1,4 +1,4 @@
-"""Sparse MLA by Triton: counts of slots, tiles, splits, and the launches."""
+"""Sparse MLA by Triton: slots, tiles, splits, and the launches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from flashdsa.backends.memory import readable
 from flashdsa.backends.packed_rows import aligned_pages, form_of, num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.triton.launch import launch, shape_of_forward
-from flashdsa.problem import INT32_MAX
 from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
@@ -37,8 +36,8 @@ class Source(NamedTuple):
     rows: int
     ids: Tensor
     """(S, width) ids, or (S,) first rows."""
-    counts: Tensor
-    """(S,) int32, or int64 where sizes ask for it: slots in use."""
+    limits: Tensor
+    """(S,) lengths, or ends of ranges; `ids` where there are none."""
     width: int
     slots: int
     """The most that a query has."""
@@ -57,17 +56,14 @@ def _source(
     rows = num_rows(kv)
     place = pages, pages.stride(0), 1 if form is None else pages.shape[1], rows
     block = max(1, min(block, rows))  # any id but 0 stays invalid
-    constants = {"RANGE": ends is not None, "ROWS_OF_ID": block, "FORM": form}
+    kind = "whole" if length is None else "lengths"
+    limits, width, slots = length, ids.shape[1], ids.shape[1] * block if rows else 0
     if ends is not None:
-        starts = ids[:, 0].clamp(0, rows)
-        counts = (ends.clamp(0, rows) - starts).clamp(min=0)
-        return Source(*place, starts, counts, 1, rows), constants
-    width = ids.shape[1]
-    counts = ids.new_full((len(ids),), width) if length is None else length.clamp(0, width)
-    if width * block > INT32_MAX:
-        counts = counts.long()
-    slots = width * block if rows else 0
-    return Source(*place, ids.contiguous(), counts * block, width, slots), constants
+        kind, limits, width, slots = "range", ends, 1, rows
+    ids = ids.contiguous()
+    limits = ids if limits is None else limits.contiguous()
+    constants = {"LIST": kind, "ROWS_OF_ID": block, "FORM": form}
+    return Source(*place, ids, limits, width, slots), constants
 
 
 def sources_of(
@@ -83,7 +79,7 @@ def sources_of(
     constants = {
         **constants,
         "EXTRA": x.extra_kv is not None,
-        "EXTRA_RANGE": extra["RANGE"],
+        "EXTRA_LIST": extra["LIST"],
         "EXTRA_FORM": extra["FORM"],
     }
     return first, second, constants

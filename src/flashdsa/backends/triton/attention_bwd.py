@@ -40,7 +40,7 @@ class Call(NamedTuple):
         for at in range(0, len(self.q), step):
             these = slice(at, at + step)
             first, second = (
-                one._replace(ids=one.ids[these], counts=one.counts[these]) for one in self.sources
+                one._replace(ids=one.ids[these], limits=one.limits[these]) for one in self.sources
             )
             own = {name: getattr(self, name)[these] for name in self._fields[:5]}
             yield self._replace(**own, sources=(first, second))
@@ -92,8 +92,8 @@ def _add(runner: Runner, call: Call, gradients: Pair, heads: range) -> None:
         runner,
         attention_bwd.backward,
         (num_queries, len(heads), 1),
-        (*call[:5], *gradients, first.kv, first.ids, first.counts, second.kv, second.ids,
-         second.counts, num_heads, heads.start, first.rows, first.width, first.slots, second.rows,
+        (*call[:5], *gradients, first.kv, first.ids, first.limits, second.kv, second.ids,
+         second.limits, num_heads, heads.start, first.rows, first.width, first.slots, second.rows,
          second.width, second.slots, call.sm_scale * LOG2_E, call.sm_scale),
         BACKWARD,
         BLOCK_H=BACKWARD.heads, BLOCK_K=BACKWARD.keys, **call.constants,
@@ -118,38 +118,30 @@ def _add_in_order(runner: Runner, call: Call, gradients: Pair) -> None:
         for head in range(0, num_heads, BACKWARD.heads):
             _add(runner, part, (of_first, of_second), range(head, head + 1))
         first, second = part.sources
-        block = 0 if constants["RANGE"] else constants["ROWS_OF_ID"]
-        _add_sums(runner, first, of_first, gradients[0], block, constants)
+        _add_sums(runner, first, of_first, gradients[0], constants)
         if constants["EXTRA"]:
-            block = 0 if constants["EXTRA_RANGE"] else 1
-            _add_sums(runner, second, of_second, gradients[1], block, constants)
+            of_extra = {"LIST": constants["EXTRA_LIST"], "ROWS_OF_ID": 1}
+            _add_sums(runner, second, of_second, gradients[1], constants | of_extra)
 
 
 def _add_sums(
-    runner: Runner,
-    source: Source,
-    parts: Tensor,
-    total: Tensor,
-    block: int,
-    constants: dict[str, Any],
+    runner: Runner, source: Source, parts: Tensor, total: Tensor, constants: dict[str, Any]
 ) -> None:
-    """Add the parts of slots to the rows that they name.
-
-    Args:
-        parts: (queries, slots, d_qk) fp32. total: (rows, d_qk) fp32.
-        block: rows of an id, or 0 of a range.
-    """
+    """Add the parts (queries, slots, d_qk) of slots to the rows of `total` that they name."""
     from flashdsa.kernels.triton import attention_bwd
 
     if not source.slots:
         return
-    slot = torch.arange(source.slots, device=parts.device)
-    if block:
-        ids = source.ids[:, slot // block].long()
-        row = (ids * block + slot % block).masked_fill(ids < 0, -1)
+    block, slot = constants["ROWS_OF_ID"], torch.arange(source.slots, device=parts.device)
+    if constants["LIST"] == "range":
+        row = source.ids.clamp(min=0) + slot
+        valid = row < source.limits[:, None].clamp(max=source.rows)
     else:
-        row = source.ids[:, None] + slot
-    valid = (slot < source.counts[:, None]) & (row >= 0) & (row < source.rows)
+        ids = source.ids[:, slot // block].long()
+        row = ids * block + slot % block
+        valid = (ids >= 0) & (row < source.rows)
+        if constants["LIST"] == "lengths":
+            valid &= slot < source.limits[:, None].long() * block
     rows, order = row.where(valid, source.rows).flatten().sort(stable=True)
     starts = torch.searchsorted(rows, torch.arange(source.rows + 1, device=rows.device))
     launch(

@@ -17,13 +17,30 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def slots_of(ids, limits, query, num_rows, width, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr):
+    """The first row of a query's range, 0 of a list, and its slots in use.
+
+    LIST: "range" with ends as `limits`, "lengths" with such limits, or "whole".
+    """
+    start = tl.zeros([], tl.int32)
+    if LIST == "range":
+        start = tl.minimum(tl.maximum(tl.load(ids + query), 0), num_rows)
+        count = tl.maximum(tl.minimum(tl.load(limits + query), num_rows) - start, 0)
+    elif LIST == "lengths":
+        count = tl.minimum(tl.maximum(tl.load(limits + query), 0), width) * ROWS_OF_ID
+    else:
+        count = start + width * ROWS_OF_ID
+    return start, count
+
+
+@triton.jit
 def row_numbers(
-    ids, query, slot, count, num_rows, width, RANGE: tl.constexpr, ROWS_OF_ID: tl.constexpr
+    ids, query, start, slot, count, num_rows, width, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr
 ):
     """Rows (BLOCK_K,) int64 that a query's slots name, and which of them are valid."""
     used = slot < count
-    if RANGE:
-        row = tl.load(ids + query).to(tl.int64) + slot
+    if LIST == "range":
+        row = start.to(tl.int64) + slot
     else:
         found = tl.load(ids + query.to(tl.int64) * width + slot // ROWS_OF_ID, mask=used, other=-1)
         row = found.to(tl.int64) * ROWS_OF_ID + slot % ROWS_OF_ID
@@ -34,17 +51,18 @@ def row_numbers(
 
 @triton.jit
 def attend(
-    state_max, state_sum, acc, q, q_rope, kv, stride, page_rows, ids, query, begin, end, count,
-    num_rows, width, scale, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
-    PARTS: tl.constexpr, FP8: tl.constexpr, RANGE: tl.constexpr, ROWS_OF_ID: tl.constexpr,
-    FORM: tl.constexpr,
+    state_max, state_sum, acc, q, q_rope, kv, stride, page_rows, num_rows, ids, limits, width,
+    query, split, scale, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
+    PARTS: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr, LIST: tl.constexpr,
+    ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """Add the slots from `begin` to `end` of one list to a program's state."""
+    """Add a split's slots of one list to a program's state."""
+    start, count = slots_of(ids, limits, query, num_rows, width, LIST, ROWS_OF_ID)
+    begin, end = part_of(count, split, SPLITS, BLOCK_K)
     FACTORS: tl.constexpr = FORM is not None and FORM.scale == "fp32"
     for first in range(begin, end, BLOCK_K):
         slot = first + tl.arange(0, BLOCK_K)
-        row, valid = row_numbers(ids, query, slot, count, num_rows, width, RANGE, ROWS_OF_ID)
-        valid = valid & (slot < end)
+        row, valid = row_numbers(ids, query, start, slot, end, num_rows, width, LIST, ROWS_OF_ID)
         data, scales = place_rows(kv, row, stride, page_rows, FORM)
         s = tl.zeros([q[0].shape[0], BLOCK_K], tl.float32)
         if D_ROPE > 0:
@@ -78,19 +96,19 @@ def attend(
 
 @triton.jit
 def forward(
-    q, kv, stride, page_rows, num_rows, ids, counts, width, extra_kv, extra_stride,
-    extra_page_rows, extra_rows, extra_ids, extra_counts, extra_width, sink, out, lse, max_logits,
+    q, kv, stride, page_rows, num_rows, ids, limits, width, extra_kv, extra_stride,
+    extra_page_rows, extra_rows, extra_ids, extra_limits, extra_width, sink, out, lse, max_logits,
     parts, num_heads, scale, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, D_V: tl.constexpr,
-    D_ROPE: tl.constexpr, PARTS: tl.constexpr, FP8: tl.constexpr, RANGE: tl.constexpr,
-    ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr, EXTRA: tl.constexpr, EXTRA_RANGE: tl.constexpr,
-    EXTRA_FORM: tl.constexpr, SINK: tl.constexpr, SPLITS: tl.constexpr,
+    D_ROPE: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr,
+    SINK: tl.constexpr, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr,
+    EXTRA: tl.constexpr, EXTRA_LIST: tl.constexpr, EXTRA_FORM: tl.constexpr,
 ):  # fmt: skip
     """O (S, H, D_V), lse and max_logits (S, H) of (S, ceil(H / BLOCK_H), SPLITS) programs.
 
     Args:
         q: (S, H, D_V + D_ROPE). kv, extra_kv: rows at `stride` elements; of a FORM, a `RowFormat`,
             bytes of pages at `stride`, of `page_rows` rows each.
-        ids: (S, width), or with RANGE (S,) the first rows. counts: (S,), slots in use.
+        ids: (S, width), or (S,), first rows of ranges. limits: (S,) by `slots_of`, or nothing.
         scale: of the logits in base 2.
         parts: (SPLITS, S, H, D_V + 2) fp32 with more than one split: sum of p v, of p, maximum.
     """
@@ -112,19 +130,15 @@ def forward(
         rope = tl.load(source[:, None] + others[None, :], mask=there[:, None], other=0.0)
     top = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
-    count = tl.load(counts + query)
-    begin, end = part_of(count, split, SPLITS, BLOCK_K)
     top, total, acc = attend(
-        top, total, acc, latent, rope, kv, stride, page_rows, ids, query, begin, end, count,
-        num_rows, width, scale, BLOCK_K, D_V, D_ROPE, PARTS, FP8, RANGE, ROWS_OF_ID, FORM,
+        top, total, acc, latent, rope, kv, stride, page_rows, num_rows, ids, limits, width, query,
+        split, scale, BLOCK_K, D_V, D_ROPE, PARTS, SPLITS, FP8, LIST, ROWS_OF_ID, FORM,
     )  # fmt: skip
     if EXTRA:
-        count = tl.load(extra_counts + query)
-        begin, end = part_of(count, split, SPLITS, BLOCK_K)
         top, total, acc = attend(
-            top, total, acc, latent, rope, extra_kv, extra_stride, extra_page_rows, extra_ids,
-            query, begin, end, count, extra_rows, extra_width, scale, BLOCK_K, D_V, D_ROPE, PARTS,
-            FP8, EXTRA_RANGE, 1, EXTRA_FORM,
+            top, total, acc, latent, rope, extra_kv, extra_stride, extra_page_rows, extra_rows,
+            extra_ids, extra_limits, extra_width, query, split, scale, BLOCK_K, D_V, D_ROPE, PARTS,
+            SPLITS, FP8, EXTRA_LIST, 1, EXTRA_FORM,
         )  # fmt: skip
     if SPLITS > 1:
         rows = tl.num_programs(0).to(tl.int64) * num_heads

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flashdsa.kernels.triton.attention import row_numbers
+from flashdsa.kernels.triton.attention import row_numbers, slots_of
 
 
 @triton.jit
@@ -26,15 +26,16 @@ def add(to, values, valid, ORDERED: tl.constexpr):
 
 @triton.jit
 def differentiate(
-    dq, dq_rope, q, q_rope, do, lse2, delta, kv, dkv, ids, query, count, num_rows, width, slots,
+    dq, dq_rope, q, q_rope, do, lse2, delta, kv, dkv, ids, limits, query, num_rows, width, slots,
     scale, sm_scale, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
-    RANGE: tl.constexpr, ROWS_OF_ID: tl.constexpr, ORDERED: tl.constexpr,
+    LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """Add a list's slots to dQ, and their gradients to `dkv`."""
     column = tl.arange(0, D_V)
+    start, count = slots_of(ids, limits, query, num_rows, width, LIST, ROWS_OF_ID)
     for first in range(0, count, BLOCK_K):
         slot = first + tl.arange(0, BLOCK_K)
-        row, valid = row_numbers(ids, query, slot, count, num_rows, width, RANGE, ROWS_OF_ID)
+        row, valid = row_numbers(ids, query, start, slot, count, num_rows, width, LIST, ROWS_OF_ID)
         place = row[:, None] * (D_V + D_ROPE)
         rows = tl.load(kv + place + column[None, :], mask=valid[:, None], other=0.0)
         s = tl.dot(q, tl.trans(rows))
@@ -60,16 +61,16 @@ def differentiate(
 
 @triton.jit
 def backward(
-    q, do, lse, delta, dq, dkv, dextra_kv, kv, ids, counts, extra_kv, extra_ids, extra_counts,
+    q, do, lse, delta, dq, dkv, dextra_kv, kv, ids, limits, extra_kv, extra_ids, extra_limits,
     num_heads, first_head, num_rows, width, slots, extra_rows, extra_width, extra_slots, scale,
     sm_scale, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, D_V: tl.constexpr,
-    D_ROPE: tl.constexpr, RANGE: tl.constexpr, ROWS_OF_ID: tl.constexpr, EXTRA: tl.constexpr,
-    EXTRA_RANGE: tl.constexpr, ORDERED: tl.constexpr,
+    D_ROPE: tl.constexpr, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr, EXTRA: tl.constexpr,
+    EXTRA_LIST: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """dQ (S, H, D_V + D_ROPE), and dKV added, of (S, blocks of heads from `first_head`) programs.
 
     Args:
-        q, kv, extra_kv, ids, counts, scale: as for `forward`. do: (S, H, D_V).
+        q, kv, extra_kv, ids, limits, scale: as for `forward`. do: (S, H, D_V).
         lse: (S, H) fp32, in base 2, with the sink; +inf where there is no key. delta: (S, H) fp32,
             sum of O dO.
         dkv, dextra_kv: fp32, as kv and extra_kv; ORDERED (S, slots, D_V + D_ROPE).
@@ -92,15 +93,14 @@ def backward(
     total = tl.load(delta + row, mask=there, other=0.0)
     of_latent = tl.zeros([BLOCK_H, D_V], tl.float32)
     of_latent, dq_rope = differentiate(
-        of_latent, dq_rope, latent, rope, grad, lse2, total, kv, dkv, ids, query,
-        tl.load(counts + query), num_rows, width, slots, scale, sm_scale, BLOCK_K, D_V, D_ROPE,
-        RANGE, ROWS_OF_ID, ORDERED,
+        of_latent, dq_rope, latent, rope, grad, lse2, total, kv, dkv, ids, limits, query, num_rows,
+        width, slots, scale, sm_scale, BLOCK_K, D_V, D_ROPE, LIST, ROWS_OF_ID, ORDERED,
     )  # fmt: skip
     if EXTRA:
         of_latent, dq_rope = differentiate(
             of_latent, dq_rope, latent, rope, grad, lse2, total, extra_kv, dextra_kv, extra_ids,
-            query, tl.load(extra_counts + query), extra_rows, extra_width, extra_slots, scale,
-            sm_scale, BLOCK_K, D_V, D_ROPE, EXTRA_RANGE, 1, ORDERED,
+            extra_limits, query, extra_rows, extra_width, extra_slots, scale, sm_scale, BLOCK_K,
+            D_V, D_ROPE, EXTRA_LIST, 1, ORDERED,
         )  # fmt: skip
     kind = dq.dtype.element_ty
     tl.store(dq + place + column[None, :], of_latent.to(kind), mask=there[:, None])
