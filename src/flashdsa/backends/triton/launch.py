@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from flashdsa.backends.runner import Runner
@@ -30,7 +32,25 @@ def shape_of_forward(num_heads: int, capability: tuple[int, int]) -> Shape:
     """The forward's tile for a number of heads."""
     if num_heads <= FEW_HEADS.heads:
         return FEW_HEADS
-    return FORWARD["hopper" if capability[0] == 9 and num_heads > 32 else "others"]
+    if capability[0] == 9 and num_heads > FORWARD["others"].heads:
+        return with_fences(FORWARD["hopper"])
+    return FORWARD["others"]
+
+
+def with_fences(shape: Shape) -> Shape:
+    """The shape for products by wgmma: 64 heads or more on Hopper.
+
+    Before 3.7 Triton sets no fence between cp.async, which it copies by in a loop of more than one
+    stage, and wgmma, which reads what was copied (ptxemu: missing-proxy-fence).
+    """
+    return shape if triton_version() >= (3, 7) else shape._replace(stages=1)
+
+
+@cache
+def triton_version() -> tuple[int, int]:
+    """Major and minor version of the Triton that is installed."""
+    major, minor = version("triton").split(".")[:2]
+    return int(major), int(minor)
 
 
 def launch(
