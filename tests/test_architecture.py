@@ -71,7 +71,7 @@ def _is_entry_point(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
     What these call takes contexts (NamedTuples) and obeys the limit; Triton's functions have none.
     """
-    decorators = {ast.unparse(one) for one in function.decorator_list}
+    decorators = {ast.unparse(one).partition("(")[0] for one in function.decorator_list}
     if decorators & {"cute.kernel", "triton.jit"}:
         return True
     return "cute.jit" in decorators and function.name.startswith("launch")

@@ -43,21 +43,23 @@ def compiled(
 ) -> tuple[Any, list[Any]]:
     """A kernel as Triton compiles it for a GPU of this capability, and the arguments that it takes.
 
-    Triton makes a constant of a number 1, and tells the compiler which ones are multiples of 16.
+    Triton makes a constant of a number 1, and tells the compiler which ones are multiples of 16,
+    but for those that the kernel excepts.
     """
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
     signature, values, known, taken = {}, dict(constants), {}, []
     given = iter(arguments)
-    for number, name in enumerate(kernel.arg_names):
+    for number, parameter in enumerate(kernel.params):
+        name, plain = parameter.name, parameter.do_not_specialize
         value = constants[name] if name in constants else next(given)
-        if name in constants or (type(value) is int and value == 1):
+        if name in constants or (type(value) is int and value == 1 and not plain):
             signature[name], values[name] = "constexpr", value
             continue
         signature[name] = _type_of(value)
         place = value.data_ptr() if isinstance(value, Tensor) else value
-        if type(place) is int and place % ALIGNMENT == 0:
+        if type(place) is int and place % ALIGNMENT == 0 and not plain:
             known[(number,)] = [["tt.divisibility", ALIGNMENT]]
         taken.append(value)
     return compile(

@@ -94,7 +94,7 @@ def attend(
     return state_max, state_sum, acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "extra_rows"])
 def forward(
     q, kv, stride, page_rows, num_rows, ids, limits, width, extra_kv, extra_stride,
     extra_page_rows, extra_rows, extra_ids, extra_limits, extra_width, sink, out, lse, max_logits,
@@ -184,7 +184,7 @@ def write(
     tl.store(max_logits + row, top / LOG2_E, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def merge(
     parts, sink, out, lse, max_logits, rows, num_heads, D_V: tl.constexpr, SINK: tl.constexpr,
     SPLITS: tl.constexpr,

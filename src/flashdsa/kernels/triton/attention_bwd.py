@@ -59,7 +59,7 @@ def differentiate(
     return dq, dq_rope
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_head", "num_rows", "slots", "extra_rows", "extra_slots"])
 def backward(
     q, do, lse, delta, dq, dkv, dextra_kv, kv, ids, limits, extra_kv, extra_ids, extra_limits,
     num_heads, first_head, num_rows, width, slots, extra_rows, extra_width, extra_slots, scale,
