@@ -19,6 +19,7 @@ from flashdsa.backends.emulated.runner import emulation, running_on
 from flashdsa.backends.triton import attention_bwd, launch
 from flashdsa.bench.machine import Gpu, HostMachine
 from flashdsa.cli.availability import reason_against
+from flashdsa.dispatch import checks
 from flashdsa.errors import UnsupportedError
 from flashdsa.problem import Problem
 from flashdsa.verify.calls import sparse_mla_fwd
@@ -229,3 +230,13 @@ def test_it_needs_a_gpu_since_ampere() -> None:
         "needs a GPU of compute capability 8.0 or newer; found some GPU (7.5)"
     )
     assert reason_against("triton", replace(machine, gpus=(old, new))) is None
+
+
+def test_capabilities_of_gpus_that_are_not_nvidias_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    gpu, capability = torch.device("cuda", 0), checks.capability.__wrapped__
+    assert (capability(gpu), capability(torch.device("cpu"))) == ((9, 0), None)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert capability(gpu) == (0, 0)
