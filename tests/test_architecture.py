@@ -69,10 +69,10 @@ def _is_a_peers(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef) ->
 def _is_entry_point(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a launch fixes the parameters: `@cute.kernel`, and `@cute.jit` named launch...
 
-    What these call takes contexts (NamedTuples) and obeys the limit.
+    What these call takes contexts (NamedTuples) and obeys the limit; Triton's functions have none.
     """
-    decorators = {ast.unparse(one) for one in function.decorator_list}
-    if "cute.kernel" in decorators:
+    decorators = {ast.unparse(one).partition("(")[0] for one in function.decorator_list}
+    if decorators & {"cute.kernel", "triton.jit"}:
         return True
     return "cute.jit" in decorators and function.name.startswith("launch")
 

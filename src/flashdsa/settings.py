@@ -10,7 +10,17 @@ from typing import Any
 
 from flashdsa.errors import ArgumentValueError
 
-BACKENDS = ("auto", "cpu", "torch", "sm90", "sm100", "emulate-sm90", "emulate-sm100")
+BACKENDS = (
+    "auto",
+    "cpu",
+    "torch",
+    "triton",
+    "sm90",
+    "sm100",
+    "emulate-sm90",
+    "emulate-sm100",
+    "emulate-triton",
+)
 
 LARGEST_CLUSTER = 16
 """CTAs of a cluster, at most, on every GPU that has clusters."""

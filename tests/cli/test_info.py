@@ -29,7 +29,7 @@ from flashdsa.settings import BACKENDS, Settings
 Run = Callable[..., Result]
 
 
-RUN_HERE = ("cpu", "torch", "emulate-sm90", "emulate-sm100")
+RUN_HERE = ("cpu", "torch", "emulate-sm90", "emulate-sm100", "emulate-triton")
 
 
 def machine_with(*gpus: Gpu) -> HostMachine:
@@ -90,7 +90,7 @@ def test_text_says_for_each_backend_whether_it_runs_and_loses_nothing(
     lines = output.splitlines()
     assert "…" not in output
     assert max(len(line) for line in lines) <= int(columns)
-    assert len(lines) <= 12 + 7 * len(registry.operations)
+    assert len(lines) <= 12 + 9 * len(registry.operations)
 
 
 def test_the_packages_that_an_emulated_backend_lacks_are_named_by_a_command_that_installs_them(

@@ -79,7 +79,8 @@ def problem(spec: OpSpec, capability: tuple[int, int], monkeypatch: pytest.Monke
 def test_kernels_serve_the_gpus_that_they_are_built_for_and_no_other(
     subtests: CaseLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every operation says the capability; the choice follows it. Others get plain torch."""
+    """Every operation says the capability; the choice follows it. Others get Triton's kernels, or
+    plain torch."""
     for spec, capability in product(
         OPERATIONS.values(), [(8, 0), (9, 0), (10, 0), (10, 3), (12, 0)]
     ):
@@ -92,7 +93,9 @@ def test_kernels_serve_the_gpus_that_they_are_built_for_and_no_other(
                 if i.automatic and "cuda" in i.features.devices
                 for one in i.features.capabilities
             }
-            assert registry.select(wanted).backend == built_for.get(capability, "torch")
+            there = {i.backend for i in registry.implementations(spec.operation)}
+            portable = "triton" if "triton" in there else "torch"
+            assert registry.select(wanted).backend == built_for.get(capability, portable)
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
@@ -128,7 +131,7 @@ def test_kernels_refuse_a_second_source_ranges_and_blocks_by_name(
     ):
         with pytest.raises(UnsupportedError, match=f"{operation}: .*{reason}"):
             registry.select(replace(served, **wanted), kernels)
-        assert registry.select(replace(served, **wanted)).backend == "torch"
+        assert registry.select(replace(served, **wanted)).backend == "triton"
 
 
 def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public_function() -> None:

@@ -6,10 +6,11 @@ The CPU's are in the operations' declarations: `dispatch/registration.py` regist
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from flashdsa.backends.features import Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
-from flashdsa.hw import SM90, SM100
+from flashdsa.hw import SM90, SM100, TRITON_LEAST
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS as HOPPER_FORMATS
 from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS, MIXED_FORMATS
 from flashdsa.kernels.attention.sm100.core.tile import HEADS as SM100_HEADS
@@ -25,6 +26,7 @@ from flashdsa.problem import (
     PARTS_OF_A_PAGE,
     SHORT_TABLE_PAGES,
 )
+from flashdsa.row_formats import ROW_FORMATS
 
 _TOKEN_BYTES = OneOf((INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES))
 _LOGITS = Features(
@@ -147,19 +149,53 @@ _SM100 = (
     ("compress_kv", "entries:bind", _ENTRIES),
     ("compress_kv_bwd", "entries:bind_backward", _ENTRIES),
 )
+_TRITON_FORWARD = Features(
+    dtypes=("bfloat16", "float16"),
+    d_qk=OneOf((512, 576)),
+    d_v=OneOf((512,)),
+    index_block=UpTo(1024),
+    attn_sink=True,
+    topk_length=True,
+    max_logits=True,
+    deterministic=True,
+    extra_kv=True,
+    ranges=True,
+    batch_invariant=True,
+)
+_TRITON_PACKED = replace(
+    _TRITON_FORWARD,
+    dtypes=("bfloat16",),
+    row_formats=tuple(ROW_FORMATS),
+    mixed_formats=tuple(ROW_FORMATS),
+)
+_TRITON_BACKWARD = replace(_TRITON_FORWARD, dtypes=("bfloat16",))
+_TRITON = (
+    ("sparse_mla_fwd", "attention:bind", _TRITON_FORWARD),
+    ("sparse_mla_fwd", "attention:bind", _TRITON_PACKED),
+    ("sparse_mla_fwd_out", "attention:bind_out", _TRITON_FORWARD),
+    ("sparse_mla_fwd_out", "attention:bind_out", _TRITON_PACKED),
+    ("mla_bwd", "attention_bwd:bind", _TRITON_BACKWARD),
+)
 
 registry = Registry()
 """The process's table, read by the dispatcher and by `flashdsa info`."""
 
-for _arch, _rows in ((SM90, _SM90), (SM100, _SM100)):
-    _backend = _arch.backend
+_GPUS: tuple[tuple[str, dict[str, Any], Any], ...] = (
+    (SM90.backend, {"capabilities": SM90.capabilities}, _SM90),
+    (SM100.backend, {"capabilities": SM100.capabilities}, _SM100),
+    ("triton", {"least_capability": TRITON_LEAST}, _TRITON),
+)
+for _backend, _capabilities, _rows in _GPUS:
+    _portable = _backend == "triton"
     for _operation, _function, _features in _rows:
         _on_gpu = Implementation(
             _operation,
             _backend,
             f"flashdsa.backends.{_backend}.{_function}",
-            replace(_features, capabilities=_arch.capabilities),
+            replace(_features, **_capabilities),
+            priority=-1 if _portable else 0,  # after a GPU's own kernels, before torch
             runner="flashdsa.backends.gpu.runner:gpu",
+            package="triton" if _portable else "",
         )
         _emulated = replace(
             _on_gpu,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from typing import Protocol
 
@@ -66,6 +66,8 @@ class Reason:
     feature: str
     supported: tuple[str, ...] = ()
     wanted: str = ""
+    sentence: str = ""
+    """In place of what the other fields say."""
 
     @property
     def need(self) -> str:
@@ -73,6 +75,8 @@ class Reason:
         return f"{self.feature} {self.wanted}".strip()
 
     def __str__(self) -> str:
+        if self.sentence:
+            return self.sentence
         if not self.wanted:
             return f"{self.feature}: not supported"
         return f"{self.feature}: takes {', '.join(self.supported) or 'none'}; got {self.wanted}"
@@ -85,7 +89,7 @@ def explain(rows: Sequence[Sequence[Reason]]) -> str:
     for reason in (reason for row in rows for reason in row):
         known = merged.get(reason.need, reason)
         supported = tuple(dict.fromkeys((*known.supported, *reason.supported)))
-        merged[reason.need] = Reason(reason.feature, supported, reason.wanted)
+        merged[reason.need] = replace(reason, supported=supported)
     lacking = [{reason.need for reason in row} for row in rows]
     shared = [merged[need] for need in merged if all(need in row for row in lacking)]
     if shared:
@@ -139,6 +143,8 @@ class Features:
     """The indexer chooses tokens from listed blocks only."""
     capabilities: tuple[tuple[int, int], ...] = ()
     """CUDA compute capabilities of the GPUs that run the kernels; none: no matter."""
+    least_capability: tuple[int, int] = (0, 0)
+    """The oldest of the GPUs that run the kernels."""
 
     def leaves_open(self, name: str) -> bool:
         """Whether calls that these features take may have several values of a parameter."""
@@ -156,6 +162,8 @@ class Features:
         here = problem.capability
         if here is not None and self.capabilities and here not in self.capabilities:
             yield Reason(CAPABILITY, (dotted(self.capabilities),), dotted([here]))
+        if here is not None and here < self.least_capability:
+            yield Reason(CAPABILITY, (or_newer(self.least_capability),), dotted([here]))
         for name in SIZES:
             size: int | None = getattr(problem, name)
             supported: IntSet = getattr(self, name)
@@ -172,7 +180,10 @@ class Features:
 
 
 CAPABILITY = "compute capability"
-MACHINE = ("device", CAPABILITY)
+PACKAGE = "package"
+NOT_INSTALLED = {"triton": "triton is not installed; pip install 'triton'"}
+"""Packages that an implementation may need, and what is said where they lack."""
+MACHINE = ("device", CAPABILITY, PACKAGE)
 """Features of the machine, not of the call."""
 SIZES = tuple(one.name for one in fields(Features) if one.type == "IntSet")
 """Sizes of a `Problem`, each with its set in `Features`."""
@@ -183,3 +194,8 @@ FLAGS = tuple(one.name for one in fields(Features) if one.type == "bool")
 def dotted(capabilities: Iterable[tuple[int, int]]) -> str:
     """Write compute capabilities as people do: "10.0 or 10.3"."""
     return " or ".join(f"{major}.{minor}" for major, minor in capabilities)
+
+
+def or_newer(capability: tuple[int, int]) -> str:
+    """Write the least of compute capabilities: "8.0 or newer"."""
+    return f"{dotted([capability])} or newer"

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
-from flashdsa.backends.features import MACHINE, Features, Reason, explain
+from flashdsa.backends.features import MACHINE, NOT_INSTALLED, PACKAGE, Features, Reason, explain
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.problem import Problem
 from flashdsa.settings import BACKENDS, Settings
@@ -35,6 +36,8 @@ class Implementation:
     that is not `automatic`.
 
     `binds_each_call`: the runner may be another one at the next call.
+
+    `package` must be installed, besides those that flashdsa needs.
     """
 
     operation: str
@@ -45,10 +48,14 @@ class Implementation:
     automatic: bool = True
     runner: str = ""
     binds_each_call: bool = False
+    package: str = ""
 
     def reasons_against(self, problem: Problem) -> list[Reason]:
         """Why it cannot serve `problem`; empty when it can."""
-        return list(self.features.missing(problem))
+        reasons = list(self.features.missing(problem))
+        if self.package and find_spec(self.package) is None:
+            reasons.append(Reason(PACKAGE, (), self.package, NOT_INSTALLED[self.package]))
+        return reasons
 
     def load(self) -> Bind:
         """The function that binds calls, of an operation's tuple of operands (`flashdsa.ops`),
@@ -211,11 +218,12 @@ class Registry:
         others = [
             i for i in self.implementations(problem.operation) if i.automatic and i is not chosen
         ]
-        passed_over = "; ".join(
-            f"{i.backend} passed over ({reasons[0] if reasons else 'lower priority'})"
+        told = {
+            f"{i.backend} passed over ({reasons[0] if reasons else 'lower priority'})": None
             for i in others
             for reasons in [i.reasons_against(problem)]
-        )
+        }
+        passed_over = "; ".join(told)
         # On a GPU plain torch is right and slow.
         slow = chosen.backend == "torch" and problem.device != "cpu"
         logger.log(

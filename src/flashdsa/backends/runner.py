@@ -6,7 +6,7 @@ gives them kernels, memory and the facts of the device that decide how a launch 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -55,6 +55,21 @@ class Runner(Protocol):
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
         """The compiled function of a plan. It takes tensors of the device, holds them against what
         it was compiled for, and launches on the current stream; called inside `launching()`."""
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """CUDA compute capability."""
+
+    def launch_triton(
+        self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], **options: Any
+    ) -> None:
+        """Launch a kernel of Triton; called inside `launching()`.
+
+        Args:
+            arguments: tensors of the device and numbers, in the order of the kernel's parameters
+                without constants.
+            options: num_warps, num_stages, and the constants by name.
+        """
 
     def launching(self) -> AbstractContextManager[Any]:
         """Context of calls of functions: the device is the current one."""

@@ -139,7 +139,7 @@ def _int_or_none(text: str) -> int | None:
     return int(text) if text.strip().isdigit() else None
 
 
-PACKAGES = ("flashdsa", "torch", "numpy", "nvidia-cutlass-dsl")
+PACKAGES = ("flashdsa", "torch", "triton", "numpy", "nvidia-cutlass-dsl")
 
 
 def versions(*more: str) -> dict[str, str | None]:

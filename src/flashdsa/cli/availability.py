@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from flashdsa.backends.emulated.packages import install_command, missing_packages
-from flashdsa.backends.features import dotted
+from flashdsa.backends.features import NOT_INSTALLED, dotted, or_newer
 from flashdsa.errors import UnsupportedError
-from flashdsa.hw import ARCHITECTURES
+from flashdsa.hw import ARCHITECTURES, TRITON_LEAST
 from flashdsa.settings import BACKENDS
 
 if TYPE_CHECKING:
@@ -22,19 +23,24 @@ NOT_IMPLEMENTED = "has no implementation in this version"
 
 def reason_against(backend: str, machine: HostMachine) -> str | None:
     """Why no implementation of `backend` could run here; None where one could."""
+    if backend.endswith("triton") and find_spec("triton") is None:
+        return NOT_INSTALLED["triton"]
     if backend.startswith("emulate"):
         lacking = missing_packages()
         if lacking:
             which = f"package{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
             return f"needs the Python {which}; {install_command(lacking)}"
         return None
-    wanted = CAPABILITIES.get(backend)
-    if wanted is None:
-        return None
-    if any(gpu.capability in wanted for gpu in machine.gpus):
-        return None
     found = ", ".join(f"{gpu.name} ({dotted([gpu.capability])})" for gpu in machine.gpus)
-    return f"needs a GPU of compute capability {dotted(wanted)}; found {found or 'no GPU'}"
+    if backend == "triton":
+        wanted, serves = or_newer(TRITON_LEAST), TRITON_LEAST.__le__
+    elif backend in CAPABILITIES:
+        wanted, serves = dotted(CAPABILITIES[backend]), CAPABILITIES[backend].__contains__
+    else:
+        return None
+    if any(serves(gpu.capability) for gpu in machine.gpus):
+        return None
+    return f"needs a GPU of compute capability {wanted}; found {found or 'no GPU'}"
 
 
 def require_runnable(backend: str) -> None:
@@ -80,7 +86,7 @@ def _row(
         features = {
             one.name: _written(getattr(implementation.features, one.name))
             for one in fields(implementation.features)
-            if one.name not in ("devices", "capabilities")
+            if one.name not in ("devices", "capabilities", "least_capability")
         }
     why_not = [reason for reason in reasons if reason]
     return {

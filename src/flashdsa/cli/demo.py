@@ -16,7 +16,7 @@ from flashdsa.cli.console import (
     print_table,
     progress_bar,
 )
-from flashdsa.cli.output_options import PICTURES, OutputFile
+from flashdsa.cli.output_options import PICTURES, OutputFile, backend_option
 from flashdsa.settings import BACKENDS
 
 
@@ -42,7 +42,7 @@ def _choice(flag: str, values: tuple[str, ...], says: str) -> Callable[[Any], An
 @_size("--topk", "topk", "256, on a GPU 512; v4: 64, 512", "Keys or entries a query selects.")
 @_size("--heads", "num_heads", "4, on a GPU 16", "Attention heads.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of all random numbers.")
-@_choice("--backend", BACKENDS, "Which implementation to use.")
+@backend_option("auto", "Which implementation to use.", BACKENDS)
 @_choice("--device", ("auto", "cpu", "cuda"), "auto: the GPU, if there are kernels for it.")
 @click.option(
     "--picture",

@@ -15,10 +15,17 @@ from flashdsa.settings import BACKENDS
 PICTURES = (".png", ".svg", ".pdf")
 
 
-def backend_option(default: str, text: str) -> Callable[[Any], Any]:
+def backend_option(
+    default: str, text: str, names: tuple[str, ...] = BACKENDS[1:]
+) -> Callable[[Any], Any]:
     """--backend, of those that a command can name."""
     return click.option(
-        "--backend", type=click.Choice(BACKENDS[1:]), default=default, show_default=True, help=text
+        "--backend",
+        type=click.Choice(names),
+        metavar="NAME",
+        default=default,
+        show_default=True,
+        help=f"{text} One of {', '.join(names)}.",
     )
 
 

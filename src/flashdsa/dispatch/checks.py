@@ -28,8 +28,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @lru_cache
 def capability(device: torch.device) -> tuple[int, int] | None:
-    """CUDA compute capability of a GPU; None for the CPU."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    """CUDA compute capability of a GPU, (0, 0) of one that is not NVIDIA's; None for the CPU."""
+    if device.type != "cuda":
+        return None
+    return (0, 0) if torch.version.hip else torch.cuda.get_device_capability(device)
 
 
 def are_values_read(tensor: Tensor) -> bool:

@@ -229,7 +229,7 @@ def register(spec: OpSpec) -> OpSpec:
             ("torch", replace(spec.features, devices=DEVICES)),
         ):
             function = f"flashdsa.backends.{backend}.{spec.cpu}"
-            priority = -1 if backend == "torch" else 0  # last, where anything else serves
+            priority = -2 if backend == "torch" else 0  # last, where anything else serves
             registry.register(Implementation(name, backend, function, features, priority))
     return spec
 

@@ -358,7 +358,7 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     ``O = 0`` and ``lse = +inf``.
 
     Args:
-        q: (S, H, d_qk) bf16, fp32 or fp64, on the CPU fp16 too; d_qk = 576 in DeepSeek's MLA.
+        q: (S, H, d_qk) bf16, fp16, fp32 or fp64; d_qk = 576 in DeepSeek's MLA.
         kv: (S_kv, d_qk) or (S_kv, 1, d_qk), or pages (num_pages, 64, d_qk) or (num_pages,
             page_size, 1, d_qk), q's dtype; V is its first `d_v` columns. Or uint8 or int8 with
             656, 528, 584 or 288 instead of d_qk: packed rows, see `quantize_kv`. Their pages may

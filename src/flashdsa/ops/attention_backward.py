@@ -130,7 +130,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
             in the mean of drawn calls, up to 62 % in 95 of 100, and 2.3 times the time where short
             lists name few of many rows; 2 GiB of workspace at most in place of 1. On Blackwell it
             takes 128 heads only and costs some 40 % (predicted) and a workspace: 2304 bytes for
-            each slot of as many queries as fit 1 GiB, and of one query at least.
+            each slot of as many queries as fit 1 GiB, and of one query at least; so does Triton's.
         dkv_dtype: dtype of dKV and dextra_kv: None or fp32, or q's; fp64 for fp64 inputs.
         dkv, extra_dkv: tensors like dKV and dextra_kv, to which these are added and which are
             returned in their place: of rows that several layers read. They may be one tensor.

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 
 from flashdsa.backends.catalog import registry
-from flashdsa.backends.emulated.devices import B200, H200
+from flashdsa.backends.emulated.devices import A100, B200, H200
 from flashdsa.backends.emulated.runner import EmulatedProgress, emulation
 from flashdsa.errors import UnsupportedError
 from flashdsa.verify.check_list import COMPOSED, NEEDS, OPERATIONS, Check, checks_of
 
-DEVICES = {"emulate-sm90": H200, "emulate-sm100": B200}
+DEVICES = {"emulate-sm90": H200, "emulate-sm100": B200, "emulate-triton": A100}
 """Device that each emulated backend stands for."""
 MOST = 0.99
 """Largest share that is shown for a case that still runs."""
@@ -121,7 +121,7 @@ def device_of(backend: str) -> str:
     """Type of the device that a backend's tensors are on; of torch a GPU, if there is one."""
     if backend == "torch" and (here := torch.accelerator.current_accelerator()) is not None:
         return here.type
-    return "cuda" if backend.startswith("sm") else "cpu"
+    return "cuda" if backend.startswith(("sm", "triton")) else "cpu"
 
 
 def run_checks(

@@ -7,7 +7,7 @@ functions that write down their names instead. No kernel is compiled, no GPU is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -33,11 +33,23 @@ class Recorder:
 
     Attributes:
         launched: the compiled functions that were called, each once, in their order.
+        of_triton: the names of Triton's kernels, likewise.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.launched: dict[str, Variant] = {}
+        self.of_triton: dict[str, None] = {}
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return self._device.capability
+
+    def launch_triton(
+        self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], **options: Any
+    ) -> None:
+        """Write down the kernel's name."""
+        self.of_triton[kernel.__name__] = None
 
     @property
     def num_sms(self) -> int:
@@ -87,7 +99,8 @@ class Reached:
 
     Attributes:
         kernels: compiled functions; none where torch or the CPU backend does all.
-        functions: "module:function" of the backend's implementations if it has no kernels.
+        functions: "module:function" of the backend's implementations if it has no kernels, or
+            names of Triton's kernels.
         refused: why the backend does not take the case, or "".
     """
 
@@ -134,7 +147,8 @@ def _reached(check: Check, backend: str, emulated: str) -> Reached:
             check.call()
         except UnsupportedError as error:
             return Reached(operation, check.case, refused=str(error).replace(emulated, backend))
-    return Reached(operation, check.case, kernels=tuple(recorder.launched.values()))
+    kernels, of_triton = tuple(recorder.launched.values()), tuple(recorder.of_triton)
+    return Reached(operation, check.case, kernels, of_triton)
 
 
 @contextmanager

@@ -80,7 +80,7 @@ CHAIN_TOLERANCE = 3e-2
 """`||gradient - ref|| / ||ref||` of bf16 inputs where ref begins with the unrounded O: see
 `judge_sparse_mla.judge_chain`. Seen: 1.7e-3 with logits of standard deviation 1, and 5e-3 to 1.3e-2
 with logits 10 to 100 times as large."""
-BF16_OPERANDS = ("sm100", "emulate-sm100", "sm90", "emulate-sm90")
+BF16_OPERANDS = ("sm100", "emulate-sm100", "sm90", "emulate-sm90", "triton", "emulate-triton")
 """Backends whose backward hands P and dS to the tensor cores in bf16."""
 BF16_ROUNDING = 2 * 2.0**-8
 """Share of a dKV row's spread (`reference.MlaBackward`) that they may be off by."""
@@ -193,6 +193,8 @@ SCORE_TOLERANCES: dict[str, float] = {
     "sm100": 3e-4,
     "emulate-sm90": 3e-4,
     "emulate-sm100": 3e-4,
+    "triton": 3e-4,
+    "emulate-triton": 3e-4,
 }
 """c of the indexer's score rule, by backend, on standard-normal data."""
 PRODUCT_TOLERANCE = 5e-5

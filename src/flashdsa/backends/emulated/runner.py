@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.emulated.devices import B200, H200, Device
+from flashdsa.backends.emulated import triton_kernels
+from flashdsa.backends.emulated.devices import A100, B200, H200, Device
 from flashdsa.backends.emulated.packages import require_packages
 from flashdsa.backends.runner import Allocate, Runner
 from flashdsa.jit.loader import compile_plan
@@ -97,6 +98,23 @@ class Emulator:
         """The function of any plan, compiled in this process."""
         return compiled(spec, plan)
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """CUDA compute capability of the device."""
+        return self._device.capability
+
+    def launch_triton(
+        self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], **options: Any
+    ) -> None:
+        """Compiled for the device's capability; findings are those of `launching()`."""
+        from ptxemu.cutedsl import Emulation
+
+        setup = triton_kernels.prepared(self._device, kernel, grid, arguments, **options)
+        self._launched(setup)
+        tell = partial(self._tell_progress, setup.kernel)
+        result = setup.launch(policy=self._policy, check=True, on_progress=tell)
+        Emulation.active().findings += filter(triton_kernels.counts, result.findings)
+
     @contextmanager
     def launching(self) -> Iterator[None]:
         """Launches go to the emulator."""
@@ -164,6 +182,11 @@ def sm90(_: torch.device) -> Runner:
 def sm100(_: torch.device) -> Runner:
     """The runner of a call of "emulate-sm100": that of the block it is in, or a B200."""
     return _current.get() or Emulator(B200)
+
+
+def triton(_: torch.device) -> Runner:
+    """The runner of a call of "emulate-triton": that of the block it is in, or an A100."""
+    return _current.get() or Emulator(A100)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import ctypes
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, cached_property, lru_cache, partial
 from math import prod
@@ -95,6 +95,17 @@ class Gpu:
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
         """Loaded, or compiled first."""
         return load(spec, plan)
+
+    @cached_property
+    def capability(self) -> tuple[int, int]:
+        """CUDA compute capability."""
+        return torch.cuda.get_device_capability(self.index)
+
+    def launch_triton(
+        self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], **options: Any
+    ) -> None:
+        """Triton compiles a kernel at its first launch, and keeps it on disk."""
+        kernel[grid](*arguments, **options)
 
     def launching(self) -> AbstractContextManager[Any]:
         """The device is torch's current one, where a function's first call loads the kernel, and

@@ -1,0 +1,143 @@
+"""Triton's kernels for the emulator: compiled for a GPU that is not here, as Triton would there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.emulated.devices import Device
+from flashdsa.errors import UnsupportedError
+from flashdsa.hw import WARP_SIZE
+from flashdsa.problem import INT32_MAX
+
+if TYPE_CHECKING:
+    from ptxemu import Module
+    from ptxemu.check import Finding
+    from ptxemu.launch_setup import LaunchSetup
+
+ALIGNMENT = 16
+"""Triton compiles for addresses and numbers that are multiples of it (triton/runtime/jit.py)."""
+_POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+def compiled(
+    capability: tuple[int, int],
+    kernel: Any,
+    arguments: Sequence[Any],
+    num_warps: int,
+    num_stages: int,
+    **constants: Any,
+) -> tuple[Any, list[Any]]:
+    """A kernel as Triton compiles it for a GPU of this capability, and the arguments that it takes.
+
+    Triton makes a constant of a number 1, and tells the compiler which ones are multiples of 16,
+    but for those that the kernel excepts.
+    """
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile
+
+    signature, values, known, taken = {}, dict(constants), {}, []
+    given = iter(arguments)
+    for number, parameter in enumerate(kernel.params):
+        name, plain = parameter.name, parameter.do_not_specialize
+        value = constants[name] if name in constants else next(given)
+        if name in constants or (type(value) is int and value == 1 and not plain):
+            signature[name], values[name] = "constexpr", value
+            continue
+        signature[name] = _type_of(value)
+        place = value.data_ptr() if isinstance(value, Tensor) else value
+        if type(place) is int and place % ALIGNMENT == 0 and not plain:
+            known[(number,)] = [["tt.divisibility", ALIGNMENT]]
+        taken.append(value)
+    return compile(
+        ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=known),
+        target=GPUTarget("cuda", capability[0] * 10 + capability[1], WARP_SIZE),
+        options={"num_warps": num_warps, "num_stages": num_stages},
+    ), taken
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return _POINTERS[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    return "i32" if abs(value) <= INT32_MAX else "i64"
+
+
+def prepared(
+    device: Device,
+    kernel: Any,
+    grid: tuple[int, int, int],
+    arguments: Sequence[Any],
+    **options: Any,
+) -> LaunchSetup:
+    """A launch on CPU tensors, of a kernel that is compiled for the device.
+
+    Raises:
+        UnsupportedError: its tiles do not fit the device's shared memory.
+    """
+    from ptxemu.launch_setup import LaunchSetup
+    from ptxemu.memory.global_memory import GlobalMemory
+
+    made, taken = compiled(device.capability, kernel, arguments, **options)
+    facts = made.metadata
+    if facts.shared > device.smem_bytes:
+        raise UnsupportedError(
+            f"{facts.name}: expected at most {device.smem_bytes} bytes of shared memory; "
+            f"takes {facts.shared}"
+        )
+    module = _loaded(made.asm["ptx"], "sm_100a" if device.capability[0] == 10 else "sm_90a")
+    values = [_memory_of(value) if isinstance(value, Tensor) else value for value in taken]
+    # Behind them Triton passes memory of its own, which these kernels do not ask for.
+    spare = len(module.syntax.kernels[facts.name].parameters) - len(values)
+    values += [torch.zeros(ALIGNMENT, dtype=torch.uint8)] * spare
+    block = facts.num_warps * WARP_SIZE
+    return LaunchSetup(
+        module, facts.name, grid, block, tuple(values), GlobalMemory(), smem=facts.shared
+    )
+
+
+@cache
+def _loaded(ptx: str, arch: str) -> Module:
+    """PTX on one of ptxemu's devices: it runs that of older and other GPUs, too."""
+    import ptxemu
+
+    return ptxemu.load(ptx, arch=arch)
+
+
+def _memory_of(x: Tensor) -> Tensor:
+    """All from the first to the last element of a tensor, gaps included."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.as_strided((last + 1 if x.numel() else 0,), (1,))
+
+
+def counts(finding: Finding) -> bool:
+    """Whether it is an error of the kernel.
+
+    Where a tile has fewer elements than a CTA has threads, several warps hold the same elements and
+    write them to the same places of shared memory, by one instruction. ptxemu calls that a race of
+    equal values.
+    """
+    first, second = finding.first, finding.second
+    return not (
+        finding.code == "race"
+        and "of shared memory of cta" in finding.message
+        and "the value was the same in this run" in finding.message
+        and first is not None
+        and second is not None
+        and first.pc == second.pc
+        and first.action == second.action == "generic write"
+    )

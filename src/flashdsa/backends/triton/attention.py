@@ -1,0 +1,169 @@
+"""Sparse MLA by Triton: slots, tiles, splits, and the launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.cpu.sparse_mla import write_without_keys
+from flashdsa.backends.memory import readable
+from flashdsa.backends.packed_rows import aligned_pages, form_of, num_rows
+from flashdsa.backends.runner import Runner
+from flashdsa.backends.triton.launch import launch, shape_of_forward
+from flashdsa.row_formats import RowFormat
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
+
+LOG2_E = math.log2(math.e)
+MOST_SPLITS = 16
+FP8_LEAST = (8, 9)
+"""GPUs with conversions of e4m3, from this compute capability on."""
+Serve = Callable[[Sequence[Any]], Any]
+
+
+class Source(NamedTuple):
+    """Rows and each query's list of them, as the kernels take it."""
+
+    kv: Tensor
+    stride: int
+    """Elements from row to row; of packed rows bytes from page to page."""
+    page_rows: int
+    rows: int
+    ids: Tensor
+    """(S, width) ids, or (S,) first rows."""
+    limits: Tensor
+    """(S,) lengths, or ends of ranges; `ids` where there are none."""
+    width: int
+    slots: int
+    """The most that a query has."""
+
+
+def _source(
+    kv: Tensor,
+    ids: Tensor,
+    length: Tensor | None,
+    ends: Tensor | None,
+    block: int,
+    form: RowFormat | None,
+) -> tuple[Source, dict[str, Any]]:
+    """A source, and what the kernels are compiled for."""
+    pages = readable(kv) if form is None else aligned_pages(kv.view(torch.uint8))
+    rows = num_rows(kv)
+    place = pages, pages.stride(0), 1 if form is None else pages.shape[1], rows
+    block = max(1, min(block, rows))  # any id but 0 stays invalid
+    kind = "whole" if length is None else "lengths"
+    limits, width, slots = length, ids.shape[1], ids.shape[1] * block if rows else 0
+    if ends is not None:
+        kind, limits, width, slots = "range", ends, 1, rows
+    ids = ids.contiguous()
+    limits = ids if limits is None else limits.contiguous()
+    constants = {"LIST": kind, "ROWS_OF_ID": block, "FORM": form}
+    return Source(*place, ids, limits, width, slots), constants
+
+
+def sources_of(
+    x: Any, block: int, kv_format: str | None = None
+) -> tuple[Source, Source, dict[str, Any]]:
+    """kv and extra_kv, or kv again without a slot, and what the kernels are compiled for."""
+    lists = x.indices, x.topk_length, x.ends
+    first, constants = _source(x.kv, *lists, block, form_of(x.kv, kv_format))
+    second, extra = first._replace(slots=0), constants
+    if x.extra_kv is not None:
+        lists = x.extra_indices, x.extra_topk_length, x.extra_ends
+        second, extra = _source(x.extra_kv, *lists, 1, form_of(x.extra_kv, kv_format))
+    constants = {
+        **constants,
+        "EXTRA": x.extra_kv is not None,
+        "EXTRA_LIST": extra["LIST"],
+        "EXTRA_FORM": extra["FORM"],
+    }
+    return first, second, constants
+
+
+def bind(
+    runner: Runner, operands: SparseMlaOperands, *, d_v: int, max_logits: bool, **choices: Any
+) -> Serve:
+    """Serve `sparse_mla_fwd`: O (S, H, d_v), lse and, if asked for, max_logits (S, H)."""
+
+    def serve(given: Sequence[Any]) -> tuple[Tensor, ...]:
+        x: Any = type(operands)(*given)
+        rows = x.q.shape[:2]
+        out, lse = runner.empty(*rows, d_v, dtype=x.q.dtype), runner.empty(*rows, dtype=torch.float)
+        largest = runner.empty(*(rows if max_logits else (0,)), dtype=torch.float)
+        asked = largest if max_logits else None
+        _forward(runner, x.into(*x[:3], out, lse, asked, *x[3:]), **choices)
+        return out, lse, largest
+
+    return runner.on_device(serve)
+
+
+def bind_out(runner: Runner, operands: SparseMlaOutOperands, **choices: Any) -> Serve:
+    """Serve `sparse_mla_fwd_out`."""
+    kind = type(operands)
+    return runner.on_device(lambda given: _forward(runner, kind(*given), **choices))
+
+
+def _forward(
+    runner: Runner,
+    x: SparseMlaOutOperands,
+    *,
+    sm_scale: float,
+    index_block: int,
+    batch_invariant: bool,
+    kv_format: str | None = None,
+) -> None:
+    """out, lse and, if asked for, max_logits, written."""
+    from flashdsa.kernels.triton import attention
+
+    (num_queries, num_heads, d_qk), d_v = x.q.shape, x.out.shape[2]
+    first, second, constants = sources_of(x, index_block, kv_format)
+    slots = first.slots + second.slots
+    if not num_queries or not slots:
+        write_without_keys(x)
+        return
+    shape = shape_of_forward(num_heads, runner.capability)
+    blocks = -(-num_heads // shape.heads)
+    splits = 1
+    if not batch_invariant:
+        wanted = min(runner.num_sms // (num_queries * blocks), slots // (4 * shape.keys))
+        splits = 1 << max(min(wanted, MOST_SPLITS), 1).bit_length() - 1
+    rows = num_queries * num_heads
+    parts = runner.empty(splits * rows * (d_v + 2) if splits > 1 else 1, dtype=torch.float)
+    written = x.out, x.lse, torch.empty_like(x.lse) if x.max_logits is None else x.max_logits
+    sink = x.lse if x.attn_sink is None else x.attn_sink.contiguous()
+    constants |= {"D_V": d_v, "SINK": x.attn_sink is not None, "SPLITS": splits}
+    constants |= {"PARTS": 4 if constants["FORM"] else 1, "FP8": runner.capability >= FP8_LEAST}
+    launch(
+        runner,
+        attention.forward,
+        (num_queries, blocks, splits),
+        (
+            readable(x.q),
+            *first[:-1],
+            *second[:-1],
+            sink,
+            *written,
+            parts,
+            num_heads,
+            sm_scale * LOG2_E,
+        ),
+        shape,
+        BLOCK_H=shape.heads,
+        BLOCK_K=shape.keys,
+        D_ROPE=d_qk - d_v,
+        **constants,
+    )
+    if splits > 1:
+        launch(
+            runner,
+            attention.merge,
+            (rows, 1, 1),
+            (parts, sink, *written, rows, num_heads),
+            shape._replace(warps=4),
+            **{name: constants[name] for name in ("D_V", "SINK", "SPLITS")},
+        )
