@@ -82,6 +82,4 @@ SM100 = ArchSpec(
     tmem_columns=512,
 )
 """B200, and B300 of capability 10.3 (sm_103a), on which nobody has run a kernel."""
-TRITON_LEAST = (8, 0)
-"""The oldest compute capability that Triton compiles bf16 products for."""
 ARCHITECTURES = {arch.name: arch for arch in (SM90, SM100)}

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flashdsa.backends.features import Features, OneOf, UpTo
+from flashdsa.backends.features import TRITON_LEAST, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
-from flashdsa.hw import SM90, SM100, TRITON_LEAST
+from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS as HOPPER_FORMATS
 from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS, MIXED_FORMATS
 from flashdsa.kernels.attention.sm100.core.tile import HEADS as SM100_HEADS

@@ -179,6 +179,8 @@ class Features:
                 yield Reason(name)
 
 
+TRITON_LEAST = (8, 0)
+"""The oldest compute capability that Triton compiles bf16 products for."""
 CAPABILITY = "compute capability"
 PACKAGE = "package"
 NOT_INSTALLED = {"triton": "triton is not installed; pip install 'triton'"}

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from flashdsa.backends.emulated.packages import install_command, missing_packages
-from flashdsa.backends.features import NOT_INSTALLED, dotted, or_newer
+from flashdsa.backends.features import NOT_INSTALLED, TRITON_LEAST, dotted, or_newer
 from flashdsa.errors import UnsupportedError
-from flashdsa.hw import ARCHITECTURES, TRITON_LEAST
+from flashdsa.hw import ARCHITECTURES
 from flashdsa.settings import BACKENDS
 
 if TYPE_CHECKING:
