@@ -169,12 +169,36 @@ _TRITON_PACKED = replace(
     mixed_formats=tuple(ROW_FORMATS),
 )
 _TRITON_BACKWARD = replace(_TRITON_FORWARD, dtypes=("bfloat16",))
+# Left to torch, as tensor cores do not take them or nobody asked for speed there: fp32 and fp64 (no
+# product of that precision), keys of 68 bytes, blocks and candidates, more than 128 index heads (a
+# tile has them all), `indexer_bwd` with deterministic sums, compressed entries, the cache.
+_TRITON_INDEXER = replace(
+    _LOGITS,
+    num_heads=UpTo(128),
+    topk=UpTo(4096),
+    table_page_size=OneOf(PARTS_OF_A_PAGE),
+    positions=True,
+)
+_TRITON_PREFILL = replace(_TRITON_INDEXER, dtypes=("float8_e4m3fn", "bfloat16", "float16"))
+_TRITON_SCORES = replace(_SM90_SCORES, topk=_TRITON_INDEXER.topk)
+_TRITON_SUMS = replace(
+    _SM90_TARGET, dtypes=("bfloat16", "float16"), num_heads=ANY, d_qk=OneOf((128, 512, 576))
+)
+_TRITON_INDEX_BACKWARD = replace(_SM90_INDEX_BACKWARD, num_heads=ANY, deterministic=False)
 _TRITON = (
     ("sparse_mla_fwd", "attention:bind", _TRITON_FORWARD),
     ("sparse_mla_fwd", "attention:bind", _TRITON_PACKED),
     ("sparse_mla_fwd_out", "attention:bind_out", _TRITON_FORWARD),
     ("sparse_mla_fwd_out", "attention:bind_out", _TRITON_PACKED),
     ("mla_bwd", "attention_bwd:bind", _TRITON_BACKWARD),
+    ("dsa_topk_indexer", "indexer:bind", _TRITON_INDEXER),
+    ("indexer_logits", "indexer:bind_logits", _TRITON_INDEXER),
+    ("topk_indices", "topk:bind", _TRITON_SCORES),
+    ("dsa_topk_prefill", "prefill:bind", _TRITON_PREFILL),
+    ("prefill_logits", "prefill:bind_logits", _TRITON_PREFILL),
+    ("attention_target", "indexer_training:bind_target", _TRITON_SUMS),
+    ("indexer_scores", "indexer_training:bind_scores", _TRITON_SUMS),
+    ("indexer_bwd", "indexer_training:bind_backward", _TRITON_INDEX_BACKWARD),
 )
 
 registry = Registry()

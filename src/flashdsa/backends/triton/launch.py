@@ -26,6 +26,20 @@ FORWARD = {
 FEW_HEADS = Shape(16, 32, 4)
 BACKWARD = Shape(16, 16, 4)
 SUMS = Shape(1, 8, 4)
+# Products of sm_90 and sm_100 read shared memory through the async proxy, which cp.async does not
+# write: their loops have one stage.
+SCORES = {"hopper, blackwell": Shape(128, 128, 4, 1), "others": Shape(128, 128, 8)}
+"""Tiles of the indexer's scores, which have all heads."""
+HEAD_SUMS = {"hopper, blackwell": Shape(128, 64, 8, 1), "others": Shape(128, 64, 8, 3)}
+INDEX_BACKWARD = {"hopper, blackwell": Shape(64, 64, 8, 1), "others": Shape(64, 64, 8)}
+PREFILL_RUN = 32
+"""Queries of a prompt that share a tile of keys."""
+SCORES_BYTES = 2**26
+"""Scores that are held at once; those of one run of queries may take more."""
+MOST_SCORES = 16384
+"""Scores among which a program chooses, at most: 4 times any topk."""
+FP8_LEAST = (8, 9)
+"""The oldest compute capability with products of e4m3."""
 
 
 def shape_of_forward(num_heads: int, capability: tuple[int, int]) -> Shape:
@@ -51,6 +65,19 @@ def triton_version() -> tuple[int, int]:
     """Major and minor version of the Triton that is installed."""
     major, minor = version("triton").split(".")[:2]
     return int(major), int(minor)
+
+
+def shape_of(table: dict[str, Shape], capability: tuple[int, int], num_heads: int) -> Shape:
+    """A kernel's tile on a GPU, with no more heads than there are."""
+    shape = table["hopper, blackwell" if capability[0] in (9, 10) else "others"]
+    heads = max(16, 1 << (num_heads - 1).bit_length())
+    return shape._replace(heads=min(shape.heads, heads))
+
+
+def shape_of_selection(scores: int) -> Shape:
+    """The scores of a program that chooses among a row's, 32 or fewer a thread."""
+    keys = min(max(256, 1 << (scores - 1).bit_length()), MOST_SCORES)
+    return Shape(0, keys, max(4, keys // 1024), 1)
 
 
 def launch(

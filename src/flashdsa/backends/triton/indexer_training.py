@@ -1,0 +1,120 @@
+"""Training the indexer by Triton: the attention's target, scores at given slots, their gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.memory import readable
+from flashdsa.backends.runner import Runner
+from flashdsa.backends.triton.attention import LOG2_E
+from flashdsa.backends.triton.launch import HEAD_SUMS, INDEX_BACKWARD, launch, shape_of
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer_training import (
+        AttentionTargetOperands,
+        IndexerBwdOperands,
+        IndexerScoresOperands,
+    )
+
+
+def bind_target(
+    runner: Runner, operands: AttentionTargetOperands, *, sm_scale: float
+) -> Callable[[Sequence[Any]], Tensor]:
+    """P (S, topk) = sum_h exp(sm_scale q . kv - lse'), 0 where a slot is invalid."""
+    kind = type(operands)
+
+    def serve(given: Sequence[Any]) -> Tensor:
+        x = kind(*given)
+        lse = x.lse
+        if x.attn_sink is not None:
+            lse = torch.logaddexp(lse, x.attn_sink)
+        of_list = x.kv, x.indices, x.topk_length
+        return _sums(runner, x.q, lse * LOG2_E, *of_list, scale=sm_scale * LOG2_E, target=True)
+
+    return runner.on_device(serve)
+
+
+def bind_scores(
+    runner: Runner, operands: IndexerScoresOperands
+) -> Callable[[Sequence[Any]], Tensor]:
+    """I (S, topk) = sum_h weights relu(q_index . k_index), -inf where a slot is invalid."""
+    kind = type(operands)
+
+    def serve(given: Sequence[Any]) -> Tensor:
+        x = kind(*given)
+        of_list = x.k_index, x.indices, x.topk_length
+        return _sums(runner, x.q_index, x.weights.float(), *of_list, scale=1.0, target=False)
+
+    return runner.on_device(serve)
+
+
+def _sums(
+    runner: Runner,
+    q: Tensor,
+    weights: Tensor,
+    keys: Tensor,
+    indices: Tensor,
+    topk_length: Tensor | None,
+    *,
+    scale: float,
+    target: bool,
+) -> Tensor:
+    from flashdsa.kernels.triton.indexer_training import head_sums
+
+    (queries, num_heads, columns), width = q.shape, indices.shape[1]
+    out = runner.empty(queries, width, dtype=torch.float32)
+    ids, counts = _list(indices, topk_length)
+    if queries:
+        shape = shape_of(HEAD_SUMS, runner.capability, num_heads)
+        launch(
+            runner,
+            head_sums,
+            (queries, -(-width // shape.keys), 1),
+            (readable(q), readable(keys), readable(weights), ids, counts, out, num_heads,
+             len(keys), width, scale),
+            shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, D=columns, TARGET=target,
+        )  # fmt: skip
+    return out
+
+
+def _list(indices: Tensor, topk_length: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Ids (S, topk), and slots in use (S,)."""
+    queries, width = indices.shape
+    if topk_length is None:
+        return indices.contiguous(), indices.new_full((queries,), width)
+    return indices.contiguous(), topk_length.clamp(0, width)
+
+
+def bind_backward(
+    runner: Runner, operands: IndexerBwdOperands, *, dk_dtype: torch.dtype
+) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor, Tensor]]:
+    """dq_index in q_index's dtype, dk_index in `dk_dtype`, d_weights in weights' dtype."""
+    kind = type(operands)
+
+    def serve(given: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
+        from flashdsa.kernels.triton.indexer_training import backward
+
+        x = kind(*given)
+        (queries, num_heads, columns), width = x.q_index.shape, x.indices.shape[1]
+        q, weights = readable(x.q_index), readable(x.weights.float())
+        ids, counts = _list(x.indices, x.topk_length)
+        dq = torch.empty_like(q)
+        d_weights = torch.empty_like(weights)
+        dk = weights.new_zeros(len(x.k_index), columns)
+        if queries:
+            shape = shape_of(INDEX_BACKWARD, runner.capability, num_heads)
+            launch(
+                runner,
+                backward,
+                (queries, -(-num_heads // shape.heads), 1),
+                (q, readable(x.k_index), weights, ids, counts, readable(x.grad_scores), dq, dk,
+                 d_weights, num_heads, len(x.k_index), width),
+                shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads,
+            )  # fmt: skip
+        return dq, dk.to(dk_dtype), d_weights.to(x.weights.dtype)
+
+    return runner.on_device(serve)

@@ -1,0 +1,93 @@
+"""Training of the indexer in Triton: sums over heads at given slots, and their gradient."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flashdsa.kernels.triton.attention import row_numbers
+
+COLUMNS = tl.constexpr(128)
+STEP = tl.constexpr(64)
+"""Columns that are multiplied at once."""
+
+
+@triton.jit
+def head_sums(
+    q, keys, weights, ids, counts, out, num_heads, num_rows, width, scale, BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr, D: tl.constexpr, TARGET: tl.constexpr,
+):  # fmt: skip
+    """Sums over heads (S, width) fp32, of (S, ceil(width / BLOCK_T)) programs: with z = q . key of
+    a slot, weights relu(z), or for TARGET exp2(scale z - weights).
+
+    Args:
+        q: (S, num_heads, D). keys: (num_rows, D). weights: (S, num_heads) fp32.
+        ids: (S, width). counts: (S,), slots in use; others get -inf, for TARGET 0.
+    """
+    query = tl.program_id(0)
+    slot = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    row, valid = row_numbers(ids, query, slot, tl.load(counts + query), num_rows, width, False, 1)
+    total = tl.zeros([BLOCK_T], tl.float32)
+    for first in range(0, num_heads, BLOCK_H):
+        head = first + tl.arange(0, BLOCK_H)
+        there = head < num_heads
+        place = query.to(tl.int64) * num_heads + head
+        z = tl.zeros([BLOCK_T, BLOCK_H], tl.float32)
+        for begin in range(0, D, STEP):
+            column = begin + tl.arange(0, STEP)
+            rows = tl.load(keys + row[:, None] * D + column, mask=valid[:, None], other=0.0)
+            of_heads = tl.load(q + place[:, None] * D + column, mask=there[:, None], other=0.0)
+            z = tl.dot(rows, tl.trans(of_heads), z)
+        weight = tl.load(weights + place, mask=there, other=0.0)
+        if TARGET:
+            # A head that attends nowhere has weight +inf.
+            counts_in = there & (weight != float("inf"))
+            terms = tl.exp2(z * scale - weight)
+        else:
+            counts_in = there
+            terms = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight
+        total += tl.sum(tl.where(counts_in[None, :], terms, 0.0), 1)
+    total = tl.where(valid, total, 0.0 if TARGET else float("-inf"))
+    tl.store(out + query.to(tl.int64) * width + slot, total, mask=slot < width)
+
+
+@triton.jit
+def backward(
+    q, keys, weights, ids, counts, grad, dq, dk, d_weights, num_heads, num_rows, width,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """Gradients of sum_h weights relu(z), of (S, ceil(num_heads / BLOCK_H)) programs.
+
+    Args:
+        q, keys, weights, ids, counts: as for `head_sums`, of 128 columns.
+        grad: (S, width) fp32, of the sums. dq: as q. d_weights: (S, num_heads) fp32.
+        dk: (num_rows, 128) fp32, added to, in the GPU's order.
+    """
+    query = tl.program_id(0)
+    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    there, column = head < num_heads, tl.arange(0, COLUMNS)
+    place = query.to(tl.int64) * num_heads + head
+    at = place[:, None] * COLUMNS + column
+    of_heads = tl.load(q + at, mask=there[:, None], other=0.0)
+    weight = tl.load(weights + place, mask=there, other=0.0)
+    of_q = tl.zeros([BLOCK_H, COLUMNS], tl.float32)
+    of_weight = tl.zeros([BLOCK_H], tl.float32)
+    count = tl.load(counts + query)
+    for first in range(0, count, BLOCK_T):
+        slot = first + tl.arange(0, BLOCK_T)
+        row, valid = row_numbers(ids, query, slot, count, num_rows, width, False, 1)
+        of_row = row[:, None] * COLUMNS + column
+        rows = tl.load(keys + of_row, mask=valid[:, None], other=0.0)
+        g = tl.load(grad + query.to(tl.int64) * width + slot, mask=valid, other=0.0)
+        z = tl.dot(rows, tl.trans(of_heads))
+        # Comparisons and not products: what is not finite in a query without slots adds 0.
+        gate = (z > 0.0) & valid[:, None]
+        of_weight += tl.sum(tl.where(gate, g[:, None] * z, 0.0), 0)
+        a = tl.where(gate, g[:, None] * weight[None, :], 0.0).to(rows.dtype)
+        of_q = tl.dot(tl.trans(a), rows, of_q)
+        # Slots of one key may cancel: their gradients are not rounded before they are added.
+        passed = tl.where(gate, weight[None, :], 0.0).to(rows.dtype)
+        of_rows = tl.dot(passed, of_heads) * g[:, None]
+        tl.atomic_add(dk + of_row, of_rows, mask=valid[:, None], sem="relaxed")
+    tl.store(dq + at, of_q.to(dq.dtype.element_ty), mask=there[:, None])
+    tl.store(d_weights + place, of_weight, mask=there)
