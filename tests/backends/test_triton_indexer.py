@@ -14,7 +14,7 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.devices import small_device
 from flashdsa.backends.emulated.runner import Emulator, emulation, running_on
-from flashdsa.backends.triton import indexer, launch
+from flashdsa.backends.triton import indexer, indexer_training, launch
 from flashdsa.verify import judge_indexer, judge_indexer_training
 from flashdsa.verify.compare import Comparison
 from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
@@ -131,6 +131,15 @@ def test_scores_of_any_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_training(device: Emulator) -> None:
     assert wrong(trained(TRAINING)) == []
+
+
+@pytest.mark.usefixtures("a100")
+def test_deterministic_gradients_of_two_blocks_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexer_training, "WORKSPACE_BYTES", 4 * 128 * 40)
+    monkeypatch.setitem(launch.INDEX_BACKWARD, "others", launch.Shape(16, 32, 4))
+    inputs = make_indexer_training_inputs(TRAINING, 1)
+    check = judge_indexer_training.check_index_backward
+    assert wrong(check(inputs, TRITON, deterministic=True)) == []
 
 
 @pytest.mark.usefixtures("a100")

@@ -169,9 +169,10 @@ _TRITON_PACKED = replace(
     mixed_formats=tuple(ROW_FORMATS),
 )
 _TRITON_BACKWARD = replace(_TRITON_FORWARD, dtypes=("bfloat16",))
-# Left to torch, as tensor cores do not take them or nobody asked for speed there: fp32 and fp64 (no
-# product of that precision), keys of 68 bytes, blocks and candidates, more than 128 index heads (a
-# tile has them all), `indexer_bwd` with deterministic sums, compressed entries, the cache.
+# Left to torch: fp32 and fp64, of which tensor cores have no products, and gradients of fp16, which
+# may leave its range; more than 128 index heads, as a tile has them all, and a topk beyond 4096, as
+# a part of a row has few more; keys of 68 bytes, blocks and candidates, compressed entries, the
+# cache's reads and writes, which no time goes to on these GPUs.
 _TRITON_INDEXER = replace(
     _LOGITS,
     num_heads=UpTo(128),
@@ -184,7 +185,7 @@ _TRITON_SCORES = replace(_SM90_SCORES, topk=_TRITON_INDEXER.topk)
 _TRITON_SUMS = replace(
     _SM90_TARGET, dtypes=("bfloat16", "float16"), num_heads=ANY, d_qk=OneOf((128, 512, 576))
 )
-_TRITON_INDEX_BACKWARD = replace(_SM90_INDEX_BACKWARD, num_heads=ANY, deterministic=False)
+_TRITON_INDEX_BACKWARD = replace(_SM90_INDEX_BACKWARD, num_heads=ANY)
 _TRITON = (
     ("sparse_mla_fwd", "attention:bind", _TRITON_FORWARD),
     ("sparse_mla_fwd", "attention:bind", _TRITON_PACKED),

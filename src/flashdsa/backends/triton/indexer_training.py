@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.attention import LOG2_E
+from flashdsa.backends.triton.attention import LOG2_E, Source
+from flashdsa.backends.triton.attention_bwd import WORKSPACE_BYTES, add_sums
 from flashdsa.backends.triton.launch import HEAD_SUMS, INDEX_BACKWARD, launch, shape_of
 
 if TYPE_CHECKING:
@@ -90,31 +92,48 @@ def _list(indices: Tensor, topk_length: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def bind_backward(
-    runner: Runner, operands: IndexerBwdOperands, *, dk_dtype: torch.dtype
+    runner: Runner, operands: IndexerBwdOperands, *, deterministic: bool, dk_dtype: torch.dtype
 ) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor, Tensor]]:
     """dq_index in q_index's dtype, dk_index in `dk_dtype`, d_weights in weights' dtype."""
     kind = type(operands)
 
     def serve(given: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        from flashdsa.kernels.triton.indexer_training import backward
-
         x = kind(*given)
-        (queries, num_heads, columns), width = x.q_index.shape, x.indices.shape[1]
-        q, weights = readable(x.q_index), readable(x.weights.float())
-        ids, counts = _list(x.indices, x.topk_length)
-        dq = torch.empty_like(q)
-        d_weights = torch.empty_like(weights)
-        dk = weights.new_zeros(len(x.k_index), columns)
-        if queries:
-            shape = shape_of(INDEX_BACKWARD, runner.capability, num_heads)
+        q, k, weights = readable(x.q_index), readable(x.k_index), readable(x.weights.float())
+        x = x._replace(q_index=q, k_index=k, weights=weights, grad_scores=readable(x.grad_scores))
+        dq, d_weights = torch.empty_like(q), torch.empty_like(weights)
+        dk = k.new_zeros(k.shape, dtype=torch.float32)
+        _add_gradients(runner, x, dq, dk, d_weights, deterministic)
+        return dq, dk.to(dk_dtype), d_weights.to(given[2].dtype)
+
+    return runner.on_device(serve)
+
+
+def _add_gradients(
+    runner: Runner, x: IndexerBwdOperands, dq: Tensor, dk: Tensor, d_weights: Tensor, ordered: bool
+) -> None:
+    """Write dq and d_weights, and add to dk: if ordered some queries at a time, whose rows are
+    added up by the order of slots."""
+    from flashdsa.kernels.triton.indexer_training import backward
+
+    (queries, num_heads, columns), width = x.q_index.shape, x.indices.shape[1]
+    shape = shape_of(INDEX_BACKWARD, runner.capability, num_heads)
+    heads = range(0, num_heads, shape.heads)
+    ids, counts = _list(x.indices, x.topk_length)
+    step = max(1, WORKSPACE_BYTES // (4 * columns * width)) if ordered else max(queries, 1)
+    for first, end in spans(queries, step):
+        own = slice(first, end)
+        to = dk.new_zeros(end - first, width, columns) if ordered else dk
+        for first_head in heads if ordered else (0,):
             launch(
                 runner,
                 backward,
-                (queries, -(-num_heads // shape.heads), 1),
-                (q, readable(x.k_index), weights, ids, counts, readable(x.grad_scores), dq, dk,
-                 d_weights, num_heads, len(x.k_index), width),
-                shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads,
+                (end - first, 1 if ordered else len(heads), 1),
+                (x.q_index[own], x.k_index, x.weights[own], ids[own], counts[own],
+                 x.grad_scores[own], dq[own], to, d_weights[own], num_heads, first_head, len(dk),
+                 width),
+                shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, ORDERED=ordered,
             )  # fmt: skip
-        return dq, dk.to(dk_dtype), d_weights.to(x.weights.dtype)
-
-    return runner.on_device(serve)
+        if ordered:
+            rows = Source(dk, columns, 1, len(dk), ids[own], counts[own], width, width)
+            add_sums(runner, rows, to, dk, 1, {"D_V": columns, "D_ROPE": 0})

@@ -96,7 +96,10 @@ def score(
         )
         weight = tl.load(weights + place, mask=there, other=0.0)
         dots = tl.maximum(tl.dot(tile, tl.trans(wide)), 0.0, propagate_nan=tl.PropagateNan.ALL)
-        total = tl.sum(tl.where(there[None, :], dots * weight[None, :], 0.0), 1)
+        terms = dots * weight[None, :]
+        if BLOCK_H > NUM_HEADS:
+            terms = tl.where(there[None, :], terms, 0.0)
+        total = tl.sum(terms, 1)
         if SCALED:
             total *= scale
         bits = tl.where(total == total, total.to(tl.int32, bitcast=True), NAN)

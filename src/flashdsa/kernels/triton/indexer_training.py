@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from flashdsa.kernels.triton.attention import row_numbers
+from flashdsa.kernels.triton.attention_bwd import add
 
 COLUMNS = tl.constexpr(128)
 STEP = tl.constexpr(64)
@@ -53,18 +54,18 @@ def head_sums(
 
 @triton.jit
 def backward(
-    q, keys, weights, ids, counts, grad, dq, dk, d_weights, num_heads, num_rows, width,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    q, keys, weights, ids, counts, grad, dq, dk, d_weights, num_heads, first_head, num_rows, width,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of sum_h weights relu(z), of (S, ceil(num_heads / BLOCK_H)) programs.
+    """Gradients of sum_h weights relu(z), of (S, blocks of heads from `first_head`) programs.
 
     Args:
         q, keys, weights, ids, counts: as for `head_sums`, of 128 columns.
         grad: (S, width) fp32, of the sums. dq: as q. d_weights: (S, num_heads) fp32.
-        dk: (num_rows, 128) fp32, added to, in the GPU's order.
+        dk: (num_rows, 128) fp32, added to in the GPU's order; ORDERED (S, width, 128).
     """
     query = tl.program_id(0)
-    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    head = first_head + tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
     there, column = head < num_heads, tl.arange(0, COLUMNS)
     place = query.to(tl.int64) * num_heads + head
     at = place[:, None] * COLUMNS + column
@@ -78,7 +79,8 @@ def backward(
         row, valid = row_numbers(ids, query, slot, count, num_rows, width, False, 1)
         of_row = row[:, None] * COLUMNS + column
         rows = tl.load(keys + of_row, mask=valid[:, None], other=0.0)
-        g = tl.load(grad + query.to(tl.int64) * width + slot, mask=valid, other=0.0)
+        of_slot = query.to(tl.int64) * width + slot
+        g = tl.load(grad + of_slot, mask=valid, other=0.0)
         z = tl.dot(rows, tl.trans(of_heads))
         # Comparisons and not products: what is not finite in a query without slots adds 0.
         gate = (z > 0.0) & valid[:, None]
@@ -87,7 +89,7 @@ def backward(
         of_q = tl.dot(tl.trans(a), rows, of_q)
         # Slots of one key may cancel: their gradients are not rounded before they are added.
         passed = tl.where(gate, weight[None, :], 0.0).to(rows.dtype)
-        of_rows = tl.dot(passed, of_heads) * g[:, None]
-        tl.atomic_add(dk + of_row, of_rows, mask=valid[:, None], sem="relaxed")
+        to = of_slot[:, None] * COLUMNS + column if ORDERED else of_row
+        add(dk + to, tl.dot(passed, of_heads) * g[:, None], valid, ORDERED)
     tl.store(dq + at, of_q.to(dq.dtype.element_ty), mask=there[:, None])
     tl.store(d_weights + place, of_weight, mask=there)
