@@ -34,7 +34,7 @@ HEAD_SUMS = {"hopper, blackwell": Shape(128, 64, 8, 1), "others": Shape(128, 64,
 INDEX_BACKWARD = {"hopper, blackwell": Shape(64, 64, 8, 1), "others": Shape(64, 64, 8)}
 PREFILL_RUN = 32
 """Queries of a prompt that share a tile of keys."""
-SCORES_BYTES = 2**26
+SCORES_BYTES = 2**25
 """Scores that are held at once; those of one run of queries may take more."""
 MOST_SCORES = 16384
 """Scores among which a program chooses, at most: 4 times any topk."""
@@ -75,9 +75,9 @@ def shape_of(table: dict[str, Shape], capability: tuple[int, int], num_heads: in
 
 
 def shape_of_selection(scores: int) -> Shape:
-    """The scores of a program that chooses among a row's, 32 or fewer a thread."""
+    """The scores of a program that chooses among a row's, 16 or fewer a thread."""
     keys = min(max(256, 1 << (scores - 1).bit_length()), MOST_SCORES)
-    return Shape(0, keys, max(4, keys // 1024), 1)
+    return Shape(0, keys, max(4, keys // 512), 1)
 
 
 def launch(

@@ -42,16 +42,17 @@ def select(
         out_keys: KEYED: as out, their keys and then 0.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    scores += row * stride
     first = part * BLOCK
     position = first + tl.arange(0, BLOCK)
     if LISTED:
-        key = tl.load(scores + row * stride + position, mask=position < width, other=0)
+        key = tl.load(scores + position, mask=position < width, other=0)
         key = key.to(tl.uint32, bitcast=True)
     else:
         begin, end = range_of(begins, ends, row, True, width, FROM_0)
         # Masks of whole vectors; what lies outside the row's range is read, and does not count.
         meets = (first < end) & (first + BLOCK > begin)
-        bits = tl.load(scores + row * stride + position, mask=(position < width) & meets, other=0)
+        bits = tl.load(scores + position, mask=(position < width) & meets, other=0)
         key = keys_of(bits, (position >= begin) & (position < end), MARKED)
     # INVARIANT: `found` keys are at least `low`, no fewer than wanted; of `high` there are fewer.
     found = tl.sum((key > 0).to(tl.int32), 0)
@@ -70,20 +71,22 @@ def select(
     sums = tl.cumsum(greater.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
     of_equal = sums >> 16
     chosen = greater | (equal & (of_equal <= ties))
-    slots = (row * tl.num_programs(1) + part) * topk
-    slot = slots + (sums & 0xFFFF) + tl.minimum(of_equal, ties) - 1
+    out += (row * tl.num_programs(1) + part) * topk
+    out_keys += (row * tl.num_programs(1) + part) * topk
+    slot = (sums & 0xFFFF) + tl.minimum(of_equal, ties) - 1
     if KEYED:
         tl.store(out_keys + slot, key.to(tl.int32, bitcast=True), mask=chosen)
     if LISTED:
-        position = tl.load(positions + row * width + position, mask=chosen, other=0)
+        positions += row * width
+        position = tl.load(positions + position, mask=chosen, other=0)
     if TABLE_PAGE > 0:
-        entries = table + row // next_n * table_stride
-        entry = tl.load(entries + position // TABLE_PAGE, mask=chosen, other=0)
+        table += row // next_n * table_stride
+        entry = tl.load(table + position // TABLE_PAGE, mask=chosen, other=0)
         position = entry * TABLE_PAGE + position % TABLE_PAGE
     tl.store(out + slot, position, mask=chosen)
     for begin_of in range(0, topk, BLOCK):
         empty = begin_of + tl.arange(0, BLOCK)
         rest = (empty >= wanted) & (empty < topk)
-        tl.store(out + slots + empty, -1, mask=rest)
+        tl.store(out + empty, -1, mask=rest)
         if KEYED:
-            tl.store(out_keys + slots + empty, 0, mask=rest)
+            tl.store(out_keys + empty, 0, mask=rest)
