@@ -31,7 +31,7 @@ SUMS = Shape(1, 8, 4)
 SCORES = {"hopper, blackwell": Shape(128, 128, 4, 1), "others": Shape(128, 128, 8)}
 """Tiles of the indexer's scores, which have all heads."""
 HEAD_SUMS = {"hopper, blackwell": Shape(128, 64, 8, 1), "others": Shape(128, 64, 8, 3)}
-INDEX_BACKWARD = {"hopper, blackwell": Shape(64, 64, 8, 1), "others": Shape(64, 64, 8)}
+INDEX_BACKWARD = {"hopper, blackwell": Shape(64, 32, 8, 1), "others": Shape(64, 64, 8)}
 PREFILL_RUN = 32
 """Queries of a prompt that share a tile of keys."""
 SCORES_BYTES = 2**25

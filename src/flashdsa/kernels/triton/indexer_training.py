@@ -85,11 +85,16 @@ def backward(
         # Comparisons and not products: what is not finite in a query without slots adds 0.
         gate = (z > 0.0) & valid[:, None]
         of_weight += tl.sum(tl.where(gate, g[:, None] * z, 0.0), 0)
-        a = tl.where(gate, g[:, None] * weight[None, :], 0.0).to(rows.dtype)
-        of_q = tl.dot(tl.trans(a), rows, of_q)
-        # Slots of one key may cancel: their gradients are not rounded before they are added.
-        passed = tl.where(gate, weight[None, :], 0.0).to(rows.dtype)
+        # Slots of one key may cancel: their gradients, in two parts, are as good as not rounded.
+        kind = rows.dtype
+        high = g.to(kind)
+        low = (g - high.to(tl.float32)).to(kind)
+        zero = tl.zeros([BLOCK_T, BLOCK_H], kind)
+        of_q = tl.dot(tl.trans(tl.where(gate, high[:, None], zero)), rows, of_q)
+        of_q = tl.dot(tl.trans(tl.where(gate, low[:, None], zero)), rows, of_q)
+        passed = tl.where(gate, weight[None, :].to(kind), zero)
         to = of_slot[:, None] * COLUMNS + column if ORDERED else of_row
         add(dk + to, tl.dot(passed, of_heads) * g[:, None], valid, ORDERED)
+    of_q = tl.where(of_q == 0.0, 0.0, of_q * weight[:, None])
     tl.store(dq + at, of_q.to(dq.dtype.element_ty), mask=there[:, None])
     tl.store(d_weights + place, of_weight, mask=there)
