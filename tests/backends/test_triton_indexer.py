@@ -25,7 +25,7 @@ from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 pytest.importorskip("triton")
 pytest.importorskip("ptxemu.cutedsl", reason="needs the emulator")
 
-TRITON = "emulate-triton"
+TRITON, SEED = "emulate-triton", 1
 RUN = ((8, 0), (9, 0), (12, 0))
 """Compute capabilities whose code ptxemu runs, one for each kind of product."""
 COMPILED = ((8, 9), (10, 0))
@@ -59,19 +59,19 @@ def wrong(verdicts: Sequence[Comparison]) -> list[Comparison]:
 
 
 def decoded(case: IndexerCase) -> list[Comparison]:
-    inputs = make_indexer_inputs(case, torch.seed() % 2**31)
+    inputs = make_indexer_inputs(case, SEED)
     scores, verdicts = judge_indexer.check_scores(inputs, TRITON)
     return [*verdicts, *judge_indexer.check_selection(inputs, scores, TRITON)]
 
 
 def prefilled(case: PrefillCase) -> list[Comparison]:
-    inputs = make_prefill_inputs(case, torch.seed() % 2**31)
+    inputs = make_prefill_inputs(case, SEED)
     scores, verdicts = judge_indexer.check_prefill_scores(inputs, TRITON)
     return [*verdicts, *judge_indexer.check_prefill_selection(inputs, scores, TRITON)]
 
 
 def trained(case: IndexerTrainingCase) -> list[Comparison]:
-    inputs = make_indexer_training_inputs(case, torch.seed() % 2**31)
+    inputs = make_indexer_training_inputs(case, SEED)
     return [
         *judge_indexer_training.check_target(inputs, TRITON),
         *judge_indexer_training.check_index_scores(inputs, TRITON),
@@ -89,7 +89,7 @@ def test_decode_of_slots_by_position_sorted(a100: Emulator) -> None:
 
 @pytest.mark.usefixtures("a100")
 def test_tokens_of_a_page_that_is_none_are_not_chosen() -> None:
-    inputs = make_indexer_inputs(IndexerCase("", (200,), 150, num_heads=16), 1)
+    inputs = make_indexer_inputs(IndexerCase("", (200,), 150, num_heads=16), SEED)
     inputs.block_table[0, 1:3] = torch.tensor([-1, len(inputs.cache)])
     scores = flashdsa.indexer_logits(*inputs.operands, inputs.max_len, backend=TRITON)
     ids = inputs.output_buffer()
@@ -137,7 +137,7 @@ def test_training(device: Emulator) -> None:
 def test_deterministic_gradients_of_two_blocks_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexer_training, "WORKSPACE_BYTES", 4 * 128 * 40)
     monkeypatch.setitem(launch.INDEX_BACKWARD, "others", launch.Shape(16, 32, 4))
-    inputs = make_indexer_training_inputs(TRAINING, 1)
+    inputs = make_indexer_training_inputs(TRAINING, SEED)
     check = judge_indexer_training.check_index_backward
     assert wrong(check(inputs, TRITON, deterministic=True)) == []
 
