@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flashdsa.backends.features import Features, OneOf, UpTo
+from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.hw import SM90, SM100, TRITON_LEAST
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS as HOPPER_FORMATS

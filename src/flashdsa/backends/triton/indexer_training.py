@@ -69,26 +69,26 @@ def _sums(
 
     (queries, num_heads, columns), width = q.shape, indices.shape[1]
     out = runner.empty(queries, width, dtype=torch.float32)
-    ids, counts = _list(indices, topk_length)
+    ids, limits, kind = _list(indices, topk_length)
     if queries:
         shape = shape_of(HEAD_SUMS, runner.capability, num_heads)
         launch(
             runner,
             head_sums,
             (queries, -(-width // shape.keys), 1),
-            (readable(q), readable(keys), readable(weights), ids, counts, out, num_heads,
+            (readable(q), readable(keys), readable(weights), ids, limits, out, num_heads,
              len(keys), width, scale),
-            shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, D=columns, TARGET=target,
+            shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, D=columns, LIST=kind, TARGET=target,
         )  # fmt: skip
     return out
 
 
-def _list(indices: Tensor, topk_length: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Ids (S, topk), and slots in use (S,)."""
-    queries, width = indices.shape
-    if topk_length is None:
-        return indices.contiguous(), indices.new_full((queries,), width)
-    return indices.contiguous(), topk_length.clamp(0, width)
+def _list(indices: Tensor, topk_length: Tensor | None) -> tuple[Tensor, Tensor, str]:
+    """Ids (S, topk), limits and their kind, as `slots_of` takes them."""
+    ids = indices.contiguous()
+    return (
+        (ids, ids, "whole") if topk_length is None else (ids, topk_length.contiguous(), "lengths")
+    )
 
 
 def bind_backward(
@@ -119,7 +119,7 @@ def _add_gradients(
     (queries, num_heads, columns), width = x.q_index.shape, x.indices.shape[1]
     shape = shape_of(INDEX_BACKWARD, runner.capability, num_heads)
     heads = range(0, num_heads, shape.heads)
-    ids, counts = _list(x.indices, x.topk_length)
+    ids, limits, kind = _list(x.indices, x.topk_length)
     step = max(1, WORKSPACE_BYTES // (4 * columns * width)) if ordered else max(queries, 1)
     for first, end in spans(queries, step):
         own = slice(first, end)
@@ -129,11 +129,12 @@ def _add_gradients(
                 runner,
                 backward,
                 (end - first, 1 if ordered else len(heads), 1),
-                (x.q_index[own], x.k_index, x.weights[own], ids[own], counts[own],
+                (x.q_index[own], x.k_index, x.weights[own], ids[own], limits[own],
                  x.grad_scores[own], dq[own], to, d_weights[own], num_heads, first_head, len(dk),
                  width),
-                shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, ORDERED=ordered,
+                shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, LIST=kind, ORDERED=ordered,
             )  # fmt: skip
         if ordered:
-            rows = Source(dk, columns, 1, len(dk), ids[own], counts[own], width, width)
-            add_sums(runner, rows, to, dk, 1, {"D_V": columns, "D_ROPE": 0})
+            rows = Source(dk, columns, 1, len(dk), ids[own], limits[own], width, width)
+            constants = {"D_V": columns, "D_ROPE": 0, "LIST": kind, "ROWS_OF_ID": 1}
+            add_sums(runner, rows, to, dk, constants)

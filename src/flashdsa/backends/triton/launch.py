@@ -26,12 +26,22 @@ FORWARD = {
 FEW_HEADS = Shape(16, 32, 4)
 BACKWARD = Shape(16, 16, 4)
 SUMS = Shape(1, 8, 4)
-# Products of sm_90 and sm_100 read shared memory through the async proxy, which cp.async does not
-# write: their loops have one stage.
-SCORES = {"hopper, blackwell": Shape(128, 128, 4, 1), "others": Shape(128, 128, 8)}
+SCORES = {
+    "hopper": Shape(128, 128, 4, 2),
+    "blackwell": Shape(128, 128, 4, 1),
+    "others": Shape(128, 128, 8, 2),
+}
 """Tiles of the indexer's scores, which have all heads."""
-HEAD_SUMS = {"hopper, blackwell": Shape(128, 64, 8, 1), "others": Shape(128, 64, 8, 3)}
-INDEX_BACKWARD = {"hopper, blackwell": Shape(64, 32, 8, 1), "others": Shape(64, 64, 8)}
+HEAD_SUMS = {
+    "hopper": Shape(128, 64, 8, 3),
+    "blackwell": Shape(128, 64, 8, 1),
+    "others": Shape(128, 64, 8, 3),
+}
+INDEX_BACKWARD = {
+    "hopper": Shape(64, 32, 8, 2),
+    "blackwell": Shape(64, 32, 8, 1),
+    "others": Shape(64, 64, 8, 2),
+}
 PREFILL_RUN = 32
 """Queries of a prompt that share a tile of keys."""
 SCORES_BYTES = 2**25
@@ -52,7 +62,7 @@ def shape_of_forward(num_heads: int, capability: tuple[int, int]) -> Shape:
 
 
 def with_fences(shape: Shape) -> Shape:
-    """The shape for products by wgmma: 64 heads or more on Hopper.
+    """The shape for products by wgmma: of 64 rows or more on Hopper.
 
     Before 3.7 Triton sets no fence between cp.async, which it copies by in a loop of more than one
     stage, and wgmma, which reads what was copied (ptxemu: missing-proxy-fence).
@@ -69,7 +79,8 @@ def triton_version() -> tuple[int, int]:
 
 def shape_of(table: dict[str, Shape], capability: tuple[int, int], num_heads: int) -> Shape:
     """A kernel's tile on a GPU, with no more heads than there are."""
-    shape = table["hopper, blackwell" if capability[0] in (9, 10) else "others"]
+    family = {9: "hopper", 10: "blackwell"}.get(capability[0], "others")
+    shape = with_fences(table[family]) if family == "hopper" else table[family]
     heads = max(16, 1 << (num_heads - 1).bit_length())
     return shape._replace(heads=min(shape.heads, heads))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flashdsa.kernels.triton.attention import row_numbers
+from flashdsa.kernels.triton.attention import row_numbers, slots_of
 from flashdsa.kernels.triton.attention_bwd import add
 
 COLUMNS = tl.constexpr(128)
@@ -15,19 +15,20 @@ STEP = tl.constexpr(64)
 
 @triton.jit
 def head_sums(
-    q, keys, weights, ids, counts, out, num_heads, num_rows, width, scale, BLOCK_T: tl.constexpr,
-    BLOCK_H: tl.constexpr, D: tl.constexpr, TARGET: tl.constexpr,
+    q, keys, weights, ids, limits, out, num_heads, num_rows, width, scale, BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr, D: tl.constexpr, LIST: tl.constexpr, TARGET: tl.constexpr,
 ):  # fmt: skip
     """Sums over heads (S, width) fp32, of (S, ceil(width / BLOCK_T)) programs: with z = q . key of
     a slot, weights relu(z), or for TARGET exp2(scale z - weights).
 
     Args:
         q: (S, num_heads, D). keys: (num_rows, D). weights: (S, num_heads) fp32.
-        ids: (S, width). counts: (S,), slots in use; others get -inf, for TARGET 0.
+        ids: (S, width). limits: (S,) by `slots_of`; invalid slots get -inf, for TARGET 0.
     """
     query = tl.program_id(0)
     slot = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
-    row, valid = row_numbers(ids, query, slot, tl.load(counts + query), num_rows, width, False, 1)
+    start, count = slots_of(ids, limits, query, num_rows, width, LIST, 1)
+    row, valid = row_numbers(ids, query, start, slot, count, num_rows, width, LIST, 1)
     total = tl.zeros([BLOCK_T], tl.float32)
     for first in range(0, num_heads, BLOCK_H):
         head = first + tl.arange(0, BLOCK_H)
@@ -54,13 +55,13 @@ def head_sums(
 
 @triton.jit
 def backward(
-    q, keys, weights, ids, counts, grad, dq, dk, d_weights, num_heads, first_head, num_rows, width,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, ORDERED: tl.constexpr,
+    q, keys, weights, ids, limits, grad, dq, dk, d_weights, num_heads, first_head, num_rows, width,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, LIST: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sum_h weights relu(z), of (S, blocks of heads from `first_head`) programs.
 
     Args:
-        q, keys, weights, ids, counts: as for `head_sums`, of 128 columns.
+        q, keys, weights, ids, limits: as for `head_sums`, of 128 columns.
         grad: (S, width) fp32, of the sums. dq: as q. d_weights: (S, num_heads) fp32.
         dk: (num_rows, 128) fp32, added to in the GPU's order; ORDERED (S, width, 128).
     """
@@ -73,10 +74,10 @@ def backward(
     weight = tl.load(weights + place, mask=there, other=0.0)
     of_q = tl.zeros([BLOCK_H, COLUMNS], tl.float32)
     of_weight = tl.zeros([BLOCK_H], tl.float32)
-    count = tl.load(counts + query)
+    start, count = slots_of(ids, limits, query, num_rows, width, LIST, 1)
     for first in range(0, count, BLOCK_T):
         slot = first + tl.arange(0, BLOCK_T)
-        row, valid = row_numbers(ids, query, slot, count, num_rows, width, False, 1)
+        row, valid = row_numbers(ids, query, start, slot, count, num_rows, width, LIST, 1)
         of_row = row[:, None] * COLUMNS + column
         rows = tl.load(keys + of_row, mask=valid[:, None], other=0.0)
         of_slot = query.to(tl.int64) * width + slot
