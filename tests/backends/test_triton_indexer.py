@@ -154,6 +154,25 @@ def test_gradients_of_slots_that_cancel() -> None:
     assert not dk[[0, 1, 3]].any()
 
 
+@pytest.mark.usefixtures("a100")
+def test_nothing_is_chosen_or_added_where_there_are_no_keys() -> None:
+    q, weights, ids = (
+        torch.randn(2, 16, 128).bfloat16(),
+        torch.randn(2, 16),
+        torch.zeros(2, 5).int(),
+    )
+    operands = q, q[0, :0], weights, ids
+    assert flashdsa.indexer_scores(*operands, backend=TRITON).isneginf().all()
+    for ordered in (False, True):
+        gradients = flashdsa.indexer_bwd(
+            *operands, torch.randn(2, 5), deterministic=ordered, backend=TRITON
+        )
+        assert not any(gradient.any() for gradient in gradients)
+    ends = torch.zeros(2, dtype=torch.int32)
+    flashdsa.dsa_topk_prefill(q, q[0, :0], weights, None, ends, ids, backend=TRITON)
+    assert (ids == -1).all()
+
+
 @pytest.mark.parametrize("capability", COMPILED, ids=str)
 def test_compiles_for(capability: tuple[int, int]) -> None:
     emulator = Compiles(small_device(capability))

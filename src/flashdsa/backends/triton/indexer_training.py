@@ -134,7 +134,7 @@ def _add_gradients(
                  width),
                 shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, LIST=kind, ORDERED=ordered,
             )  # fmt: skip
-        if ordered:
+        if ordered and len(dk):
             rows = Source(dk, columns, 1, len(dk), ids[own], limits[own], width, width)
             constants = {"D_V": columns, "D_ROPE": 0, "LIST": kind, "ROWS_OF_ID": 1}
             add_sums(runner, rows, to, dk, constants)

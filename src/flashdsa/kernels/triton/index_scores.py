@@ -41,7 +41,7 @@ def range_of(begins, ends, row, inside, width, FROM_0: tl.constexpr):
     return begin, tl.maximum(end, begin)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def score(
     q, keys, scales, weights, begins, ends, table, out, num_rows, run, width, num_entries,
     page_stride, table_stride, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,

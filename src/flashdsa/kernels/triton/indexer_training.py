@@ -13,7 +13,7 @@ STEP = tl.constexpr(64)
 """Columns that are multiplied at once."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def head_sums(
     q, keys, weights, ids, limits, out, num_heads, num_rows, width, scale, BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr, D: tl.constexpr, LIST: tl.constexpr, TARGET: tl.constexpr,
@@ -53,7 +53,7 @@ def head_sums(
     tl.store(out + query.to(tl.int64) * width + slot, total, mask=slot < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def backward(
     q, keys, weights, ids, limits, grad, dq, dk, d_weights, num_heads, first_head, num_rows, width,
     BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, LIST: tl.constexpr, ORDERED: tl.constexpr,
