@@ -31,7 +31,7 @@ from flashdsa.verify.layouts import pages_apart, strided_copy
 class Pretended:
     """A `Runner` of CPU tensors whose functions note what they are launched with."""
 
-    num_sms = 4
+    num_sms, capability = 4, (9, 0)
 
     def __init__(self) -> None:
         self.asked: list[KernelPlan] = []
@@ -54,6 +54,10 @@ class Pretended:
             self.launched.append((plan, arguments))
 
         return launch
+
+    def launch_triton(self, kernel: Any, grid: Any, arguments: Any, **options: Any) -> None:
+        """Launches nothing."""
+        self.launched.append((kernel.__name__, (grid, *arguments, *options.items())))
 
     def launching(self) -> nullcontext[None]:
         """The device is there."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flashdsa.backends.features import TRITON_LEAST, Features, OneOf, UpTo
+from flashdsa.backends.features import ANY, TRITON_LEAST, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS as HOPPER_FORMATS
@@ -169,12 +169,37 @@ _TRITON_PACKED = replace(
     mixed_formats=tuple(ROW_FORMATS),
 )
 _TRITON_BACKWARD = replace(_TRITON_FORWARD, dtypes=("bfloat16",))
+# Left to torch: fp32 and fp64, of which tensor cores have no products, and gradients of fp16, which
+# may leave its range; more than 128 index heads, as a tile has them all, and a topk beyond 4096, as
+# a part of a row has few more; keys of 68 bytes, blocks and candidates, compressed entries, the
+# cache's reads and writes, which no time goes to on these GPUs.
+_TRITON_INDEXER = replace(
+    _LOGITS,
+    num_heads=UpTo(128),
+    topk=UpTo(4096),
+    table_page_size=OneOf(PARTS_OF_A_PAGE),
+    positions=True,
+)
+_TRITON_PREFILL = replace(_TRITON_INDEXER, dtypes=("float8_e4m3fn", "bfloat16", "float16"))
+_TRITON_SCORES = replace(_SM90_SCORES, topk=_TRITON_INDEXER.topk)
+_TRITON_SUMS = replace(
+    _SM90_TARGET, dtypes=("bfloat16", "float16"), num_heads=ANY, d_qk=OneOf((128, 512, 576))
+)
+_TRITON_INDEX_BACKWARD = replace(_SM90_INDEX_BACKWARD, num_heads=ANY)
 _TRITON = (
     ("sparse_mla_fwd", "attention:bind", _TRITON_FORWARD),
     ("sparse_mla_fwd", "attention:bind", _TRITON_PACKED),
     ("sparse_mla_fwd_out", "attention:bind_out", _TRITON_FORWARD),
     ("sparse_mla_fwd_out", "attention:bind_out", _TRITON_PACKED),
     ("mla_bwd", "attention_bwd:bind", _TRITON_BACKWARD),
+    ("dsa_topk_indexer", "indexer:bind", _TRITON_INDEXER),
+    ("indexer_logits", "indexer:bind_logits", _TRITON_INDEXER),
+    ("topk_indices", "topk:bind", _TRITON_SCORES),
+    ("dsa_topk_prefill", "prefill:bind", _TRITON_PREFILL),
+    ("prefill_logits", "prefill:bind_logits", _TRITON_PREFILL),
+    ("attention_target", "indexer_training:bind_target", _TRITON_SUMS),
+    ("indexer_scores", "indexer_training:bind_scores", _TRITON_SUMS),
+    ("indexer_bwd", "indexer_training:bind_backward", _TRITON_INDEX_BACKWARD),
 )
 
 registry = Registry()

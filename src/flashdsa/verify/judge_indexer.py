@@ -14,7 +14,7 @@ from flashdsa.verify.indexer_cases import IndexerInputs
 from flashdsa.verify.prefill_cases import PrefillInputs
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE, SCORE_TOLERANCES, TRAINED_SCORE_CUT
 
-ASCENDING_POSITION = ("cpu", "torch")
+ASCENDING_POSITION = ("cpu", "torch", "triton", "emulate-triton")
 """Backends whose default order is ascending token position; the order of others is their own."""
 
 

@@ -13,7 +13,7 @@ from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import readable
 from flashdsa.backends.packed_rows import aligned_pages, form_of, num_rows
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.launch import launch, shape_of_forward
+from flashdsa.backends.triton.launch import FP8_LEAST, launch, shape_of_forward
 from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 LOG2_E = math.log2(math.e)
 MOST_SPLITS = 16
-FP8_LEAST = (8, 9)
-"""GPUs with conversions of e4m3, from this compute capability on."""
 Serve = Callable[[Sequence[Any]], Any]
 
 

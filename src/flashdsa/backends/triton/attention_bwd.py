@@ -118,13 +118,13 @@ def _add_in_order(runner: Runner, call: Call, gradients: Pair) -> None:
         for head in range(0, num_heads, BACKWARD.heads):
             _add(runner, part, (of_first, of_second), range(head, head + 1))
         first, second = part.sources
-        _add_sums(runner, first, of_first, gradients[0], constants)
+        add_sums(runner, first, of_first, gradients[0], constants)
         if constants["EXTRA"]:
             of_extra = {"LIST": constants["EXTRA_LIST"], "ROWS_OF_ID": 1}
-            _add_sums(runner, second, of_second, gradients[1], constants | of_extra)
+            add_sums(runner, second, of_second, gradients[1], constants | of_extra)
 
 
-def _add_sums(
+def add_sums(
     runner: Runner, source: Source, parts: Tensor, total: Tensor, constants: dict[str, Any]
 ) -> None:
     """Add the parts (queries, slots, d_qk) of slots to the rows of `total` that they name."""

@@ -26,6 +26,30 @@ FORWARD = {
 FEW_HEADS = Shape(16, 32, 4)
 BACKWARD = Shape(16, 16, 4)
 SUMS = Shape(1, 8, 4)
+SCORES = {
+    "hopper": Shape(128, 128, 4, 2),
+    "blackwell": Shape(128, 128, 4, 1),
+    "others": Shape(128, 128, 8, 2),
+}
+"""Tiles of the indexer's scores, which have all heads."""
+HEAD_SUMS = {
+    "hopper": Shape(128, 64, 8, 3),
+    "blackwell": Shape(128, 64, 8, 1),
+    "others": Shape(128, 64, 8, 3),
+}
+INDEX_BACKWARD = {
+    "hopper": Shape(64, 32, 8, 2),
+    "blackwell": Shape(64, 32, 8, 1),
+    "others": Shape(64, 64, 8, 2),
+}
+PREFILL_RUN = 32
+"""Queries of a prompt that share a tile of keys."""
+SCORES_BYTES = 2**25
+"""Scores that are held at once; those of one run of queries may take more."""
+MOST_SCORES = 16384
+"""Scores among which a program chooses, at most: 4 times any topk."""
+FP8_LEAST = (8, 9)
+"""The oldest compute capability with products and conversions of e4m3."""
 
 
 def shape_of_forward(num_heads: int, capability: tuple[int, int]) -> Shape:
@@ -38,7 +62,7 @@ def shape_of_forward(num_heads: int, capability: tuple[int, int]) -> Shape:
 
 
 def with_fences(shape: Shape) -> Shape:
-    """The shape for products by wgmma: 64 heads or more on Hopper.
+    """The shape for products by wgmma: of 64 rows or more on Hopper.
 
     Before 3.7 Triton sets no fence between cp.async, which it copies by in a loop of more than one
     stage, and wgmma, which reads what was copied (ptxemu: missing-proxy-fence).
@@ -51,6 +75,20 @@ def triton_version() -> tuple[int, int]:
     """Major and minor version of the Triton that is installed."""
     major, minor = version("triton").split(".")[:2]
     return int(major), int(minor)
+
+
+def shape_of(table: dict[str, Shape], capability: tuple[int, int], num_heads: int) -> Shape:
+    """A kernel's tile on a GPU, with no more heads than there are."""
+    family = {9: "hopper", 10: "blackwell"}.get(capability[0], "others")
+    shape = with_fences(table[family]) if family == "hopper" else table[family]
+    heads = max(16, 1 << (num_heads - 1).bit_length())
+    return shape._replace(heads=min(shape.heads, heads))
+
+
+def shape_of_selection(scores: int) -> Shape:
+    """The scores of a program that chooses among a row's, 16 or fewer a thread."""
+    keys = min(max(256, 1 << (scores - 1).bit_length()), MOST_SCORES)
+    return Shape(0, keys, max(4, keys // 512), 1)
 
 
 def launch(

@@ -1,4 +1,8 @@
-"""The indexer's scores in Triton: sum_h weights relu(q . k), over pages and over shared keys."""
+"""The indexer's scores in Triton: scale * sum_h weights relu(q . k), over pages or shared keys.
+
+A program holds a tile of keys and goes through neighbouring queries, which see the same ones: those
+of a request, or some of a prompt. Keys are the product's rows, so that a thread adds up the heads.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,10 @@ import triton.language as tl
 
 COLUMNS = tl.constexpr(128)
 PAGE = tl.constexpr(64)
-PAGE_BYTES = tl.constexpr(64 * 132)
+KEY_BYTES = tl.constexpr(64 * 128)
+NEVER = tl.constexpr(-1)
+"""Bits of a score that is not to be chosen: those of a NaN that no score has."""
+NAN = tl.constexpr(0x7FC00000)
 
 
 @triton.jit
@@ -24,72 +31,78 @@ def as_bf16(code):
 
 
 @triton.jit
-def load_codes(pointer, mask, NARROW: tl.constexpr):
-    """Elements as a product takes them: e4m3 bytes, where NARROW as bf16 by integers."""
-    if NARROW:
-        found = as_bf16(tl.load(pointer, mask=mask, other=0))
-    else:
-        found = tl.load(pointer, mask=mask, other=0.0)
-    return found
+def range_of(begins, ends, row, inside, width, FROM_0: tl.constexpr):
+    """The first position of each of these rows, and that behind the last one, within the width."""
+    end = tl.minimum(tl.load(ends + row, mask=inside, other=0), width)
+    begin = tl.zeros_like(end)
+    if not FROM_0:
+        begin = tl.load(begins + row, mask=inside, other=0)
+        begin = tl.minimum(tl.maximum(begin, 0), width)
+    return begin, tl.maximum(end, begin)
 
 
-@triton.jit
-def sum_heads(q, weights, keys, row, num_heads, BLOCK_H: tl.constexpr, NARROW: tl.constexpr):
-    """sum_h weights relu(q . keys) of a query's heads, BLOCK_H at a time: (tokens,)."""
-    column = tl.arange(0, COLUMNS)
-    total = tl.zeros([keys.shape[1]], tl.float32)
-    for first in range(0, num_heads, BLOCK_H):
-        head = first + tl.arange(0, BLOCK_H)
-        there = head < num_heads
-        at = row * num_heads + head
-        tile = load_codes(q + at[:, None] * COLUMNS + column[None, :], there[:, None], NARROW)
-        dots = tl.dot(tile, keys)
-        w = tl.load(weights + at, mask=there, other=0.0)
-        total += tl.sum(tl.maximum(dots, 0.0) * w[:, None], 0)
-    return total
-
-
-@triton.jit
-def paged(
-    q, cache, scales, weights, lengths, table, out, num_heads, next_n, max_pages, num_pages,
-    page_bytes, width, BLOCK_H: tl.constexpr, NARROW: tl.constexpr,
+@triton.jit(do_not_specialize=["num_rows"])
+def score(
+    q, keys, scales, weights, begins, ends, table, out, num_rows, run, width, num_entries,
+    page_stride, table_stride, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    NUM_HEADS: tl.constexpr, RUN: tl.constexpr, TABLE_PAGE: tl.constexpr, SCALED: tl.constexpr,
+    FROM_0: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
-    """Scores (B, width) fp32 of a page's tokens for each of (B, max_pages) programs.
+    """Scores (S, width) in each row's range, of (ceil(S / run), ceil(width / BLOCK_T)) programs.
 
     Args:
-        q: (B, H, 128) e4m3, as bytes where NARROW. cache: pages of 64 keys, bytes; `scales` the
-            same memory as fp32. table: (B / next_n, max_pages) int32. Pages that are no page, and
-            tokens from a row's length on, get -inf.
+        q: (S, NUM_HEADS, 128). weights: (S, NUM_HEADS) fp32. begins, ends: (S,) int32.
+        keys: (width, 128), or with TABLE_PAGE bytes of pages of 64 keys and scales, at
+            `page_stride`; NARROW: e4m3 bytes that become bf16.
+        scales: fp32, with TABLE_PAGE the same memory as keys.
+        table: (S / run, width / TABLE_PAGE) int32, rows at `table_stride`, whose entries name
+            TABLE_PAGE keys each; 0: keys are not in pages.
+        out: bits of fp32: `NEVER` where an entry is none of num_entries, NAN of any NaN. Nothing is
+            written outside a row's range.
+        run: queries of a program, at most RUN.
     """
-    row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    token = tl.arange(0, PAGE)
-    length = tl.load(lengths + row)
-    page = tl.load(table + (row // next_n) * max_pages + number).to(tl.int64)
-    good = (page >= 0) & (page < num_pages)
-    seen = (number * PAGE + token < length) & good
+    group, before = tl.program_id(0), tl.program_id(1) * BLOCK_T
+    first = group * run
+    row = first + tl.arange(0, RUN)
+    own = (row < first + run) & (row < num_rows)
+    first_key, last_key = range_of(begins, ends, row, own, width, FROM_0)
+    low = tl.min(tl.where(own & (first_key < last_key), first_key, width))
+    high = tl.max(tl.where(own, last_key, 0))
+    token = before + tl.arange(0, BLOCK_T)
+    seen = (token >= low) & (token < high)
+    at, of_scale = token.to(tl.int64) * COLUMNS, token.to(tl.int64)
+    if TABLE_PAGE > 0:
+        entries = table + group.to(tl.int64) * table_stride
+        entry = tl.load(entries + token // TABLE_PAGE, mask=seen, other=-1)
+        seen = (entry >= 0) & (entry < num_entries)
+        slot = entry.to(tl.int64) * TABLE_PAGE + token % TABLE_PAGE
+        page = slot // PAGE * page_stride
+        at, of_scale = page + slot % PAGE * COLUMNS, (page + KEY_BYTES) // 4 + slot % PAGE
     column = tl.arange(0, COLUMNS)
-    at = cache + page * page_bytes + token[None, :] * COLUMNS + column[:, None]
-    keys = load_codes(at, seen[None, :], NARROW)
-    total = sum_heads(q, weights, keys, row, num_heads, BLOCK_H, NARROW)
-    scale = tl.load(scales + (page * page_bytes + PAGE * COLUMNS) // 4 + token, mask=seen, other=0.0)
-    to = out + row * width + number * PAGE + token
-    tl.store(to, tl.where(seen, total * scale, float("-inf")))
-
-
-@triton.jit
-def shared(
-    q, k, scales, weights, starts, ends, out, num_heads, num_keys, BLOCK_H: tl.constexpr,
-    BLOCK_T: tl.constexpr, NARROW: tl.constexpr, SCALED: tl.constexpr,
-):  # fmt: skip
-    """Scores (S, S_kv) fp32 of (S, ceil(S_kv / BLOCK_T)) programs, -inf outside a query's range."""
-    row, first = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_T
-    key = first + tl.arange(0, BLOCK_T)
-    there = key < num_keys
-    seen = (key >= tl.load(starts + row)) & (key < tl.load(ends + row)) & there
-    column = tl.arange(0, COLUMNS)
-    at = k + key[None, :].to(tl.int64) * COLUMNS + column[:, None]
-    keys = load_codes(at, seen[None, :], NARROW)
-    total = sum_heads(q, weights, keys, row, num_heads, BLOCK_H, NARROW)
+    tile = tl.load(keys + at[:, None] + column[None, :], mask=seen[:, None], other=0.0)
+    if NARROW:
+        tile = as_bf16(tile)
     if SCALED:
-        total *= tl.load(scales + key, mask=seen, other=0.0)
-    tl.store(out + row * num_keys + key, tl.where(seen, total, float("-inf")), mask=there)
+        scale = tl.load(scales + of_scale, mask=seen, other=0.0)
+    head = tl.arange(0, BLOCK_H)
+    there = head < NUM_HEADS
+    # A tile that no query sees costs no turn.
+    meets = (before < high) & (before + BLOCK_T > low)
+    behind = tl.where(meets, tl.minimum(first + run, num_rows), first)
+    for query in range(first, behind):
+        place = tl.cast(query, tl.int64) * NUM_HEADS + head
+        wide = tl.load(
+            q + place[:, None] * COLUMNS + column[None, :], mask=there[:, None], other=0.0
+        )
+        weight = tl.load(weights + place, mask=there, other=0.0)
+        dots = tl.maximum(tl.dot(tile, tl.trans(wide)), 0.0, propagate_nan=tl.PropagateNan.ALL)
+        terms = dots * weight[None, :]
+        if BLOCK_H > NUM_HEADS:
+            terms = tl.where(there[None, :], terms, 0.0)
+        total = tl.sum(terms, 1)
+        if SCALED:
+            total *= scale
+        bits = tl.where(total == total, total.to(tl.int32, bitcast=True), NAN)
+        begin, end = range_of(begins, ends, query, True, width, FROM_0)
+        to = out + tl.cast(query, tl.int64) * width + token
+        tl.store(to, tl.where(seen, bits, NEVER), mask=(token >= begin) & (token < end))

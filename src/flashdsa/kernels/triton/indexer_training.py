@@ -1,0 +1,101 @@
+"""Training of the indexer in Triton: sums over heads at given slots, and their gradient."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flashdsa.kernels.triton.attention import row_numbers, slots_of
+from flashdsa.kernels.triton.attention_bwd import add
+
+COLUMNS = tl.constexpr(128)
+STEP = tl.constexpr(64)
+"""Columns that are multiplied at once."""
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def head_sums(
+    q, keys, weights, ids, limits, out, num_heads, num_rows, width, scale, BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr, D: tl.constexpr, LIST: tl.constexpr, TARGET: tl.constexpr,
+):  # fmt: skip
+    """Sums over heads (S, width) fp32, of (S, ceil(width / BLOCK_T)) programs: with z = q . key of
+    a slot, weights relu(z), or for TARGET exp2(scale z - weights).
+
+    Args:
+        q: (S, num_heads, D). keys: (num_rows, D). weights: (S, num_heads) fp32.
+        ids: (S, width). limits: (S,) by `slots_of`; invalid slots get -inf, for TARGET 0.
+    """
+    query = tl.program_id(0)
+    slot = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    start, count = slots_of(ids, limits, query, num_rows, width, LIST, 1)
+    row, valid = row_numbers(ids, query, start, slot, count, num_rows, width, LIST, 1)
+    total = tl.zeros([BLOCK_T], tl.float32)
+    for first in range(0, num_heads, BLOCK_H):
+        head = first + tl.arange(0, BLOCK_H)
+        there = head < num_heads
+        place = query.to(tl.int64) * num_heads + head
+        z = tl.zeros([BLOCK_T, BLOCK_H], tl.float32)
+        for begin in range(0, D, STEP):
+            column = begin + tl.arange(0, STEP)
+            rows = tl.load(keys + row[:, None] * D + column, mask=valid[:, None], other=0.0)
+            of_heads = tl.load(q + place[:, None] * D + column, mask=there[:, None], other=0.0)
+            z = tl.dot(rows, tl.trans(of_heads), z)
+        weight = tl.load(weights + place, mask=there, other=0.0)
+        if TARGET:
+            # A head that attends nowhere has weight +inf.
+            counts_in = there & (weight != float("inf"))
+            terms = tl.exp2(z * scale - weight)
+        else:
+            counts_in = there
+            terms = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight
+        total += tl.sum(tl.where(counts_in[None, :], terms, 0.0), 1)
+    total = tl.where(valid, total, 0.0 if TARGET else float("-inf"))
+    tl.store(out + query.to(tl.int64) * width + slot, total, mask=slot < width)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def backward(
+    q, keys, weights, ids, limits, grad, dq, dk, d_weights, num_heads, first_head, num_rows, width,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, LIST: tl.constexpr, ORDERED: tl.constexpr,
+):  # fmt: skip
+    """Gradients of sum_h weights relu(z), of (S, blocks of heads from `first_head`) programs.
+
+    Args:
+        q, keys, weights, ids, limits: as for `head_sums`, of 128 columns.
+        grad: (S, width) fp32, of the sums. dq: as q. d_weights: (S, num_heads) fp32.
+        dk: (num_rows, 128) fp32, added to in the GPU's order; ORDERED (S, width, 128).
+    """
+    query = tl.program_id(0)
+    head = first_head + tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    there, column = head < num_heads, tl.arange(0, COLUMNS)
+    place = query.to(tl.int64) * num_heads + head
+    at = place[:, None] * COLUMNS + column
+    of_heads = tl.load(q + at, mask=there[:, None], other=0.0)
+    weight = tl.load(weights + place, mask=there, other=0.0)
+    of_q = tl.zeros([BLOCK_H, COLUMNS], tl.float32)
+    of_weight = tl.zeros([BLOCK_H], tl.float32)
+    start, count = slots_of(ids, limits, query, num_rows, width, LIST, 1)
+    for first in range(0, count, BLOCK_T):
+        slot = first + tl.arange(0, BLOCK_T)
+        row, valid = row_numbers(ids, query, start, slot, count, num_rows, width, LIST, 1)
+        of_row = row[:, None] * COLUMNS + column
+        rows = tl.load(keys + of_row, mask=valid[:, None], other=0.0)
+        of_slot = query.to(tl.int64) * width + slot
+        g = tl.load(grad + of_slot, mask=valid, other=0.0)
+        z = tl.dot(rows, tl.trans(of_heads))
+        # Comparisons and not products: what is not finite in a query without slots adds 0.
+        gate = (z > 0.0) & valid[:, None]
+        of_weight += tl.sum(tl.where(gate, g[:, None] * z, 0.0), 0)
+        # Slots of one key may cancel: their gradients, in two parts, are as good as not rounded.
+        kind = rows.dtype
+        high = g.to(kind)
+        low = (g - high.to(tl.float32)).to(kind)
+        zero = tl.zeros([BLOCK_T, BLOCK_H], kind)
+        of_q = tl.dot(tl.trans(tl.where(gate, high[:, None], zero)), rows, of_q)
+        of_q = tl.dot(tl.trans(tl.where(gate, low[:, None], zero)), rows, of_q)
+        passed = tl.where(gate, weight[None, :].to(kind), zero)
+        to = of_slot[:, None] * COLUMNS + column if ORDERED else of_row
+        add(dk + to, tl.dot(passed, of_heads) * g[:, None], valid, ORDERED)
+    of_q = tl.where(of_q == 0.0, 0.0, of_q * weight[:, None])
+    tl.store(dq + at, of_q.to(dq.dtype.element_ty), mask=there[:, None])
+    tl.store(d_weights + place, of_weight, mask=there)
