@@ -22,9 +22,9 @@ from hypothesis import settings
 
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.packages import missing_packages
+from flashdsa.backends.features import TRITON_LEAST
 from flashdsa.cli.availability import CAPABILITIES
 from flashdsa.errors import UnsupportedError
-from flashdsa.hw import TRITON_LEAST
 from flashdsa.jit.sources import package_hash
 from flashdsa.ops import OPERATIONS
 from tests.support.subtests import CaseLoop
