@@ -231,6 +231,12 @@ xor.b32 %r22, %r24, 128; add.u32 %r22, %r22, %r2; ld.shared.b32 %r23, [%r22];
 {STAGE.format("+256")}
 """
 """Each warp stages its block of a tile, reads the other's, and stages the next one."""
+TILE = f"""{PLACE} and.b32 %r9, %r0, {{0}}; mul.wide.u32 %rd7, %r9, 4; add.u64 %rd7, %rd_data, %rd7;
+ld.global.b32 %r20, [%rd7]; and.b32 %r9, %r0, 31; shl.b32 %r9, %r9, 2; add.u32 %r21, %r2, %r9;
+setp.lt.u32 %p7, %r0, 32; {{1}}
+"""
+"""Both warps store a row of data in one place, the same one if {{0}} is 31."""
+REPLICATED = "st.shared.b32 [%r21], %r20;"
 NOTE, ERROR = "note same-value-race", "error race"
 TWICE = "note mbarrier-initialised-twice"
 ALIKE = {
@@ -280,6 +286,19 @@ ALIKE = {
         f"input that is {what} hides no missing barrier": Program(STAGED, ERROR, {"data": data})
         for what, data in (("constant", np.ones(128, np.uint32)),
                            ("varied", np.arange(128, dtype=np.uint32)))
+    },
+    # As Triton does where a tile is smaller than its warps: one instruction, one row, all data.
+    **{
+        f"a row of {what}": Program(TILE.format(mask, stores), found, {"data": data})
+        for what, mask, stores, found, data in (
+            ("data", 31, REPLICATED, NOTE, np.arange(64, dtype=np.uint32)),
+            ("data by two instructions", 31, f"@%p7 {REPLICATED} @!%p7 {REPLICATED}", ERROR,
+             np.arange(64, dtype=np.uint32)),
+            ("one value", 31, REPLICATED, ERROR, 64),
+            ("other data each", 63, REPLICATED, ERROR, np.arange(64, dtype=np.uint32)),
+            ("data that are equal but for one", 63, REPLICATED, ERROR,
+             np.arange(64, dtype=np.uint32) % 32 + (np.arange(64) == 63).astype(np.uint32)),
+        )
     },
     "a store of zero to a zeroed counter may lose what others add": Program(
         f"{PLACE} setp.ne.u32 %p6, %r0, 0; @%p6 bra ADD; st.global.b32 [%rd_data], 0;\n"

@@ -185,6 +185,9 @@ class Races:
             return
         if self._nobody_can_tell(first, second, state) and state.initialised:
             edge = "harmless, since the value that is written is the same whatever the data are"
+            if second.is_varied and not self.is_fixed(second.instruction):
+                edge = "harmless if both compute it alike, as with replicated tiles: all values of "
+                edge += "the row, several different ones, were the same"
             self._report("same-value-race", first, second, edge, state, spot)
             return
         equal = ""
@@ -203,12 +206,16 @@ class Races:
         """Whether nobody can tell in which order `first` and `second` came, whatever the data are.
 
         One of them wrote what was there already, and all that was written there has nothing to do
-        with data. Of asynchronous operations only several warps' same copy counts.
+        with data; or several warps did the same copy, or stored the same row of several values by
+        one instruction, as compilers do with a tile that is smaller than the CTA. PTX leaves open
+        which of two such writes a read sees, and says that it sees one ("Conflict and Data-races").
         """
         if not _changes_nothing(first, second):
             return False
         one, other = first.actor, second.actor
         if one.is_warp and other.is_warp:
+            if second.is_varied and first.instruction is second.instruction:
+                return not (first.reach or second.reach)
             writes = {*state.writes, *(e for e in (first, second) if _writes(e))}
             return bool(state.writes) and all(
                 write.kind is AccessKind.WRITE and self.values.is_fixed(write.instruction)

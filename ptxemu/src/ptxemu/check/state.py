@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
 
 _FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
-EventKey: TypeAlias = tuple[int, int]
-"""id of the instruction; and `check.state.what_of`."""
+EventKey: TypeAlias = tuple[int, int, bool]
+"""id of the instruction; `check.state.what_of`; and `Event.is_varied`."""
 CTA, CLUSTER, GPU = 1, 2, 3
 """Reaches of scopes."""
 TMEM_ROW_BYTES = 2048
@@ -75,6 +75,7 @@ class Event:
         "is_non_coherent",
         "is_quick",
         "is_silent",
+        "is_varied",
         "kind",
         "number",
         "proxy",
@@ -102,6 +103,8 @@ class Event:
         """Its position in the run, to tell which of two unordered accesses came first here."""
         self.is_silent = access.is_silent
         """It wrote what was there already."""
+        self.is_varied = access.is_varied
+        """See `Access`."""
         self.is_non_coherent = kind is AccessKind.READ and "nc" in access.instruction.modifiers
         """It reads through the path that sees no write of the same kernel."""
         self.is_mbarrier = False
@@ -299,7 +302,7 @@ class Actor:
     def event(self, access: Access, reach: int, time: int) -> Event:
         """The event that `access` is, or belongs to."""
         what = what_of(access, reach)
-        key = id(access.instruction), what
+        key = id(access.instruction), what, access.is_varied
         event = self.events.get(key)
         if event is None or event.clock != self.clock:
             event = self.events[key] = Event(self, access, what, reach, time)
