@@ -70,6 +70,19 @@ LANES = {
         )
         for half, mask in (("lt", "0x0000ffff"), ("ge", "0xffff0000"))
     },
+    # Lanes that come to one use of a barrier in two groups have met behind it, and not before.
+    **{
+        f"{what} of lanes in two groups": Program(
+            f"@!%p0 bra OTHER; st.shared.b32 [%r2], 7; {arrive} {late}{wait} bra JOIN;\n"
+            f"OTHER: {arrive} {wait}\nJOIN: {LOAD}", found
+        )
+        for what, arrive, wait, late, found in (
+            ("a barrier", "barrier.sync 0;", "", "", ""),
+            ("a cluster barrier", "barrier.cluster.arrive;", "barrier.cluster.wait;", "", ""),
+            ("a store behind the arrival at a cluster barrier", "barrier.cluster.arrive;",
+             "barrier.cluster.wait;", "st.shared.b32 [%r2], 8;", RACE),
+        )
+    },
     "a release and an acquire": Program(BY_FLAG.format("release", "acquire")),
     "a relaxed flag": Program(BY_FLAG.format("relaxed", "relaxed"), RACE),
     "who waits for an mbarrier behind who arrives": Program(INIT + STORE + ARRIVE + LOOK),
@@ -133,6 +146,9 @@ def test_the_finding_names_lanes_and_what_is_missing() -> None:
         ([Meeting(2, 0b11, False)], False),
         ([Meeting(1, 0b10, True)], True),
         ([Meeting(1, 0b100, True)], False),
+        ([Meeting(1, 0b1, token=0), Meeting(1, 0b10, True, 0)], True),
+        ([Meeting(1, 0b1, token=1), Meeting(1, 0b10, True, 0)], False),
+        ([Meeting(1, 0b10, True, 0), Meeting(1, 0b1, token=0)], False),
     ],
 )
 def test_meetings_of_some_lanes_are_transitive(meetings: list[Meeting], wanted: bool) -> None:

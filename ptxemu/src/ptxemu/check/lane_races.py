@@ -11,7 +11,7 @@ can race. In most stretches no word is accessed by two lanes of which one writes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -105,11 +105,15 @@ class Notes:
 
 
 class Meeting(NamedTuple):
-    """Some lanes of a warp have waited for each other, or have acquired what any lane released."""
+    """Some lanes of a warp have waited for each other, or have acquired what any lane released.
+
+    With a token they arrive at a barrier, or (`acquires`) have waited for all that arrived there.
+    """
 
     position: int
     lanes: int
-    acquires: bool
+    acquires: bool = False
+    token: Hashable = None
 
 
 class Stretch:
@@ -157,7 +161,7 @@ class LaneRaces:
         """The warp executes an instruction at which so many of its lanes meet."""
         stretch = self._stretches.get(warp)
         if stretch is not None and stretch.position:
-            self._meet(warp, stretch, agent, lanes, acquires=False)
+            self._meet(warp, stretch, agent, lanes)
 
     def acquires(self, warp: WarpActor, agent: Agent) -> None:
         """Some or all lanes acquire: what other lanes did may have been released before."""
@@ -169,6 +173,12 @@ class LaneRaces:
         """Some lane has done what another one can acquire."""
         if (stretch := self._stretches.get(warp)) is not None:
             stretch.has_released = True
+
+    def at_barrier(self, warp: WarpActor, agent: Agent, token: Hashable, *, waits: bool) -> None:
+        """Some or all lanes arrive at a barrier, or have waited for it: maybe not all at once."""
+        stretch = self._stretches.get(warp)
+        if stretch is not None and stretch.position:
+            self._meet(warp, stretch, agent, 0, acquires=waits, token=token)
 
     def accessed(self, warp: WarpActor, access: Access) -> None:
         """Note an access of single lanes."""
@@ -262,18 +272,24 @@ class LaneRaces:
                 self._judge(warp, stretch, ids)
 
     def _meet(
-        self, warp: WarpActor, stretch: Stretch, agent: Agent, lanes: int, *, acquires: bool
+        self,
+        warp: WarpActor,
+        stretch: Stretch,
+        agent: Agent,
+        lanes: int,
+        *,
+        acquires: bool = False,
+        token: Hashable = None,
     ) -> None:
         """Some lanes meet; where these are all that are left, what came before is over."""
         if lanes != 32:
             lanes_now = getattr(agent, "lanes_now", None)
             active, alive = (_ALL, _ALL) if lanes_now is None else lanes_now()
             if alive & ~active:
-                if stretch.meetings and stretch.meetings[-1].position == stretch.position:
-                    last = stretch.meetings[-1]
-                    if (last.lanes, last.acquires) == (active, acquires):
-                        return
-                stretch.meetings.append(Meeting(stretch.position, active, acquires))
+                meeting = Meeting(stretch.position, active, acquires, token)
+                if stretch.meetings[-1:] == [meeting]:
+                    return
+                stretch.meetings.append(meeting)
                 if len(stretch.meetings) > 2 * MOST_NOTED:
                     del stretch.meetings[:MOST_NOTED]
                 return
@@ -399,12 +415,17 @@ def is_ordered(meetings: list[Meeting], first: int, a: int, second: int, b: int)
     The lanes that have met know what any of them knew, and what they did until then.
     """
     knows = 1 << a
+    left = set[Hashable]()
     for meeting in meetings:
-        if first <= meeting.position < second:
-            if meeting.acquires or meeting.lanes & knows:
-                knows |= meeting.lanes
-            if knows >> b & 1:
-                return True
+        if not first <= meeting.position < second:
+            continue
+        is_known = meeting.lanes & knows
+        if meeting.token is not None and not meeting.acquires:
+            left |= {meeting.token} if is_known else set()
+        elif is_known or (meeting.token in left if meeting.token is not None else meeting.acquires):
+            knows |= meeting.lanes
+        if knows >> b & 1:
+            return True
     return False
 
 
