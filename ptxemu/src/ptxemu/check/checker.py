@@ -283,9 +283,9 @@ class Checker(Observer):
         """Take what was left at the token; after a relaxed wait with the next fence only."""
         actor = self._actors[agent.agent_id]
         self._signal(actor, token, arrives=False)
-        if self._lane_races is not None and isinstance(actor, WarpActor):
-            if not is_mbarrier_token(token):
-                self._lane_races.at_barrier(actor, agent, token, waits=True)
+        races = None if is_mbarrier_token(token) else self._lane_races
+        if races is not None and isinstance(actor, WarpActor):
+            races.at_barrier(actor, agent, token, waits=True)
         held = self._tokens.get(actor.home, {}).get(token)
         if held is not None and scope == "relaxed" and isinstance(actor, WarpActor):
             assert isinstance(token, tuple)

@@ -38,6 +38,7 @@ LEVELS: dict[str, str] = {
     "tmem-dealloc-race": "error",
     "tmem-overlap": "warning",
     "volatile-race": "error",
+    "missing-acquire": "note",
     "stale-read": "note",
     "weak-order": "note",
     "unordered-float-additions": "note",

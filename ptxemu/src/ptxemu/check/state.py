@@ -338,7 +338,7 @@ class Actor:
         return other is self or self.know.includes(other.home, other.slot, other.is_warp, clock)
 
     def has_seen(self, other: Actor, clock: int) -> bool:
-        """Whether what `other`, of the same cluster, did at its `clock` came before in time."""
+        """Whether what `other` did at its `clock` came before in time."""
         part = self.know.parts.get(other.home)
         if other is self or part is None:
             return other is self
