@@ -39,6 +39,7 @@ from ptxemu.syntax.ast import Module as Syntax
 from ptxemu.syntax.inlining import inlined
 from ptxemu.syntax.parser import parse_module
 from ptxemu.text_files import read_text
+from ptxemu.unwritten import Before
 
 isa.load_all()
 
@@ -189,6 +190,14 @@ class Module:
             observer = checker if observer is None else FanOut(observer, checker)
         program = self.program(kernel)
         machine = Machine(program, layout, launch, self.device, memory, observer, policy.fill)
+        before = Before.of(memory) if check and not isinstance(policy, Guided) else None
+
+        def run_again(heard: Observer) -> None:
+            other = policy.fill ^ 0xFF
+            again = Machine(program, layout, launch, self.device, memory, heard, other)
+            with np.errstate(all="ignore"):
+                _scheduler(again, policy, on_progress).run()
+
         try:
             with np.errstate(all="ignore"):
                 _scheduler(machine, policy, on_progress).run()
@@ -201,6 +210,8 @@ class Module:
         result.printed = machine.printed
         if checker is not None:
             checker.finish()
+            if before is not None:
+                checker.judge_unwritten(lambda: before.reached(run_again))
             result.findings = checker.findings
         return result
 

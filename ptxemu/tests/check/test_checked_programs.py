@@ -311,6 +311,9 @@ ALIKE = {
             ("data by two instructions", 31, f"@%p7 {REPLICATED} @!%p7 {REPLICATED}", ERROR,
              np.arange(64, dtype=np.uint32)),
             ("one value", 31, REPLICATED, ERROR, 64),
+            ("data, and one of zeros", 31, f"mov.u32 %r6, 0;\nAGAIN: {REPLICATED} bar.sync 0;\n"
+             "mov.u32 %r20, 0; add.u32 %r6, %r6, 1; setp.lt.u32 %p6, %r6, 2; @%p6 bra AGAIN;",
+             NOTE, np.arange(64, dtype=np.uint32)),
             ("other data each", 63, REPLICATED, ERROR, np.arange(64, dtype=np.uint32)),
             ("data that are equal but for one", 63, REPLICATED, ERROR,
              np.arange(64, dtype=np.uint32) % 32 + (np.arange(64) == 63).astype(np.uint32)),

@@ -90,9 +90,22 @@ def findings(device: EmulatedMemory, body: str, *, offset: int = 0) -> list[Find
 
 @pytest.mark.usefixtures("judged_by")
 def test_a_read_of_memory_that_nobody_wrote_is_a_warning(device: EmulatedMemory) -> None:
-    (found,) = findings(device, READ)
+    dropped = TID + load("%r1", "a") + "and.b32 %r1, %r1, 0;" + store("b", "%r1")
+    (found,) = findings(device, dropped)
     assert (found.code, found.level) == ("uninitialised-read", "warning")
     assert "of global memory 0x27" in found.message and "nobody has written" in found.message
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_result_that_depends_on_it_is_an_error(device: EmulatedMemory, is_new: bool) -> None:
+    """`b`, which maybe nobody wrote either, and `a` are then as one run leaves them."""
+    output = device.view(device.base + 4 * PAGE, 256)
+    if not is_new:
+        output[:] = 1
+    warning, error = findings(device, READ)
+    assert (error.code, error.level) == ("uninitialised-result", "error") != warning.code
+    assert "cudaMalloc #1 (16384 bytes) at byte 0 depends on" in error.message
+    assert not output.any() and not device.view(device.base, 256).any()
 
 
 @pytest.mark.usefixtures("judged_by")
@@ -103,7 +116,7 @@ def test_what_the_host_an_earlier_kernel_or_the_kernel_itself_wrote_is_there(
     assert findings(device, READ) == []
     assert findings(device, WRITE + READ, offset=PAGE) == []
     assert findings(device, READ, offset=PAGE) == []
-    assert [f.code for f in findings(device, READ, offset=2 * PAGE)] == ["uninitialised-read"]
+    assert "uninitialised-result" in [f.code for f in findings(device, READ, offset=2 * PAGE)]
 
 
 def test_other_kinds_of_memory_begin_as_zeros(device: EmulatedMemory) -> None:

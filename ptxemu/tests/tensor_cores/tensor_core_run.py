@@ -6,7 +6,7 @@ functions are not used.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ def launch(
     module = api.load(HEADER.format(target=target) + text)
     module.launch(
         module.kernels[0], cluster, 32 * warps, cluster=cluster, smem=DATA_BYTES, args=args,
-        observer=recorder, policy=policy,
+        observer=recorder, policy=replace(policy or Policy(), fill=0),
     )  # fmt: skip
     return recorder
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from ptxemu.check import lanes as lane_order
 from ptxemu.check import proxies, relaxed
 from ptxemu.check.actors import OperationActor
-from ptxemu.check.findings import Finding, Findings
+from ptxemu.check.findings import UNINITIALISED, Finding, Findings
 from ptxemu.check.flags import Flags, reach_of
 from ptxemu.check.lane_races import LaneRaces, makes_lanes_meet
 from ptxemu.check.lifetime import Lifetimes
@@ -91,6 +91,7 @@ class Checker(Observer):
         """The run was cut off: judge what was to be judged later."""
         if self._lane_races is not None:
             self._lane_races.finish()
+        self._collected.settle()
 
     def finish(self) -> None:
         """The run is over: report what can only be told now."""
@@ -98,6 +99,15 @@ class Checker(Observer):
         self._memory.drop_all()
         self._lifetimes.finish()
         self._collected.explain(self._barrier_users.explanation)
+
+    def judge_unwritten(self, reached: Callable[[], str]) -> None:
+        """Of reads of memory that nobody wrote: where do they reach the launch's results?"""
+        read = next((f for f in self.findings if f.code in UNINITIALISED), None)
+        where = reached() if read is not None else ""
+        if where and read is not None:
+            about = read.message.split(": ", 2)[-1]
+            text = f"{where} depends on memory that nobody wrote; the first read of it: {about}"
+            self._collected.add_again(read, "uninitialised-result", text)
 
     def cta_started(self, cta: Any) -> None:
         """A CTA became resident: its warps get their columns in the cluster's clocks."""

@@ -48,6 +48,7 @@ LEVELS: dict[str, str] = {
     "tmem-read-by-register": "error",
     "mma-order-in-practice": "note",
     "uninitialised-read": "warning",
+    "uninitialised-result": "error",
     "uninitialised-tmem-read": "error",
     "uninitialised-async-read": "warning",
     "async-after-exit": "error",
@@ -95,6 +96,10 @@ UNORDERED = (
 that which of the codes it is; two instructions give one finding."""
 BY_LINES = ("unordered-float-additions",)
 """Codes of which pairs of instructions say no more than pairs of source lines."""
+UNINITIALISED = ("uninitialised-read", "uninitialised-tmem-read", "uninitialised-async-read")
+ONE_VALUE = "one value"
+"""About writes of one value by one instruction: they are what its other writes are, if any are
+found."""
 SEVERITY = {"note": 0, "warning": 1, "error": 2}
 SHOWN_OPCODE = 60
 
@@ -253,6 +258,11 @@ class Findings:
         self.changes += 1
         self._entries[key] = Entry(level, code, text, *sites, instance, count)
 
+    def add_again(self, like: Finding, code: str, text: str) -> None:
+        """Add a finding of the same place as another one."""
+        message = f"{code}: kernel {self._kernel}: {text}"
+        self._entries[code, -1, -1, ""] = Entry(LEVELS[code], code, message, like.first, None, -1)
+
     def known(
         self, code: str, first: Instruction | None, second: Instruction | None
     ) -> Entry | None:
@@ -274,6 +284,13 @@ class Findings:
                 about, pcs = "; ".join(sorted({_line(first), _line(second)})), (-1, -1)
             key = self._keys[quick] = (family, *pcs, about)
         return key
+
+    def settle(self) -> None:
+        """Count what is about ONE_VALUE with the other finding of the same instruction, if any."""
+        for key in [key for key in self._entries if key[-1] == ONE_VALUE]:
+            other = self._entries.get((*key[:-1], ""))
+            if other is not None:
+                other.count += self._entries.pop(key).count
 
     def explain(self, explanation: Callable[[str, Site, Site], str]) -> None:
         """Add what `explanation` says of the code and both sites to each finding of a missing

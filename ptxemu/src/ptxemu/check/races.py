@@ -9,7 +9,7 @@ import numpy as np
 
 from ptxemu.check import known_order, proxies, tcgen05_order
 from ptxemu.check.actors import OperationActor
-from ptxemu.check.findings import Entry, Findings, Place, Site
+from ptxemu.check.findings import ONE_VALUE, Entry, Findings, Place, Site
 from ptxemu.check.fixed_values import FixedValues
 from ptxemu.check.granules import Index
 from ptxemu.check.shadow import Page, ShadowRegion
@@ -200,7 +200,9 @@ class Races:
         if spot.space is Space.TMEM and tcgen05_order.is_too_early(first, second):
             first, second = second, first
         code, edge = _unordered(first, second, spot.space)
-        self._report(code, first, second, equal + edge, state, spot)
+        is_alike = first.instruction is second.instruction and code == "race" and bool(equal)
+        about = ONE_VALUE if is_alike else ""
+        self._report(code, first, second, equal + edge, state, spot, about=about)
 
     def _nobody_can_tell(self, first: Event, second: Event, state: State) -> bool:
         """Whether nobody can tell in which order `first` and `second` came, whatever the data are.
@@ -246,7 +248,15 @@ class Races:
         return True
 
     def _report(
-        self, code: str, first: Event, second: Event, edge: str, state: State, spot: Spot
+        self,
+        code: str,
+        first: Event,
+        second: Event,
+        edge: str,
+        state: State,
+        spot: Spot,
+        *,
+        about: str = "",
     ) -> None:
         def message(a: Site | None, b: Site | None) -> str:
             assert a is not None and b is not None
@@ -254,7 +264,7 @@ class Races:
             return f"{a}, and {b}, both of {spot.describe(state)}: {edge}{between}"
 
         now = max(first.time, second.time)
-        self._findings.add(code, place(first), place(second), message, instance=now)
+        self._findings.add(code, place(first), place(second), message, about=about, instance=now)
 
     def _non_coherent(self, write: Event, read: Event, state: State, spot: Spot) -> None:
         edge = (

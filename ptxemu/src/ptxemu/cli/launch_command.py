@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu import api
-from ptxemu.check import Finding
 from ptxemu.cli import argument_spec, report
 from ptxemu.cli.argument_spec import Argument
 from ptxemu.cli.help_text import HelpFormatter
@@ -45,8 +44,6 @@ _SOURCE_HELP = ", or a CUDA source\n(.cu) with its host code, which nvcc compile
 _PTX_OPTIONS = ("kernel", "grid", "block", "cluster", "smem", "arg")
 _LAUNCH_OPTIONS = (*_PTX_OPTIONS, "arch", "sms")
 _SHOWN_ELEMENTS = 6
-OTHER_FILL = 0xFF
-"""The byte of uninitialised memory in a second run, which shows whether a result depends on it."""
 
 _HELP = {
     "run": "Launch a kernel on random, seeded inputs and show what it did to its arrays.",
@@ -225,7 +222,6 @@ def _run_kernel(options: argparse.Namespace) -> Outcome:
         )
         results.launches.append(result)
         results.findings = [*result.findings]
-        results.findings += _of_uninitialised(setup, arguments, result, options)
     except ExecutionError as error:
         results.failures.append(f"kernel {kernel}: {error}")
         results.findings = [*error.findings]
@@ -356,36 +352,6 @@ def _run_source(options: argparse.Namespace) -> Outcome:
     return run_saving(
         [str(options.ptx), *options.arguments], options.save, lambda save: _how(options, save)
     )
-
-
-def _of_uninitialised(
-    setup: LaunchSetup,
-    arguments: list[Argument],
-    result: api.LaunchResult,
-    options: argparse.Namespace,
-) -> list[Finding]:
-    """Whether what nobody wrote reached the arrays: the launch again, with other bytes there."""
-    reads = [f for f in result.findings if f.code.startswith("uninitialised")]
-    arrays = [(a.array, a.before) for a in arguments if a.array is not None]
-    if not reads:
-        return []
-    after = [array.copy() for array, _ in arrays]
-    for array, before in arrays:
-        array[...] = before
-    setup.launch(policy=replace(policy_of(options), fill=OTHER_FILL))
-    differs = []
-    for (array, _), data in zip(arrays, after, strict=True):
-        differs.append(array.tobytes() != data.tobytes())
-        array[...] = data
-    if not any(differs):
-        return []
-    first = reads[0]
-    text = first.message.split(": ", 2)[-1]
-    message = (
-        f"uninitialised-result: kernel {setup.kernel}: argument {differs.index(True)} depends on "
-        f"memory that nobody wrote; the first read of it: {text}"
-    )
-    return [replace(first, level="error", code="uninitialised-result", message=message)]
 
 
 def _dim3(text: str) -> tuple[int, int, int]:
