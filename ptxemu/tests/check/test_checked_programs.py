@@ -22,6 +22,7 @@ READ, NEIGHBOUR = OPPOSITE.format(124) + KEEP, OPPOSITE.format(4) + KEEP
 """Of the word of lane 31 - lane, and of the lane beside it."""
 SYNC = "bar.warp.sync 0xffffffff;\n"
 HALF = "setp.{0}.u32 %p1, %r9, 16; @!%p1 bra END;\n"
+SHUFFLE = "shfl.sync.bfly.b32 %r6, %r0, 1, 31, 0xffff;\n"
 BY_FLAG = """@!%p0 bra SPIN; st.shared.b32 [%r2], 7; st.{0}.cta.global.b32 [%rd_flag], 1; bra END;
 SPIN: ld.{1}.cta.global.b32 %r6, [%rd_flag]; setp.eq.u32 %p1, %r6, 0; @%p1 bra SPIN;
 ld.shared.b32 %r5, [%r2];
@@ -47,10 +48,21 @@ LANES = {
     **pair("an exchange of 48 threads", f"{WRITE}«{SYNC}»{NEIGHBOUR}", RACE, block=48),
     **{
         f"lanes meet at {between.split()[0]}": Program(WRITE + between + READ)
-        for between in ("bar.sync 0;", "barrier.sync 0;", "vote.sync.any.pred %p1, %p0, -1;",
-                        "shfl.sync.idx.b32 %r6, %r0, 0, 31, -1;", "elect.sync _|%p1, -1;",
-                        "redux.sync.add.u32 %r6, %r0, -1;")
+        for between in ("bar.sync 0;", "barrier.sync 0;", "elect.sync _|%p1, -1;")
     },
+    **{
+        f"{what} orders no memory": Program(WRITE + between + READ, "isa shuffle-order")
+        for what, between in (
+            ("vote", "vote.sync.any.pred %p1, %p0, -1;"),
+            ("match", "match.any.sync.b32 %r6, %r0, -1;"),
+            ("shfl", "shfl.sync.idx.b32 %r6, %r0, 0, 31, -1;"),
+            ("redux", "redux.sync.add.u32 %r6, %r0, -1;"),
+        )
+    },
+    "a shuffle of half the warp orders no memory": Program(
+        f"{HALF.format('lt')}{WRITE}{SHUFFLE}{NEIGHBOUR}END:", "isa shuffle-order"
+    ),
+    "a shuffle before": Program(f"{HALF.format('lt')}{SHUFFLE}{WRITE}{NEIGHBOUR}END:", RACE),
     **{
         f"lanes do not meet at {between.split()[0]}": Program(WRITE + between + READ, RACE)
         for between in ("fence.acq_rel.cta;", "membar.cta;", "nanosleep.u32 10;")

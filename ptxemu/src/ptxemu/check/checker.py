@@ -10,7 +10,7 @@ from ptxemu.check import proxies, relaxed
 from ptxemu.check.actors import OperationActor
 from ptxemu.check.findings import UNINITIALISED, Finding, Findings
 from ptxemu.check.flags import Flags, reach_of
-from ptxemu.check.lane_races import LaneRaces, makes_lanes_meet
+from ptxemu.check.lane_races import LaneRaces, exchanges_values, makes_lanes_meet
 from ptxemu.check.lifetime import Lifetimes
 from ptxemu.check.mbarriers import Mbarriers
 from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
@@ -173,7 +173,8 @@ class Checker(Observer):
                 if meets is None:
                     meets = self._meets[instruction.pc] = makes_lanes_meet(instruction)
                 if meets:
-                    self._lane_races.met(actor, agent, lanes)
+                    exchanges = exchanges_values(instruction)
+                    self._lane_races.met(actor, agent, lanes, exchanges=exchanges)
         if instruction.modifiers[0] in BARRIERS:
             self._barrier_users.executed(actor, instruction)
         if self._wgmma is not None:

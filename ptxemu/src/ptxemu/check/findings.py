@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 LEVELS: dict[str, str] = {
     "race": "error",
     "lane-race": "error",
+    "shuffle-order": "error",
     "mixed-race": "error",
     "lost-update": "error",
     "scope-race": "error",
@@ -65,6 +66,7 @@ AGAINST_THE_ISA = frozenset(
         "mixed-race",
         "narrow-wait-race",
         "relaxed-barrier-race",
+        "shuffle-order",
         "remote-mbarrier-scope",
         "skipped-aligned",
         "tmem-alloc-after-relinquish",
@@ -79,6 +81,7 @@ results on hardware. All other errors can give wrong results there, or stop the 
 UNORDERED = (
     "race",
     "lane-race",
+    "shuffle-order",
     "same-value-race",
     "mixed-race",
     "lost-update",

@@ -1,9 +1,11 @@
 """Races between lanes of one warp: a missing bar.warp.sync.
 
-The rest of the check takes a warp as one agent. Its lanes are threads, though, ordered by what
-makes them wait for each other, and by nothing else: a barrier of the warp or of the CTA; a shuffle,
-vote, elect or matrix instruction, of which the ISA says only that they wait; or what some lane
-releases and another one acquires.
+The rest of the check takes a warp as one agent. Its lanes are threads, though, ordered by a barrier
+of the warp or of the CTA; by what some lane releases and another one acquires; and, so as to report
+nothing that is sound on hardware, by elect and by matrix instructions, for which all lanes wait.
+Shuffles, votes, match and redux make lanes wait, too, and order no memory (PTX ISA, "bar.warp.sync"
+alone promises that; CUDA C++ Programming Guide, "Warp Shuffle Functions", "Warp Vote Functions": no
+memory barrier): what only they part is an error against the ISA, `shuffle-order`.
 
 A warp's accesses are noted, and judged when all its lanes have met: only two of the same stretch
 can race. In most stretches no word is accessed by two lanes of which one writes, as one sort shows.
@@ -33,6 +35,8 @@ MOST_PLACES = 64
 MOST_PAIRS = 2000
 """Pairs of accesses of a word that are looked at."""
 CODE = "lane-race"
+BY_EXCHANGE = "shuffle-order"
+_EXCHANGES = ("shfl", "vote", "match", "redux")
 _CONVERGENT = {"sync", "aligned"}
 _BARRIERS = ("bar", "barrier")
 _ALL = (1 << 32) - 1
@@ -63,6 +67,8 @@ class Noted(NamedTuple):
     """The lane of each piece."""
     silent: NDArray[np.bool_] | bool
     """Which pieces are writes of what was there already."""
+    exchanges: int
+    """Number of exchanges of all lanes before it in the stretch."""
 
 
 class NotedLoads(NamedTuple):
@@ -74,12 +80,14 @@ class NotedLoads(NamedTuple):
     """Addresses of all loads, those before `begin` included."""
     begin: int
     end: int
+    exchanges: int
 
     def each(self) -> Iterator[Noted]:
         """The loads one by one."""
         for load in range(self.begin, self.end):
             starts = self.starts[_ALL_BYTES * load : _ALL_BYTES * (load + 1)]
-            yield Noted(self.first + load, self.forms[load], starts, _ALL_LANES, False)
+            place = self.first + load
+            yield Noted(place, self.forms[load], starts, _ALL_LANES, False, self.exchanges)
 
 
 _noted, _noted_loads = Noted._make, NotedLoads._make
@@ -114,12 +122,14 @@ class Meeting(NamedTuple):
     lanes: int
     acquires: bool = False
     token: Hashable = None
+    exchanges: bool = False
+    """They exchanged values, which orders no memory."""
 
 
 class Stretch:
     """A warp's accesses since its lanes last met."""
 
-    __slots__ = ("_notes", "has_released", "meetings", "position", "written")
+    __slots__ = ("_notes", "exchanges", "has_released", "meetings", "position", "written")
 
     def __init__(self) -> None:
         self._notes: dict[_Ids, Notes] = {}
@@ -127,6 +137,7 @@ class Stretch:
         self.written: set[_Ids] = set()
         """Memories with a write among the accesses."""
         self.position = 0
+        self.exchanges = 0
         self.has_released = False
         """Some lane has done what another one can acquire."""
 
@@ -142,7 +153,7 @@ class Stretch:
         self._notes.clear()
         self.written.clear()
         self.meetings.clear()
-        self.position, self.has_released = 0, False
+        self.position, self.exchanges, self.has_released = 0, 0, False
 
 
 class LaneRaces:
@@ -157,11 +168,11 @@ class LaneRaces:
         """Forms by pc and kind of access."""
         self._loads_forms: dict[Loads, list[Form]] = {}
 
-    def met(self, warp: WarpActor, agent: Agent, lanes: int) -> None:
+    def met(self, warp: WarpActor, agent: Agent, lanes: int, *, exchanges: bool = False) -> None:
         """The warp executes an instruction at which so many of its lanes meet."""
         stretch = self._stretches.get(warp)
         if stretch is not None and stretch.position:
-            self._meet(warp, stretch, agent, lanes)
+            self._meet(warp, stretch, agent, lanes, exchanges=exchanges)
 
     def acquires(self, warp: WarpActor, agent: Agent) -> None:
         """Some or all lanes acquire: what other lanes did may have been released before."""
@@ -206,7 +217,8 @@ class LaneRaces:
             if form.is_strong:
                 stretch.has_released = True
         stretch.position += 1
-        notes.entries.append(_noted((stretch.position, form, starts, lanes, silent)))
+        one = stretch.position, form, starts, lanes, silent, stretch.exchanges
+        notes.entries.append(_noted(one))
         notes.count += 1
         self._shorten(warp, stretch, ids)
 
@@ -227,7 +239,9 @@ class LaneRaces:
         for begin, end, space, _ in loads.stretches:
             if begin < count:
                 ids = space, warp.cta if space is Space.SHARED else None
-                row = _noted_loads((first, forms, data, begin, min(end, count)))
+                row = _noted_loads(
+                    (first, forms, data, begin, min(end, count), stretch.exchanges)
+                )
                 notes = stretch.notes(ids)
                 notes.entries.append(row)
                 notes.count += row.end - begin
@@ -280,19 +294,23 @@ class LaneRaces:
         *,
         acquires: bool = False,
         token: Hashable = None,
+        exchanges: bool = False,
     ) -> None:
         """Some lanes meet; where these are all that are left, what came before is over."""
         if lanes != 32:
             lanes_now = getattr(agent, "lanes_now", None)
             active, alive = (_ALL, _ALL) if lanes_now is None else lanes_now()
             if alive & ~active:
-                meeting = Meeting(stretch.position, active, acquires, token)
+                meeting = Meeting(stretch.position, active, acquires, token, exchanges)
                 if stretch.meetings[-1:] == [meeting]:
                     return
                 stretch.meetings.append(meeting)
                 if len(stretch.meetings) > 2 * MOST_NOTED:
                     del stretch.meetings[:MOST_NOTED]
                 return
+        if exchanges:
+            stretch.exchanges += 1
+            return
         for ids in stretch.written:
             self._judge(warp, stretch, ids)
         stretch.clear()
@@ -344,26 +362,35 @@ class LaneRaces:
         is_told = False
         for one, other in _pairs(noted, sorted(by_access)):
             first, second = noted[one], noted[other]
-            for a in by_access[one]:
-                b = next(
+            waited = first.exchanges != second.exchanges
+            for meetings, code in _judges(stretch.meetings, waited=waited):
+                found = next(
                     (
-                        b
+                        (a, b)
+                        for a in by_access[one]
                         for b in by_access[other]
                         if a != b
-                        and not is_ordered(stretch.meetings, first.position, a, second.position, b)
+                        and not is_ordered(meetings, first.position, a, second.position, b)
                     ),
                     None,
                 )
-                if b is not None:
-                    is_told = self._report(warp, ids, first, a, second, b) or is_told
+                if found is not None:
+                    is_told = self._report(warp, ids, first, second, found, code) or is_told
                     break
         return is_told
 
     def _report(
-        self, warp: WarpActor, ids: _Ids, first: Noted, a: int, second: Noted, b: int
+        self,
+        warp: WarpActor,
+        ids: _Ids,
+        first: Noted,
+        second: Noted,
+        lanes: tuple[int, int],
+        code: str,
     ) -> bool:
         """Report a pair; whether their order made a difference here."""
-        code, equal = _code(ids[0], first.form, second.form), ""
+        a, b = lanes
+        code, equal = code or _code(ids[0], first.form, second.form), ""
         is_equal = _is_silent(second, b) or (_is_silent(first, a) and not second.form.is_write)
         if is_equal:
             equal = "the value was the same in this run, which other data need not be: "
@@ -381,6 +408,8 @@ class LaneRaces:
                 if code == "same-value-race"
                 else f": needs bar.warp.sync between {one.where} and {other.where}"
             )
+            if code == BY_EXCHANGE:
+                edge = f", which only exchange values in between: that orders no memory{edge}"
             return f"{one}, and {other}, both of {where}: {equal}lanes {names} of one warp{edge}"
 
         self._findings.add(
@@ -427,6 +456,20 @@ def is_ordered(meetings: list[Meeting], first: int, a: int, second: int, b: int)
         if knows >> b & 1:
             return True
     return False
+
+
+def _judges(meetings: list[Meeting], *, waited: bool) -> Iterator[tuple[list[Meeting], str]]:
+    """Meetings, and the code of what they do not order: with exchanges first, if not all lanes had
+    one in between; then without."""
+    if not waited:
+        yield meetings, ""
+    if waited or any(one.exchanges for one in meetings):
+        yield [one for one in meetings if not one.exchanges], BY_EXCHANGE
+
+
+def exchanges_values(instruction: Instruction) -> bool:
+    """Whether lanes wait for each other at an instruction which orders no memory."""
+    return instruction.modifiers[0] in _EXCHANGES
 
 
 def makes_lanes_meet(instruction: Instruction) -> bool:
