@@ -239,9 +239,7 @@ class LaneRaces:
         for begin, end, space, _ in loads.stretches:
             if begin < count:
                 ids = space, warp.cta if space is Space.SHARED else None
-                row = _noted_loads(
-                    (first, forms, data, begin, min(end, count), stretch.exchanges)
-                )
+                row = _noted_loads((first, forms, data, begin, min(end, count), stretch.exchanges))
                 notes = stretch.notes(ids)
                 notes.entries.append(row)
                 notes.count += row.end - begin
