@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,14 @@ class Span:
     ptx_line: int
     source_file: str | None = None
     source_line: int | None = None
+    library: str | None = None
+    """File and line of the code of a library that is inlined there."""
 
     def __str__(self) -> str:
         where = f"PTX line {self.ptx_line}"
         if self.source_file is not None:
-            where += f" ({self.source_file}:{self.source_line})"
+            inside = f", in {os.path.basename(self.library)}" if self.library else ""
+            where += f" ({self.source_file}:{self.source_line}{inside})"
         return where
 
 

@@ -124,6 +124,8 @@ class Site:
     source_file: str | None
     source_line: int | None
     pc: int | None
+    library: str | None = None
+    """File and line of the library's code that is inlined there."""
 
     def __str__(self) -> str:
         opcode = self.instruction.split(" ", 1)[0].rstrip(";")[:SHOWN_OPCODE]
@@ -143,7 +145,7 @@ class Site:
         """The PTX line, and the source line where there is one."""
         if self.ptx_line is None:
             return "an unknown place"
-        return str(Span(self.ptx_line, self.source_file, self.source_line))
+        return str(Span(self.ptx_line, self.source_file, self.source_line, self.library))
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +327,7 @@ class Findings:
             None if span is None else span.source_file,
             None if span is None else span.source_line,
             None if instruction is None else instruction.pc,
+            None if span is None else span.library,
         )
 
 
