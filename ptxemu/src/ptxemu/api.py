@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,8 @@ class LaunchResult:
     """Errors, warnings and notes of `check`, in the order in which they arose."""
     printed: list[str] = field(default_factory=list)
     """Output of printf, one string per call of a thread."""
+    seconds: float = 0.0
+    """Time that it took here."""
 
 
 def dim3(name: str, value: Dim3) -> tuple[int, int, int]:
@@ -198,16 +201,18 @@ class Module:
             with np.errstate(all="ignore"):
                 _scheduler(again, policy, on_progress).run()
 
+        scheduler, started = _scheduler(machine, policy, on_progress), time.monotonic()
         try:
             with np.errstate(all="ignore"):
-                _scheduler(machine, policy, on_progress).run()
+                scheduler.run()
         except (ExecutionError, StoppedError, Interruption) as error:
+            error.warp_instructions = scheduler.warp_instructions
             if checker is not None:
                 checker.stop()
                 error.findings = checker.findings
             raise
         result = LaunchResult(kernel, launch, machine.warp_instructions, machine.async_operations)
-        result.printed = machine.printed
+        result.printed, result.seconds = machine.printed, time.monotonic() - started
         if checker is not None:
             checker.finish()
             if before is not None:

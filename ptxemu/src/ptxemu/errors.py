@@ -47,6 +47,8 @@ class StoppedError(PtxEmuError):
 
     findings: Sequence[Any] = ()
     """Findings of the check until then, if it was on."""
+    warp_instructions: int = 0
+    """Number of warp instructions of the launch until then."""
 
 
 class Interruption(KeyboardInterrupt):
@@ -54,6 +56,8 @@ class Interruption(KeyboardInterrupt):
 
     findings: Sequence[Any] = ()
     """Findings of the check in the launch that was under way, if it was on."""
+    warp_instructions: int = 0
+    """Number of its warp instructions."""
 
     def __init__(self, reason: str, exit_code: int) -> None:
         super().__init__(reason)
@@ -86,6 +90,8 @@ class ExecutionError(PtxEmuError, RuntimeError):
 
     findings: Sequence[Any] = ()
     """Findings of the check until then, if it was on."""
+    warp_instructions: int = 0
+    """Number of warp instructions of the launch until then."""
 
 
 class StepLimitError(ExecutionError):

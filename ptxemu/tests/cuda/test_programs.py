@@ -13,7 +13,7 @@ from tests.kernel_run import setup, source
 from ptxemu import load_launch
 from ptxemu.cli.main import main
 from ptxemu.cuda.build import Standin
-from ptxemu.cuda.log import Log
+from ptxemu.launch_log import Log
 
 # Programs with their own host code, run unchanged with the stand-in in the place of CUDA.
 

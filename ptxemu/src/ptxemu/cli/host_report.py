@@ -116,8 +116,8 @@ def _json(run: Outcome, seconds: float) -> str:
     return report.as_json(
         run.ran.launches,
         run.ran.findings,
-        failures=run.ran.failures,
-        notes=run.ran.notes,
+        failures=list(map(with_readable_names, run.ran.failures)),
+        notes=list(map(with_readable_names, run.ran.notes)),
         script=run.name,
         arch=run.arch,
         exit_code=run.exit_code,
@@ -143,7 +143,5 @@ def _text(options: argparse.Namespace, run: Outcome, seconds: float, *, check: b
     lines += [f"failed: {with_readable_names(failure)}" for failure in ran.failures]
     if run.exit_code:
         lines.append(f"{run.name} ended with exit code {run.exit_code}")
-    lines.append(
-        report.summary_line(ran.launches, ran.findings, checked=check, failures=ran.failures)
-    )
+    lines.append(report.summary_line(ran, checked=check))
     return "\n".join(lines) + "\n"

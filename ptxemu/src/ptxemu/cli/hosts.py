@@ -17,10 +17,10 @@ from ptxemu.cli.outcome import Outcome
 from ptxemu.cli.progress import Progress
 from ptxemu.cuda.fatbin import arch_of_program
 from ptxemu.cuda.in_process import InProcess
-from ptxemu.cuda.log import Log
 from ptxemu.cuda.nvcc import compile_program
 from ptxemu.cuda.program import run_program
 from ptxemu.cuda.script import run_script
+from ptxemu.launch_log import Log
 from ptxemu.launch_setup import OnLaunch
 from ptxemu.sched.policy import Policy
 
@@ -122,9 +122,7 @@ def _run_script(command: Sequence[str], how: How) -> Outcome:
                 on_launch=how.on_launch,
                 unchecked=how.unchecked,
             )
-            # Launches of both ways in make one report, in their order.
-            log.launches, log.findings = emulation.launches, emulation.findings
-            log.failures, log.notes = emulation.failures, emulation.notes
+            log = emulation  # launches of both ways in make one report, in their order
             contexts.append(emulation)
         contexts.append(cutedsl.pretend_gpu(arch))
         tensors = Arguments([], [], has_bare_pointers=True)

@@ -19,6 +19,7 @@ from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.host_report import add_report_options, give_report, run_saving
 from ptxemu.cli.hosts import SOURCE, How, compiled
 from ptxemu.cli.interruption import add_time_limit_option, interruptible
+from ptxemu.cli.kernel_names import with_readable_names
 from ptxemu.cli.merging import of_orders, seed_names
 from ptxemu.cli.options import (
     add_failure_option,
@@ -224,11 +225,12 @@ def _run_kernel(options: argparse.Namespace) -> Outcome:
         results.findings = [*result.findings]
     except ExecutionError as error:
         results.failures.append(f"kernel {kernel}: {error}")
-        results.findings = [*error.findings]
+        results.findings, results.unfinished = [*error.findings], error.warp_instructions
     except Interruption as error:
         stopped = error
         results.failures.append(f"kernel {kernel}: {error.reason}")
         results.findings = results.findings or [*error.findings]
+        results.unfinished = error.warp_instructions
     finally:
         progress.finish()
     if options.save is not None:
@@ -287,7 +289,7 @@ def _report(options: argparse.Namespace, outcome: Outcome) -> int:
             ran.launches,
             ran.findings,
             arrays=list(outcome.arrays),
-            failure="\n".join(ran.failures) or None,
+            failure=with_readable_names("\n".join(ran.failures)) or None,
             stopped=reason,
             **report.seed_facts(outcome.seeds),
             **({} if explored is None else {"orders": explored.to_json_dict()}),
@@ -306,12 +308,8 @@ def _report(options: argparse.Namespace, outcome: Outcome) -> int:
             codes=report.codes_of(options.fail_on),
             limit=limit_of(options),
         )
-        lines += [f"failed: {failure}" for failure in ran.failures]
-        lines.append(
-            report.summary_line(
-                ran.launches, ran.findings, checked=options.check, failures=ran.failures
-            )
-        )
+        lines += [f"failed: {with_readable_names(failure)}" for failure in ran.failures]
+        lines.append(report.summary_line(ran, checked=options.check))
         text = "\n".join(lines) + "\n"
     sys.stdout.write(text)
     if stopped is not None:

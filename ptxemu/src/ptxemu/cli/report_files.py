@@ -27,6 +27,7 @@ def junit(name: str, ran: Ran, exit_code: int, seconds: float, *, fail_on: str) 
     failures = errors = 0
     for number, result in enumerate(ran.launches):
         case = _case(suite, name, f"launch {number}: {report.short_name(result.kernel)}")
+        case.set("time", f"{result.seconds:.3f}")
         if report.is_failure(result.findings, fail_on):
             failures += 1
             codes = report.codes_of(fail_on)
@@ -40,6 +41,8 @@ def junit(name: str, ran: Ran, exit_code: int, seconds: float, *, fail_on: str) 
     if exit_code:
         failures += 1
         ElementTree.SubElement(case, "failure", message=f"exit code {exit_code}")
+    if ran.notes:
+        ElementTree.SubElement(case, "system-out").text = with_readable_names("\n".join(ran.notes))
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(failures))
     suite.set("errors", str(errors))
@@ -60,7 +63,13 @@ def sarif(ran: Ran) -> str:
     """
     groups = report.grouped(ran.findings, with_notes=True)
     rules = sorted({group[0].code for group in groups})
-    tool = {"name": "ptxemu", "rules": [{"id": code} for code in rules]}
+    tool = {
+        "name": "ptxemu",
+        "version": report.own_version(),
+        "rules": [{"id": code} for code in rules],
+    }
+    told = [{"level": "note", "message": {"text": with_readable_names(note)}} for note in ran.notes]
+    invocation = {"executionSuccessful": not ran.failures, "toolExecutionNotifications": told}
     results = [_result(group) for group in groups]
     results += [
         {
@@ -73,7 +82,7 @@ def sarif(ran: Ran) -> str:
     log = {
         "$schema": _SCHEMA,
         "version": "2.1.0",
-        "runs": [{"tool": {"driver": tool}, "results": results}],
+        "runs": [{"tool": {"driver": tool}, "invocations": [invocation], "results": results}],
     }
     return json.dumps(log, indent=2) + "\n"
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from ptxemu.cuda.build import SOURCES, Standin, standin
 from ptxemu.cuda.client import Client, HostMemory
-from ptxemu.cuda.log import Log
 from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.driver.rules import Status
+from ptxemu.launch_log import Log
 
 PACKAGES = ("triton", "cupy", "cupy_backends", "torch.utils.cpp_extension", "numba.cuda", "pycuda")
 """Packages that need the stand-in."""

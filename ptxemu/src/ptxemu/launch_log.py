@@ -16,6 +16,7 @@ from ptxemu.sched.policy import Policy
 INTERRUPTED = 130
 """Exit code of what Ctrl-C ended, as a shell says."""
 Progress = Callable[[str, LaunchProgress], None]
+"""Called with the kernel's name and how far its launch is."""
 
 
 @dataclass
@@ -36,6 +37,8 @@ class Log:
     notes: list[str] = field(default_factory=list)
     """Notes for readers of the results: refused calls, functions that are not emulated."""
 
+    unfinished: int = 0
+    """Warp instructions of launches that did not end."""
     stopped: str = field(default="", init=False)
     """Why launches are to end: nobody waits for them any more."""
     interruption: Interruption | None = field(default=None, init=False)
@@ -71,16 +74,13 @@ class Log:
                 check=self.check and not is_spared,
                 on_progress=lambda now: self._tell(kernel, now),
             )
-        except ExecutionError as error:
+        except (ExecutionError, StoppedError, Interruption) as error:
             self.findings.extend(error.findings)
-            self.failures.append(f"kernel {kernel}: {error}")
-            raise
-        except StoppedError as error:
-            self.findings.extend(error.findings)
-            raise
-        except Interruption as error:
-            self.findings.extend(error.findings)
-            self.fail(f"kernel {kernel}: {error.reason}")
+            self.unfinished += error.warp_instructions
+            if isinstance(error, ExecutionError):
+                self.failures.append(f"kernel {kernel}: {error}")
+            elif isinstance(error, Interruption):
+                self.fail(f"kernel {kernel}: {error.reason}")
             raise
         except UnsupportedInstructionError as error:
             self.failures.append(f"kernel {kernel}: {error}")
