@@ -123,6 +123,20 @@ def test_a_source_is_compiled_run_and_checked(
     assert json.loads(captured.out)["exit_code"] == 3 and "given -x" in captured.err
 
 
+IDLE = "__global__ void k() {}\nint main(int n, char **) { if (n > 1) k<<<1, 1>>>(); }\n"
+
+
+def test_a_program_with_kernels_that_launches_none_fails(
+    runtime_program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "idle.cu"
+    source.write_text(IDLE)
+    assert main(["run", str(source)]) == 1
+    assert "failed: " in (out := capfd.readouterr().out) and "--allow-no-launch" in out
+    assert main(["run", str(source), "--allow-no-launch"]) == 0
+    assert main(["run", str(source), "--", "launch"]) == 0
+
+
 def test_what_cannot_be_run_is_said_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

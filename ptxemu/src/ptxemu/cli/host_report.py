@@ -55,11 +55,17 @@ def run_saving(
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """The options that write the report to files that other tools read, and what it needs."""
-    parser.add_argument(
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
         "--require-launch",
         action="store_true",
-        help="of host code: exit code 1 if no launch of a kernel ran to its end, as where a test\n"
-        "skips all that needs a GPU",
+        help="of a script, too, exit code 1 if no launch of a kernel ran to its end, as where a\n"
+        "test skips all that needs a GPU",
+    )
+    either.add_argument(
+        "--allow-no-launch",
+        action="store_true",
+        help="of a program with kernels in it, too, exit code 0 without a launch",
     )
     parser.add_argument(
         "--junit",
@@ -91,8 +97,11 @@ def give_report(
             run.ran.failures.append(f"{run.name}: {stopped.reason}")
     elif run.error is not None:
         sys.stderr.write(run.error.rstrip("\n") + "\n")
-    if options.require_launch and not run.ran.launches and stopped is None:
-        run.ran.failures.append(f"{run.name}: no launch of a kernel ran to its end")
+    is_required = options.require_launch or (run.has_kernels and not options.allow_no_launch)
+    ran = run.ran
+    if is_required and stopped is None and not (ran.launches or ran.failures or run.exit_code):
+        way = "" if options.require_launch else " (--allow-no-launch, if that is right)"
+        ran.failures.append(f"{run.name}: no launch of a kernel ran to its end{way}")
     if json is not None:
         write_file_or_stdout(json, _json(run, seconds))
     if options.junit is not None:

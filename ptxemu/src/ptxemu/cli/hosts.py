@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ptxemu.cli.outcome import Outcome
 from ptxemu.cli.progress import Progress
-from ptxemu.cuda.fatbin import arch_of_program
+from ptxemu.cuda.fatbin import arch_of_program, has_kernels
 from ptxemu.cuda.in_process import InProcess
 from ptxemu.cuda.nvcc import compile_program
 from ptxemu.cuda.program import run_program
@@ -94,7 +94,8 @@ def _run_program(
     log = Log(how.check, how.policy, how.progress, how.on_launch, how.unchecked)
     output = sys.stderr if how.leaves_stdout else None
     code = run_program(log, command, arch=arch, output=output)
-    return Outcome(name, arch, code, log, interruption=log.interruption)
+    launches = has_kernels(command[0])
+    return Outcome(name, arch, code, log, interruption=log.interruption, has_kernels=launches)
 
 
 def is_installed(package: str) -> bool:

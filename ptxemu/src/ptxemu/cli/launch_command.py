@@ -198,8 +198,8 @@ def carry_out(options: argparse.Namespace) -> int:
     if options.ptx.suffix == SOURCE:
         return _carry_out_source(options)
     of_host_code = (options.arguments, options.junit, options.sarif, options.nvcc)
-    if any(of_host_code) or options.unchecked or options.require_launch:
-        given = "arguments, --nvcc, --junit, --sarif, --unchecked and --require-launch"
+    if any(of_host_code) or options.unchecked or options.require_launch or options.allow_no_launch:
+        given = "arguments, --nvcc, --junit, --sarif, --unchecked and what is said of launches"
         raise LaunchError(f"{given} are for sources (.cu)")
     with interruptible(options.time_limit):
         outcome = run_all(options, _run_kernel, output_to_stderr=options.json)

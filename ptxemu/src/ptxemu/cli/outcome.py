@@ -59,6 +59,8 @@ class Outcome:
     seeds: Sequence[int] = ()
     """Seeds of the schedules, where several were tried."""
     explored: Explored | None = None
+    has_kernels: bool = False
+    """It is a program with kernels in it, which is to launch some."""
 
 
 @dataclass(frozen=True, slots=True)

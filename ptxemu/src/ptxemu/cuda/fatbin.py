@@ -202,6 +202,14 @@ def _zstd(data: bytes, size: int) -> bytes:
     return out.raw[:size]
 
 
+def has_kernels(program: str) -> bool:
+    """Whether a file has a section of kernels, as nvcc makes it; strip leaves its name."""
+    try:
+        return b".nv_fatbin" in Path(program).read_bytes()
+    except OSError:
+        return False
+
+
 def arch_of_program(path: str, archs: Sequence[str]) -> str | None:
     """The first of `archs` that a program has PTX for which runs only there; None: no such PTX."""
     try:
