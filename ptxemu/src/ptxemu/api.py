@@ -24,7 +24,7 @@ from ptxemu.errors import (
 from ptxemu.events import Observer, OnProgress
 from ptxemu.fan_out import FanOut
 from ptxemu.isa import registry
-from ptxemu.isa.kernel_rules import check_kernel
+from ptxemu.isa.kernel_rules import check_kernel, check_module, undefined
 from ptxemu.machine.device import Device, device_for
 from ptxemu.machine.launch import Launch
 from ptxemu.machine.layout import Layout
@@ -113,11 +113,12 @@ class Module:
             IllegalInstructionError: ptxas would refuse it.
         """
         if kernel not in self._programs:
-            problems = check_kernel(self._function(kernel), self.syntax.target)
+            function = self._function(kernel)
+            problems = check_kernel(function, self.syntax.target)
             if problems and not self.allow_illegal:
                 raise IllegalInstructionError(f"kernel {kernel}:\n  " + "\n  ".join(problems))
             self._programs[kernel] = Program(
-                self._function(kernel),
+                function,
                 registry.decode,
                 machine_code.accelerator(),
                 make_threaded=machine_code.threaded_maker(),
@@ -170,6 +171,8 @@ class Module:
                 check had found until then (also of what else ends a launch before its end).
         """
         function = self._function(kernel)
+        if missing := undefined(self.syntax, function, {*self.placed, *(symbols or {})}):
+            raise LaunchError(f"kernel {kernel}: {'; '.join(missing)}")
         memory = memory if memory is not None else GlobalMemory()
         parameters = _pack_parameters(function.parameters, args, memory)
         required = function.directives.get("reqnctapercluster")
@@ -238,10 +241,14 @@ def load(ptx: str | Path, *, arch: str | None = None, allow_illegal: bool = Fals
 
     Raises:
         UnreadableFileError: the file is missing, a folder, or no text (a cubin, say).
+        IllegalInstructionError: ptxas would refuse `.version`, `.target` or `.address_size`.
     """
     text = read_text(ptx, "PTX") if isinstance(ptx, Path) else ptx
     name = str(ptx) if isinstance(ptx, Path) else "<ptx>"
     syntax = parse_module(text, name=name)
+    problems = check_module(syntax)
+    if problems and not allow_illegal:
+        raise IllegalInstructionError(f"{name}: {'; '.join(problems)}")
     for kernel in syntax.kernels.values():
         syntax.functions[kernel.name] = inlined(syntax, kernel)
     device = device_for(arch or syntax.target)
