@@ -19,7 +19,7 @@ from ptxemu.numerics.minifloat import FORMATS
 from ptxemu.sched.policy import Policy
 
 HEADER = (
-    ".version 8.7\n.target {target}\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
+    ".version 8.8\n.target {target}\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
 )
 DATA = 0x800
 """CTA-relative address of `smem`: behind 1 KiB of reserved bytes and the static variables."""
