@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ptxemu.cli.kinds import PROGRAM_ARCH, SCRIPT_ARCH, SOURCE
 from ptxemu.cli.outcome import Outcome
 from ptxemu.cli.progress import Progress
 from ptxemu.cuda.fatbin import arch_of_program, has_kernels
@@ -25,9 +26,6 @@ from ptxemu.launch_setup import OnLaunch
 from ptxemu.sched.policy import Policy
 
 ARCHS = ("sm_90a", "sm_100a", "sm_103a")
-SCRIPT_ARCH, PROGRAM_ARCH = "sm_100a", "sm_90a"
-"""The devices where nothing says which."""
-SOURCE = ".cu"
 
 
 @dataclass(frozen=True, slots=True)
