@@ -23,6 +23,7 @@ from ptxemu.errors import (
 )
 from ptxemu.events import Observer, OnProgress
 from ptxemu.fan_out import FanOut
+from ptxemu.global_writes import Earlier, Writes
 from ptxemu.isa import registry
 from ptxemu.isa.kernel_rules import check_kernel, check_module, undefined
 from ptxemu.machine.device import Device, device_for
@@ -46,6 +47,7 @@ isa.load_all()
 
 Dim3 = int | tuple[int, ...]
 _SCALAR_FORMATS = {"f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q"}
+_LETS_NEXT_BEGIN = ("griddepcontrol", "launch_dependents")
 _UNSIGNED_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -63,6 +65,8 @@ class LaunchResult:
     """Output of printf, one string per call of a thread."""
     seconds: float = 0.0
     """Time that it took here."""
+    earlier: Earlier | None = None
+    """What it wrote, of a kernel that lets the next one begin (griddepcontrol), if checked."""
 
 
 def dim3(name: str, value: Dim3) -> tuple[int, int, int]:
@@ -147,6 +151,7 @@ class Module:
         memory: GlobalMemory | None = None,
         symbols: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
+        earlier: Earlier | None = None,
     ) -> LaunchResult:
         """Run a kernel to its end.
 
@@ -164,6 +169,8 @@ class Module:
             symbols: arrays that are module-level variables (__constant__, __device__) by name,
                 used in place; the others start with their initial values at every launch.
             on_progress: called now and then, and whenever a cluster has finished.
+            earlier: the launch before (`LaunchResult.earlier`), where this one may begin before
+                its end (programmatic dependent launch).
 
         Raises:
             LaunchError: a launch that the driver would refuse.
@@ -191,10 +198,14 @@ class Module:
         _register_symbols(symbols or {}, layout, memory)
         policy = policy or Policy()
         lanes = policy.warp_lanes
-        checker = Checker(kernel, memory.blank, warp_lanes=lanes) if check else None
-        if checker is not None:
-            observer = checker if observer is None else FanOut(observer, checker)
+        checker, writes = None, None
         program = self.program(kernel)
+        if check:
+            checker = Checker(kernel, memory.blank, warp_lanes=lanes, earlier=earlier)
+            observer = checker if observer is None else FanOut(observer, checker)
+            if any(i.modifiers == _LETS_NEXT_BEGIN for i in program.function.instructions):
+                writes = Writes()
+                observer = FanOut(observer, writes)
         machine = Machine(program, layout, launch, self.device, memory, observer, policy.fill)
         before = Before.of(memory) if check and not isinstance(policy, Guided) else None
 
@@ -216,6 +227,8 @@ class Module:
             raise
         result = LaunchResult(kernel, launch, machine.warp_instructions, machine.async_operations)
         result.printed, result.seconds = machine.printed, time.monotonic() - started
+        if writes is not None:
+            result.earlier = Earlier(kernel, writes)
         if checker is not None:
             checker.finish()
             if before is not None:

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.errors import ExecutionError
-from ptxemu.events import Access, AccessKind, Observer, Space
+from ptxemu.events import Observer
+from ptxemu.global_writes import Writes
 from ptxemu.memory.global_memory import Allocation, GlobalMemory
 
 MOST_BYTES = 1 << 28
@@ -59,7 +60,7 @@ class Before:
         ]
         if sum(end - begin for _, begin, end in new) > MOST_BYTES:
             return ""
-        places, writes = self._known + new, _Writes()
+        places, writes = self._known + new, Writes()
         after = [_bytes(*place).copy() for place in places]
         for place, data in zip(self._known, self._data, strict=True):
             _bytes(*place)[:] = data
@@ -80,26 +81,6 @@ class Before:
             for place, data in zip(places, after, strict=True):
                 _bytes(*place)[:] = data
         return ""
-
-
-class _Writes(Observer):
-    """Addresses in global memory that are written."""
-
-    def __init__(self) -> None:
-        self._pieces: list[tuple[NDArray[np.int64], int]] = []
-
-    def accessed(self, access: Access) -> None:
-        """Keep the addresses."""
-        if access.space is Space.GLOBAL and access.kind is not AccessKind.READ:
-            self._pieces.append((access.starts, access.size))
-
-    def inside(self, begin: int, end: int) -> NDArray[np.bool_]:
-        """Which bytes of [begin, end) were written."""
-        written = np.zeros(end - begin, np.bool_)
-        for starts, size in self._pieces:
-            at = (starts[:, None] + np.arange(size) - begin).reshape(-1)
-            written[at[(at >= 0) & (at < end - begin)]] = True
-        return written
 
 
 def _bytes(allocation: Allocation, begin: int, end: int) -> NDArray[np.uint8]:

@@ -64,6 +64,36 @@ def test_clusters_that_are_gone_leave_nothing_behind_but_their_findings() -> Non
     assert (out.reshape(400, 64) == np.arange(64)[::-1]).all()
 
 
+# A launch that may begin before the end of the launch before, which writes `a`.
+
+FIRST = TID + store("a", "%r0") + "griddepcontrol.launch_dependents;"
+GRID_WAIT = "griddepcontrol.wait; "
+
+
+@pytest.mark.usefixtures("judged_by")
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (GRID_WAIT + load("%r1", "a"), []),
+        (load("%r1", "a") + GRID_WAIT, ["missing-grid-wait"]),
+        (store("a", "%r0") + GRID_WAIT, ["missing-grid-wait"]),
+        (load("%r1", "b") + GRID_WAIT, []),
+        ("setp.lt.u32 %p0, %r0, 32; @%p0 griddepcontrol.wait; bar.sync 0;" + load("%r1", "a"), []),
+        ("setp.lt.u32 %p0, %r0, 32; @%p0 griddepcontrol.wait;" + load("%r1", "a"),
+         ["missing-grid-wait"]),
+    ],
+)  # fmt: skip
+def test_a_launch_waits_for_what_the_one_before_writes(body: str, expected: list[str]) -> None:
+    args = [np.zeros(64, np.uint32), np.zeros(64, np.uint32)]
+    first = api.load(source(FIRST, ["a", "b"])).launch("k", 1, 64, args=args, check=True)
+    assert first.findings == [] and first.earlier is not None
+    module = api.load(source(TID + body, ["a", "b"]))
+    found = module.launch("k", 1, 64, args=args, check=True, earlier=first.earlier).findings
+    assert [finding.code for finding in found] == expected
+    assert module.launch("k", 1, 64, args=args, check=True).findings == []
+    assert module.launch("k", 1, 64, args=args, check=True).earlier is None
+
+
 # Memory of the device that nobody has written, and that a kernel reads.
 
 PAGE = 4096

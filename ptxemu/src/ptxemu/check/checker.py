@@ -26,25 +26,36 @@ from ptxemu.check.vector_clock import ARRIVED, GENERIC, NOTHING, OUT_OF_SCOPE
 from ptxemu.check.weak_orders import WeakOrders
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Loads, Observer, Space
+from ptxemu.global_writes import Earlier
 
 if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
 
 SUPERSEDED = ("exited-cta", "mbarrier-overwritten")  # the check tells more of these itself
+EARLIER = -1
+"""Home of the launch before, among clusters, in an agent's knowledge."""
 CHECKED_SPACES = (Space.GLOBAL, Space.SHARED, Space.TMEM)
 
 
 class Checker(Observer):
     """Happens-before with proxies over global memory, shared memory and TMEM of one launch."""
 
-    takes_loads = True
-
-    def __init__(self, kernel: str, blank: Blank = (), *, warp_lanes: bool = True) -> None:
+    def __init__(
+        self,
+        kernel: str,
+        blank: Blank = (),
+        *,
+        warp_lanes: bool = True,
+        earlier: Earlier | None = None,
+    ) -> None:
         """Args:
         blank: global memory that nobody has written before the launch.
+        earlier: a launch before, which may still write until griddepcontrol.wait.
         warp_lanes: lanes of a warp are ordered by what makes them wait for each other alone.
         """
         self.kernel = kernel
+        self._earlier = earlier
+        self.takes_loads = earlier is None
         self._collected = Findings(kernel)
         self._lifetimes = Lifetimes(self._collected)
         self._flags = Flags()
@@ -175,6 +186,8 @@ class Checker(Observer):
                 if meets:
                     exchanges = exchanges_values(instruction)
                     self._lane_races.met(actor, agent, lanes, exchanges=exchanges)
+        if self._earlier is not None and instruction.modifiers == ("griddepcontrol", "wait"):
+            actor.know.part(EARLIER, 1).done = 1
         if instruction.modifiers[0] in BARRIERS:
             self._barrier_users.executed(actor, instruction)
         if self._wgmma is not None:
@@ -219,6 +232,8 @@ class Checker(Observer):
         self._time += 1
         strong = access.order != "weak" or access.kind is AccessKind.ATOMIC
         event = actor.event(access, reach_of(access.scope) if strong else 0, self._time)
+        if self._earlier is not None and access.space is Space.GLOBAL:
+            self._judge_earlier(self._earlier, access, event)
         if event.adds_floats and actor.is_warp:
             self._undetermined.lanes(event, access)
         if strong and isinstance(actor, WarpActor):
@@ -237,6 +252,22 @@ class Checker(Observer):
             self._apply_by_lanes(actor, access, event)
         else:
             self._memory.apply(access, event)
+
+    def _judge_earlier(self, earlier: Earlier, access: Access, event: Event) -> None:
+        """May the launch before still write there? Who knows of a wait for it knows its writes."""
+        known = event.actor.know.parts.get(EARLIER)
+        at = earlier.writes.touched(access) if known is None or not known.done else None
+        if at is not None:
+            self._collected.add(
+                "missing-grid-wait",
+                (event.actor, event.instruction, event.action),
+                None,
+                lambda first, _: (
+                    f"{first} of global memory 0x{at:x}, which kernel {earlier.kernel}, launched "
+                    "before, may still write: needs griddepcontrol.wait "
+                    "(cudaGridDependencySynchronize) before it"
+                ),
+            )
 
     def _lanes_acquire(self, warp: WarpActor, agent: Agent) -> None:
         """Some or all lanes of a warp are about to acquire."""

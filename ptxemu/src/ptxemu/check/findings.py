@@ -22,6 +22,7 @@ LEVELS: dict[str, str] = {
     "relaxed-barrier-race": "error",
     "narrow-wait-race": "error",
     "non-coherent-read": "error",
+    "missing-grid-wait": "error",
     "missing-wait": "error",
     "missing-proxy-fence": "error",
     "missing-proxy-fence-after-read": "warning",
