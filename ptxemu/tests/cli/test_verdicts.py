@@ -16,7 +16,7 @@ from tests.kernel_run import TID, source, store
 from ptxemu.api import LaunchResult
 from ptxemu.cli import kernel_names
 from ptxemu.cli.help_text import fitted
-from ptxemu.cli.kernel_names import file_name, readable, with_readable_names
+from ptxemu.cli.kernel_names import file_name, for_people, readable
 from ptxemu.cli.main import main
 from ptxemu.cli.outcome import Results
 from ptxemu.cli.report import as_json, finding_lines, is_failure, summary_line
@@ -194,8 +194,12 @@ def test_parameters_are_left_out_and_long_names_cut(name: str, text: str) -> Non
 
 
 @reads_names
+def test_paths_are_shown_from_this_folder_on() -> None:
+    assert for_people(f"at {os.getcwd()}/src/a.cu:3, in /usr/b.h") == "at src/a.cu:3, in /usr/b.h"
+
+
 def test_names_inside_a_message_and_for_files() -> None:
-    assert with_readable_names("kernel _Z3sumPKiPi: late") == "kernel sum: late"
+    assert for_people("kernel _Z3sumPKiPi: late") == "kernel sum: late"
     assert file_name("_Z4fillIfLi4EEvPT_") == "fill_float_4"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ptxemu.cli import report, report_files
 from ptxemu.cli.hosts import How, run_host
-from ptxemu.cli.kernel_names import file_name, with_readable_names
+from ptxemu.cli.kernel_names import file_name, for_people
 from ptxemu.cli.merging import seed_names
 from ptxemu.cli.options import limit_of
 from ptxemu.cli.outcome import Outcome
@@ -125,8 +125,8 @@ def _json(run: Outcome, seconds: float) -> str:
     return report.as_json(
         run.ran.launches,
         run.ran.findings,
-        failures=list(map(with_readable_names, run.ran.failures)),
-        notes=list(map(with_readable_names, run.ran.notes)),
+        failures=list(map(for_people, run.ran.failures)),
+        notes=list(map(for_people, run.ran.notes)),
         script=run.name,
         arch=run.arch,
         exit_code=run.exit_code,
@@ -142,14 +142,14 @@ def _text(options: argparse.Namespace, run: Outcome, seconds: float, *, check: b
     tried = f", {len(run.seeds)} schedules: {seed_names(run.seeds)}" if run.seeds else ""
     lines = ["", f"ptxemu: {run.name} on {run.arch}, {seconds:.1f} s{tried}"]
     lines += report.launch_lines(ran.launches)
-    lines += [f"note: {with_readable_names(note)}" for note in ran.notes]
+    lines += [f"note: {for_people(note)}" for note in ran.notes]
     lines += report.finding_lines(
         ran.findings,
         with_notes=options.notes,
         codes=report.codes_of(options.fail_on),
         limit=limit_of(options),
     )
-    lines += [f"failed: {with_readable_names(failure)}" for failure in ran.failures]
+    lines += [f"failed: {for_people(failure)}" for failure in ran.failures]
     if run.exit_code:
         lines.append(f"{run.name} ended with exit code {run.exit_code}")
     lines.append(report.summary_line(ran, checked=check))

@@ -20,7 +20,7 @@ from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.host_report import add_report_options, give_report, run_saving
 from ptxemu.cli.hosts import How, compiled
 from ptxemu.cli.interruption import add_time_limit_option, interruptible
-from ptxemu.cli.kernel_names import readable, with_readable_names
+from ptxemu.cli.kernel_names import for_people, readable
 from ptxemu.cli.kinds import SOURCE, is_host_code, launch_options, ptx_of
 from ptxemu.cli.merging import of_orders, seed_names
 from ptxemu.cli.options import (
@@ -294,7 +294,7 @@ def _report(options: argparse.Namespace, outcome: Outcome) -> int:
             ran.launches,
             ran.findings,
             arrays=list(outcome.arrays),
-            failure=with_readable_names("\n".join(ran.failures)) or None,
+            failure=for_people("\n".join(ran.failures)) or None,
             stopped=reason,
             **report.seed_facts(outcome.seeds),
             **({} if explored is None else {"orders": explored.to_json_dict()}),
@@ -313,7 +313,7 @@ def _report(options: argparse.Namespace, outcome: Outcome) -> int:
             codes=report.codes_of(options.fail_on),
             limit=limit_of(options),
         )
-        lines += [f"failed: {with_readable_names(failure)}" for failure in ran.failures]
+        lines += [f"failed: {for_people(failure)}" for failure in ran.failures]
         lines.append(report.summary_line(ran, checked=options.check))
         text = "\n".join(lines) + "\n"
     sys.stdout.write(text)

@@ -54,7 +54,7 @@ def as_json(launches: Sequence[LaunchResult], findings: Sequence[Finding], **mor
 
 def _finding_facts(finding: Finding) -> dict[str, Any]:
     facts = finding.to_json_dict()
-    facts["message"] = kernel_names.with_readable_names(finding.message)
+    facts["message"] = kernel_names.for_people(finding.message)
     for site in (facts["first"], facts["second"]):
         if site is not None:
             site["kernel"] = kernel_names.demangled(site["kernel"])
@@ -195,7 +195,7 @@ def _text_of(finding: Finding) -> str:
     text = finding.message
     if site is not None:
         text = text.replace(f"kernel {site.kernel}:", f"kernel {short_name(site.kernel)}:")
-    return kernel_names.with_readable_names(text)
+    return kernel_names.for_people(text)
 
 
 def short_name(kernel: str) -> str:
@@ -223,7 +223,7 @@ def summary_line(ran: Ran, *, checked: bool) -> str:
         rest = [_counted(found[name], name, f"{name}s") for name in ("warning", "note")]
         line += f": {', '.join([errors, *rest])}"
     if failures:
-        line += f"; failed: {kernel_names.with_readable_names(failures[0].splitlines()[0])}"
+        line += f"; failed: {kernel_names.for_people(failures[0].splitlines()[0])}"
     return line
 
 
