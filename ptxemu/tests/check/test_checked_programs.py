@@ -6,7 +6,8 @@ from tests.check.checked_run import Program, check, judge, pair
 from tests.check.test_hazard_programs import ELECT, wait
 from tests.kernel_run import TID
 
-from ptxemu.check.lane_races import MOST_NOTED, Meeting, is_ordered
+from ptxemu.check.lane_notes import Meeting, is_ordered
+from ptxemu.check.lane_races import MOST_NOTED
 from ptxemu.sched.policy import Policy
 
 # Lanes of a warp are ordered by what makes them wait for each other, and by nothing else.
@@ -194,6 +195,24 @@ DONE: «{SYNC}» ld.shared.b32 %r6, [%r1+16];
 END:
 """
 """Warp 1 writes shared memory and arrives; of warp 0 lane 0 waits, and all lanes read."""
+RELEASED = f"""{TID} setp.eq.u32 %p0, %r0, 0; setp.eq.u32 %p1, %r0, 3; mov.u32 %r1, %ctaid.x;
+setp.eq.u32 %p2, %r1, 1; @%p2 bra SECOND; {{0}} bra END;
+SECOND: ld.acquire.gpu.global.b32 %r5, [%rd_flag]; setp.eq.u32 %p3, %r5, 0; @%p3 bra SECOND;
+ld.global.b32 %r6, [%rd_data];
+END:
+"""
+"""CTA 1 reads what lanes of CTA 0 write, behind a flag."""
+DATA, FLAG = "@{} st.global.b32 [%rd_data], 7;", "@{} st.release.gpu.global.b32 [%rd_flag], 1;"
+OTHERS_WRITE, OTHERS_RELEASE = DATA.format("%p0"), FLAG.format("%p1")
+HANDED_ON = f"""{TID} setp.eq.u32 %p0, %r0, 32; setp.eq.u32 %p1, %r0, 35; setp.eq.u32 %p2, %r0, 0;
+mov.u32 %r1, smem; @%p2 mbarrier.init.shared.b64 [%r1], 1; bar.sync 0;
+setp.lt.u32 %p3, %r0, 32; @%p3 bra WAIT; @%p0 st.shared.b32 [%r1+16], 7; «{SYNC}»
+@%p1 mbarrier.arrive.shared.b64 %rd0, [%r1]; bra END;
+WAIT: mbarrier.try_wait.parity.shared.b64 %p4, [%r1], 0; @!%p4 bra WAIT;
+ld.shared.b32 %r6, [%r1+16];
+END:
+"""
+"""Lane 0 of warp 1 writes and lane 3 arrives; warp 0 waits and reads."""
 TWO_CTAS = {"grid": 2, "data": 1, "flag": 1}
 ACQUIRED = {
     **{
@@ -214,6 +233,26 @@ ACQUIRED = {
             ("the even lanes acquire", ODD_LATER, READ_DATA, "error race"),
         )
     },
+    **pair("lane 0 writes and lane 3 releases",
+           RELEASED.format(f"{OTHERS_WRITE} «{SYNC}» {OTHERS_RELEASE}"), "error race", **TWO_CTAS),
+    **{
+        f"lane 0 writes, {what}": Program(RELEASED.format(body), found, TWO_CTAS)
+        for what, body, found in (
+            ("and releases", OTHERS_WRITE + FLAG.format("%p0"), ""),
+            ("a shuffle, lane 3 releases",
+             f"{OTHERS_WRITE} shfl.sync.idx.b32 %r5, %r0, 0, 31, -1; {OTHERS_RELEASE}", ""),
+            ("lane 3 releases, then lane 0", f"{OTHERS_WRITE} {OTHERS_RELEASE.replace('1;', '0;')}"
+             + FLAG.format("%p0"), ""),
+            ("fences, and lane 3 fences and raises the flag",
+             f"{OTHERS_WRITE} @%p1 fence.acq_rel.gpu; "
+             + OTHERS_RELEASE.replace("release", "relaxed"), "error race"),
+        )
+    },
+    "all lanes write, and lane 3 releases": Program(
+        RELEASED.format(f"st.global.b32 [%rd_data], 7; {OTHERS_RELEASE}"), "", TWO_CTAS
+    ),
+    **pair("lane 0 writes and lane 3 arrives at an mbarrier", HANDED_ON, "error race", block=64,
+           how={"shared": 64}),
     **pair("others read behind lane 0's wait for an mbarrier", BY_MBARRIER, "error race", block=64,
            how={"shared": 64}),
 }  # fmt: skip

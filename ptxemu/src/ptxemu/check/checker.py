@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ptxemu.check import lanes as lane_order
 from ptxemu.check import proxies, relaxed
 from ptxemu.check.actors import OperationActor
-from ptxemu.check.findings import UNINITIALISED, Finding, Findings
+from ptxemu.check.earlier_grid import EarlierGrid
+from ptxemu.check.findings import Finding, Findings
 from ptxemu.check.flags import Flags, reach_of
-from ptxemu.check.lane_races import LaneRaces, exchanges_values, makes_lanes_meet
+from ptxemu.check.lane_races import LaneRaces, makes_lanes_meet
 from ptxemu.check.lifetime import Lifetimes
 from ptxemu.check.mbarriers import Mbarriers
 from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
 
 SUPERSEDED = ("exited-cta", "mbarrier-overwritten")  # the check tells more of these itself
-EARLIER = -1
-"""Home of the launch before, among clusters, in an agent's knowledge."""
 CHECKED_SPACES = (Space.GLOBAL, Space.SHARED, Space.TMEM)
 
 
@@ -54,9 +53,9 @@ class Checker(Observer):
         warp_lanes: lanes of a warp are ordered by what makes them wait for each other alone.
         """
         self.kernel = kernel
-        self._earlier = earlier
         self.takes_loads = earlier is None
         self._collected = Findings(kernel)
+        self._earlier = None if earlier is None else EarlierGrid(self._collected, earlier)
         self._lifetimes = Lifetimes(self._collected)
         self._flags = Flags()
         self._weak_orders = WeakOrders(self._collected)
@@ -112,13 +111,8 @@ class Checker(Observer):
         self._collected.explain(self._barrier_users.explanation)
 
     def judge_unwritten(self, reached: Callable[[], str]) -> None:
-        """Of reads of memory that nobody wrote: where do they reach the launch's results?"""
-        read = next((f for f in self.findings if f.code in UNINITIALISED), None)
-        where = reached() if read is not None else ""
-        if where and read is not None:
-            about = read.message.split(": ", 2)[-1]
-            text = f"{where} depends on memory that nobody wrote; the first read of it: {about}"
-            self._collected.add_again(read, "uninitialised-result", text)
+        """See `Findings`."""
+        self._collected.judge_unwritten(reached)
 
     def cta_started(self, cta: Any) -> None:
         """A CTA became resident: its warps get their columns in the cluster's clocks."""
@@ -184,10 +178,9 @@ class Checker(Observer):
                 if meets is None:
                     meets = self._meets[instruction.pc] = makes_lanes_meet(instruction)
                 if meets:
-                    exchanges = exchanges_values(instruction)
-                    self._lane_races.met(actor, agent, lanes, exchanges=exchanges)
-        if self._earlier is not None and instruction.modifiers == ("griddepcontrol", "wait"):
-            actor.know.part(EARLIER, 1).done = 1
+                    self._lane_races.met(actor, agent, lanes, instruction)
+        if self._earlier is not None:
+            self._earlier.executed(actor, instruction)
         if instruction.modifiers[0] in BARRIERS:
             self._barrier_users.executed(actor, instruction)
         if self._wgmma is not None:
@@ -202,12 +195,13 @@ class Checker(Observer):
         """Judge an access against what happened to its bytes before."""
         if access.space not in CHECKED_SPACES or not len(access.starts):
             return
-        if self._lane_races is not None:
-            actor = self._actors[access.agent.agent_id]
-            if isinstance(actor, WarpActor):
-                self._lane_races.accessed(actor, access)
-        for part in (access,) if access.silent_pieces is None else access.by_silence():
-            self._judge(part)
+        actor, races = self._actors[access.agent.agent_id], self._lane_races
+        if races is not None and isinstance(actor, WarpActor):
+            races.accessed(actor, access)
+        for part in access.by_silence():
+            event = self._judge(part)
+            if races is not None and isinstance(actor, WarpActor):
+                races.releases.wrote(actor, access, event)
 
     def loaded(self, agent: Agent, owner: int, loads: Loads, count: int) -> None:
         """Judge weak loads of a whole warp."""
@@ -227,47 +221,40 @@ class Checker(Observer):
         self._memory.loaded(actor, agent, loads, count, self._time)
         self._time += count
 
-    def _judge(self, access: Access) -> None:
+    def _judge(self, access: Access) -> Event:
         actor = self._actors[access.agent.agent_id]
         self._time += 1
         strong = access.order != "weak" or access.kind is AccessKind.ATOMIC
         event = actor.event(access, reach_of(access.scope) if strong else 0, self._time)
-        if self._earlier is not None and access.space is Space.GLOBAL:
-            self._judge_earlier(self._earlier, access, event)
+        if self._earlier is not None:
+            self._earlier.accessed(access, event)
         if event.adds_floats and actor.is_warp:
             self._undetermined.lanes(event, access)
         if strong and isinstance(actor, WarpActor):
             if access.order in ("acquire", "acq_rel", "seq_cst"):
                 self._lanes_acquire(actor, access.agent)
+            if access.order in ("release", "acq_rel", "seq_cst"):
+                self._withhold(actor, access.agent)
             self._weak_orders.accessed(actor, access, event, self._time)
             self._flags.accessed(actor, access)
         if access.owner is not None and (access.owner != actor.cta or not actor.is_warp):
             if access.instruction.modifiers[:2] != DEALLOC:  # which ends a lifetime itself
                 self._lifetimes.touched(access.owner, event)
             if access.owner in self._gone:
-                return
+                return event
         if access.instruction.modifiers[0] == "mbarrier":
             self._apply_to_mbarrier(access, event)
         elif actor.lagging is not None and isinstance(actor, WarpActor):
             self._apply_by_lanes(actor, access, event)
         else:
             self._memory.apply(access, event)
+        return event
 
-    def _judge_earlier(self, earlier: Earlier, access: Access, event: Event) -> None:
-        """May the launch before still write there? Who knows of a wait for it knows its writes."""
-        known = event.actor.know.parts.get(EARLIER)
-        at = earlier.writes.touched(access) if known is None or not known.done else None
-        if at is not None:
-            self._collected.add(
-                "missing-grid-wait",
-                (event.actor, event.instruction, event.action),
-                None,
-                lambda first, _: (
-                    f"{first} of global memory 0x{at:x}, which kernel {earlier.kernel}, launched "
-                    "before, may still write: needs griddepcontrol.wait "
-                    "(cudaGridDependencySynchronize) before it"
-                ),
-            )
+    def _withhold(self, warp: WarpActor, agent: Agent) -> None:
+        """Some lanes release, and the warp's clock will tick: what do they not speak for?"""
+        if self._lane_races is not None:
+            for event in self._lane_races.releases.withheld(warp, agent):
+                self._memory.postpone(event)
 
     def _lanes_acquire(self, warp: WarpActor, agent: Agent) -> None:
         """Some or all lanes of a warp are about to acquire."""
@@ -302,6 +289,8 @@ class Checker(Observer):
         self._tmem_loads.handed_on(actor, "arrival")
         if self._lane_races is not None and isinstance(actor, WarpActor):
             self._lane_races.released(actor)
+            if is_mbarrier_token(token):
+                self._withhold(actor, agent)
             if scope != "relaxed" and not is_mbarrier_token(token):
                 self._lane_races.at_barrier(actor, agent, token, waits=False)
         if is_mbarrier_token(token):
@@ -400,6 +389,7 @@ class Checker(Observer):
         if kind is FenceKind.MEMORY:
             if fence.order != "release" and actor.pending:
                 self._lanes_acquire(actor, agent)
+            self._withhold(actor, agent)
             self._flags.fenced(actor, fence)
         elif kind is FenceKind.TCGEN05_BEFORE:
             relaxed.before_thread_sync(actor, self._tcgen05.get(actor.home, 0))
@@ -444,15 +434,11 @@ class Checker(Observer):
 
     def _wgmma_started(self, warp: Actor, issuer: Agent, operation: Any) -> None:
         assert self._wgmma is not None
-        instruction = operation.instruction
-        why = self._wgmma.started(issuer.agent_id, instruction, operation.registers)
+        place = warp, operation.instruction, ""
+        why = self._wgmma.started(issuer.agent_id, operation.instruction, operation.registers)
         if why is not None:
-            self._collected.add(
-                "wgmma-fence-missing",
-                (warp, instruction, ""),
-                None,
-                lambda first, _: f"{first}: needs wgmma.fence before it: {why}",
-            )
+            text = f"needs wgmma.fence before it: {why}"
+            self._collected.add("wgmma-fence-missing", place, None, lambda a, _: f"{a}: {text}")
 
     def async_completed(self, operation: Any) -> None:
         """Nobody asks any more what a completed operation knew."""

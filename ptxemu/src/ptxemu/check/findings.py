@@ -100,6 +100,7 @@ UNORDERED = (
 that which of the codes it is; two instructions give one finding."""
 BY_LINES = ("unordered-float-additions",)
 """Codes of which pairs of instructions say no more than pairs of source lines."""
+RESULT = "uninitialised-result"
 UNINITIALISED = ("uninitialised-read", "uninitialised-tmem-read", "uninitialised-async-read")
 ONE_VALUE = "one value"
 """About writes of one value by one instruction: they are what its other writes are, if any are
@@ -264,10 +265,16 @@ class Findings:
         self.changes += 1
         self._entries[key] = Entry(level, code, text, *sites, instance, count)
 
-    def add_again(self, like: Finding, code: str, text: str) -> None:
-        """Add a finding of the same place as another one."""
-        message = f"{code}: kernel {self._kernel}: {text}"
-        self._entries[code, -1, -1, ""] = Entry(LEVELS[code], code, message, like.first, None, -1)
+    def judge_unwritten(self, reached: Callable[[], str]) -> None:
+        """Ask where reads of memory that nobody wrote reach the launch's results, if there are."""
+        reads = [one for one in self._entries.values() if one.code in UNINITIALISED]
+        where = reached() if reads else ""
+        if where:
+            about = reads[0].message.split(": ", 2)[-1]
+            text = f"{where} depends on memory that nobody wrote; the first read of it: {about}"
+            message = f"{RESULT}: kernel {self._kernel}: {text}"
+            entry = Entry(LEVELS[RESULT], RESULT, message, reads[0].first, None, -1)
+            self._entries[RESULT, -1, -1, ""] = entry
 
     def known(
         self, code: str, first: Instruction | None, second: Instruction | None

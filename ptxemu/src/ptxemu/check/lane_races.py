@@ -14,11 +14,24 @@ can race. In most stretches no word is accessed by two lanes of which one writes
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ptxemu.check.findings import Findings
+from ptxemu.check.lane_notes import (
+    ALL_BYTES,
+    ALL_LANES,
+    Form,
+    Ids,
+    Meeting,
+    Noted,
+    Stretch,
+    is_ordered,
+    noted,
+    noted_loads,
+)
+from ptxemu.check.lane_releases import LaneReleases
 from ptxemu.events import Access, AccessKind, Agent, Loads, Proxy, Space
 from ptxemu.machine.lanes import lane_names, mask_of
 
@@ -40,120 +53,6 @@ _EXCHANGES = ("shfl", "vote", "match", "redux")
 _CONVERGENT = {"sync", "aligned"}
 _BARRIERS = ("bar", "barrier")
 _ALL = (1 << 32) - 1
-_ALL_LANES = bytes(range(32))
-_ALL_BYTES = 8 * len(_ALL_LANES)
-_Ids = tuple[Space, int | None]
-
-
-class Form(NamedTuple):
-    """An instruction's kind of access."""
-
-    instruction: Instruction
-    size: int
-    is_write: bool
-    is_strong: bool
-    is_noted: bool
-    """It is one of single lanes."""
-
-
-class Noted(NamedTuple):
-    """An access of some lanes of a warp."""
-
-    position: int
-    """Its number in the stretch."""
-    form: Form
-    starts: bytes
-    lanes: bytes
-    """The lane of each piece."""
-    silent: NDArray[np.bool_] | bool
-    """Which pieces are writes of what was there already."""
-    exchanges: int
-    """Number of exchanges of all lanes before it in the stretch."""
-
-
-class NotedLoads(NamedTuple):
-    """Loads [begin, end) of some that stand in a row, the first of which has position `first`."""
-
-    first: int
-    forms: list[Form]
-    starts: bytes
-    """Addresses of all loads, those before `begin` included."""
-    begin: int
-    end: int
-    exchanges: int
-
-    def each(self) -> Iterator[Noted]:
-        """The loads one by one."""
-        for load in range(self.begin, self.end):
-            starts = self.starts[_ALL_BYTES * load : _ALL_BYTES * (load + 1)]
-            place = self.first + load
-            yield Noted(place, self.forms[load], starts, _ALL_LANES, False, self.exchanges)
-
-
-_noted, _noted_loads = Noted._make, NotedLoads._make
-"""Quicker than the classes."""
-
-
-class Notes:
-    """A warp's accesses to one memory."""
-
-    __slots__ = ("count", "entries")
-
-    def __init__(self) -> None:
-        self.entries: list[Noted | NotedLoads] = []
-        self.count = 0
-
-    def noted(self) -> list[Noted]:
-        """The accesses one by one."""
-        return [
-            noted
-            for entry in self.entries
-            for noted in (entry.each() if isinstance(entry, NotedLoads) else (entry,))
-        ]
-
-
-class Meeting(NamedTuple):
-    """Some lanes of a warp have waited for each other, or have acquired what any lane released.
-
-    With a token they arrive at a barrier, or (`acquires`) have waited for all that arrived there.
-    """
-
-    position: int
-    lanes: int
-    acquires: bool = False
-    token: Hashable = None
-    exchanges: bool = False
-    """They exchanged values, which orders no memory."""
-
-
-class Stretch:
-    """A warp's accesses since its lanes last met."""
-
-    __slots__ = ("_notes", "exchanges", "has_released", "meetings", "position", "written")
-
-    def __init__(self) -> None:
-        self._notes: dict[_Ids, Notes] = {}
-        self.meetings: list[Meeting] = []
-        self.written: set[_Ids] = set()
-        """Memories with a write among the accesses."""
-        self.position = 0
-        self.exchanges = 0
-        self.has_released = False
-        """Some lane has done what another one can acquire."""
-
-    def notes(self, ids: _Ids) -> Notes:
-        """The accesses to a memory."""
-        notes = self._notes.get(ids)
-        if notes is None:
-            notes = self._notes[ids] = Notes()
-        return notes
-
-    def clear(self) -> None:
-        """All lanes have met."""
-        self._notes.clear()
-        self.written.clear()
-        self.meetings.clear()
-        self.position, self.exchanges, self.has_released = 0, 0, False
 
 
 class LaneRaces:
@@ -167,15 +66,19 @@ class LaneRaces:
         self._forms: dict[int, Form] = {}
         """Forms by pc and kind of access."""
         self._loads_forms: dict[Loads, list[Form]] = {}
+        self.releases = LaneReleases()
 
-    def met(self, warp: WarpActor, agent: Agent, lanes: int, *, exchanges: bool = False) -> None:
+    def met(self, warp: WarpActor, agent: Agent, lanes: int, instruction: Instruction) -> None:
         """The warp executes an instruction at which so many of its lanes meet."""
+        self.releases.met(warp, agent)
         stretch = self._stretches.get(warp)
         if stretch is not None and stretch.position:
+            exchanges = instruction.modifiers[0] in _EXCHANGES
             self._meet(warp, stretch, agent, lanes, exchanges=exchanges)
 
     def acquires(self, warp: WarpActor, agent: Agent) -> None:
         """Some or all lanes acquire: what other lanes did may have been released before."""
+        self.releases.met(warp, agent, acquires=True)
         stretch = self._stretches.get(warp)
         if stretch is not None and stretch.position and stretch.has_released:
             self._meet(warp, stretch, agent, 0, acquires=True)
@@ -187,6 +90,8 @@ class LaneRaces:
 
     def at_barrier(self, warp: WarpActor, agent: Agent, token: Hashable, *, waits: bool) -> None:
         """Some or all lanes arrive at a barrier, or have waited for it: maybe not all at once."""
+        if waits:
+            self.releases.met(warp, agent, acquires=True)
         stretch = self._stretches.get(warp)
         if stretch is not None and stretch.position:
             self._meet(warp, stretch, agent, 0, acquires=waits, token=token)
@@ -200,8 +105,8 @@ class LaneRaces:
         if not form.is_noted or form.size != access.size:
             return
         starts = access.starts.tobytes()
-        lanes = _ALL_LANES
-        if len(starts) != _ALL_BYTES:
+        lanes = ALL_LANES
+        if len(starts) != ALL_BYTES:
             some = _lanes_of(access.agent, len(access.starts))
             if some is None:
                 return
@@ -218,7 +123,7 @@ class LaneRaces:
                 stretch.has_released = True
         stretch.position += 1
         one = stretch.position, form, starts, lanes, silent, stretch.exchanges
-        notes.entries.append(_noted(one))
+        notes.entries.append(noted(one))
         notes.count += 1
         self._shorten(warp, stretch, ids)
 
@@ -239,13 +144,13 @@ class LaneRaces:
         for begin, end, space, _ in loads.stretches:
             if begin < count:
                 ids = space, warp.cta if space is Space.SHARED else None
-                row = _noted_loads((first, forms, data, begin, min(end, count), stretch.exchanges))
+                row = noted_loads((first, forms, data, begin, min(end, count), stretch.exchanges))
                 notes = stretch.notes(ids)
                 notes.entries.append(row)
                 notes.count += row.end - begin
                 self._shorten(warp, stretch, ids)
 
-    def _shorten(self, warp: WarpActor, stretch: Stretch, ids: _Ids) -> None:
+    def _shorten(self, warp: WarpActor, stretch: Stretch, ids: Ids) -> None:
         """Judge what is noted of a memory, and forget its older half, if it is much."""
         notes = stretch.notes(ids)
         if notes.count >= MOST_NOTED:
@@ -313,7 +218,7 @@ class LaneRaces:
             self._judge(warp, stretch, ids)
         stretch.clear()
 
-    def _judge(self, warp: WarpActor, stretch: Stretch, ids: _Ids) -> None:
+    def _judge(self, warp: WarpActor, stretch: Stretch, ids: Ids) -> None:
         """Find words that two lanes have accessed and one has written, and report on them."""
         noted = stretch.notes(ids).noted()
         if len(noted) < 2:
@@ -344,7 +249,7 @@ class LaneRaces:
         self,
         warp: WarpActor,
         stretch: Stretch,
-        ids: _Ids,
+        ids: Ids,
         noted: list[Noted],
         index: list[int],
         lanes: list[int],
@@ -380,7 +285,7 @@ class LaneRaces:
     def _report(
         self,
         warp: WarpActor,
-        ids: _Ids,
+        ids: Ids,
         first: Noted,
         second: Noted,
         lanes: tuple[int, int],
@@ -436,26 +341,6 @@ def _pairs(noted: list[Noted], accesses: list[int]) -> Iterator[tuple[int, int]]
                 return
 
 
-def is_ordered(meetings: list[Meeting], first: int, a: int, second: int, b: int) -> bool:
-    """Whether meetings of some lanes order lane a's access at `first` before lane b's at `second`.
-
-    The lanes that have met know what any of them knew, and what they did until then.
-    """
-    knows = 1 << a
-    left = set[Hashable]()
-    for meeting in meetings:
-        if not first <= meeting.position < second:
-            continue
-        is_known = meeting.lanes & knows
-        if meeting.token is not None and not meeting.acquires:
-            left |= {meeting.token} if is_known else set()
-        elif is_known or (meeting.token in left if meeting.token is not None else meeting.acquires):
-            knows |= meeting.lanes
-        if knows >> b & 1:
-            return True
-    return False
-
-
 def _judges(meetings: list[Meeting], *, waited: bool) -> Iterator[tuple[list[Meeting], str]]:
     """Meetings, and the code of what they do not order: with exchanges first, if not all lanes had
     one in between; then without."""
@@ -463,11 +348,6 @@ def _judges(meetings: list[Meeting], *, waited: bool) -> Iterator[tuple[list[Mee
         yield meetings, ""
     if waited or any(one.exchanges for one in meetings):
         yield [one for one in meetings if not one.exchanges], BY_EXCHANGE
-
-
-def exchanges_values(instruction: Instruction) -> bool:
-    """Whether lanes wait for each other at an instruction which orders no memory."""
-    return instruction.modifiers[0] in _EXCHANGES
 
 
 def makes_lanes_meet(instruction: Instruction) -> bool:

@@ -77,6 +77,7 @@ class Event:
         "is_silent",
         "is_varied",
         "kind",
+        "lanes",
         "number",
         "proxy",
         "reach",
@@ -107,6 +108,8 @@ class Event:
         """See `Access`."""
         self.is_non_coherent = kind is AccessKind.READ and "nc" in access.instruction.modifiers
         """It reads through the path that sees no write of the same kernel."""
+        self.lanes = 0
+        """Of a warp's weak store the lanes, as bits (`check.lane_releases`)."""
         self.is_mbarrier = False
         """It initialised an mbarrier in these bytes."""
         self.is_behind_sc = actor.has_fenced_sc
