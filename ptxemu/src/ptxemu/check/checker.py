@@ -250,9 +250,9 @@ class Checker(Observer):
             self._memory.apply(access, event)
         return event
 
-    def _withhold(self, warp: WarpActor, agent: Agent) -> None:
+    def _withhold(self, warp: Actor, agent: Agent) -> None:
         """Some lanes release, and the warp's clock will tick: what do they not speak for?"""
-        if self._lane_races is not None:
+        if self._lane_races is not None and isinstance(warp, WarpActor):
             for event in self._lane_races.releases.withheld(warp, agent):
                 self._memory.postpone(event)
 
@@ -289,11 +289,10 @@ class Checker(Observer):
         self._tmem_loads.handed_on(actor, "arrival")
         if self._lane_races is not None and isinstance(actor, WarpActor):
             self._lane_races.released(actor)
-            if is_mbarrier_token(token):
-                self._withhold(actor, agent)
-            if scope != "relaxed" and not is_mbarrier_token(token):
+            if scope != "relaxed":
                 self._lane_races.at_barrier(actor, agent, token, waits=False)
         if is_mbarrier_token(token):
+            self._withhold(actor, agent)
             self._arrived(actor, token, scope, tokens)
         held = tokens.get(token) or new_token(tokens, token)
         if scope in ("", "relaxed"):
@@ -314,8 +313,7 @@ class Checker(Observer):
         """Take what was left at the token; after a relaxed wait with the next fence only."""
         actor = self._actors[agent.agent_id]
         self._signal(actor, token, arrives=False)
-        races = None if is_mbarrier_token(token) else self._lane_races
-        if races is not None and isinstance(actor, WarpActor):
+        if (races := self._lane_races) is not None and isinstance(actor, WarpActor):
             races.at_barrier(actor, agent, token, waits=True)
         held = self._tokens.get(actor.home, {}).get(token)
         if held is not None and scope == "relaxed" and isinstance(actor, WarpActor):

@@ -32,6 +32,7 @@ from ptxemu.check.lane_notes import (
     noted_loads,
 )
 from ptxemu.check.lane_releases import LaneReleases
+from ptxemu.check.tokens import is_mbarrier_token
 from ptxemu.events import Access, AccessKind, Agent, Loads, Proxy, Space
 from ptxemu.machine.lanes import lane_names, mask_of
 
@@ -90,6 +91,8 @@ class LaneRaces:
 
     def at_barrier(self, warp: WarpActor, agent: Agent, token: Hashable, *, waits: bool) -> None:
         """Some or all lanes arrive at a barrier, or have waited for it: maybe not all at once."""
+        if is_mbarrier_token(token):
+            return
         if waits:
             self.releases.met(warp, agent, acquires=True)
         stretch = self._stretches.get(warp)
