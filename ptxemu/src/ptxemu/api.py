@@ -66,7 +66,7 @@ class LaunchResult:
     seconds: float = 0.0
     """Time that it took here."""
     earlier: Earlier | None = None
-    """What it wrote, of a kernel that lets the next one begin (griddepcontrol), if checked."""
+    """Its writes, if it was checked and lets the next launch begin (griddepcontrol)."""
 
 
 def dim3(name: str, value: Dim3) -> tuple[int, int, int]:
@@ -207,7 +207,9 @@ class Module:
                 writes = Writes()
                 observer = FanOut(observer, writes)
         machine = Machine(program, layout, launch, self.device, memory, observer, policy.fill)
-        before = Before.of(memory) if check and not isinstance(policy, Guided) else None
+        may_read_blank = bool(layout.shared_bytes or memory.blank)
+        is_repeatable = check and may_read_blank and not isinstance(policy, Guided)
+        before = Before.of(memory) if is_repeatable else None
 
         def run_again(heard: Observer) -> None:
             other = policy.fill ^ 0xFF

@@ -16,10 +16,10 @@ from ptxemu.events import Observer
 from ptxemu.global_writes import Writes
 from ptxemu.memory.global_memory import Allocation, GlobalMemory
 
-MOST_BYTES = 1 << 28
-"""Bytes of global memory up to which a launch is run again."""
+MOST_BYTES = 1 << 26
+"""Bytes of global memory up to which a launch is run again: they are copied before each."""
 OTHER_BYTE = 0xFF
-"""What global memory that nobody wrote holds in the second run; zeros in the first."""
+"""Global memory that nobody wrote holds it in the second run, and zeros in the first."""
 Ranges = list[tuple[int, int]]
 
 
@@ -29,6 +29,7 @@ class Before:
     def __init__(self, memory: GlobalMemory) -> None:
         self._memory = memory
         self._blank = sorted(memory.blank)
+        self._count = len(memory.allocations)
         self._known = [
             (allocation, *one)
             for allocation in memory.allocations
@@ -47,10 +48,12 @@ class Before:
         return Before(memory)
 
     def reached(self, run: Callable[[Observer], object]) -> str:
-        """Where the results of `run`, the launch again, are others; empty if nowhere.
+        """Name where the results of `run`, the launch again, are others; empty if nowhere.
 
-        Memory is then as the first run left it.
+        Memory is then as the first run left it. What allocates gets other addresses each time.
         """
+        if len(self._memory.allocations) != self._count:
+            return ""
         still_blank = sorted(self._memory.blank_now())
         new = [
             (allocation, *one)

@@ -1,4 +1,4 @@
-"""What is missing between two accesses in no order: the code, and the edge in words."""
+"""The edge that is missing between two accesses in no order: its code, and words for it."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Client:
         self._host_memory = host_memory
         self._driver = Driver()
         self._earlier: Earlier | None = None
-        """What the last launch wrote, if it lets the next one begin before its end."""
+        """The last launch, if it lets the next one begin before its end."""
         self._libraries: list[_Library] = []
         self._handlers: dict[Operation, Callable[[bytes], bytes]] = {
             Operation.HELLO: self._hello,

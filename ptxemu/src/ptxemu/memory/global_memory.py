@@ -65,7 +65,7 @@ class GlobalMemory:
         self.blank: list[tuple[int, int]] = []
         """Ranges of addresses that nobody has written: begin and end of each."""
         self.blank_now: Callable[[], list[tuple[int, int]]] = list
-        """What is left of these ranges after a launch."""
+        """Tells which of these ranges are left after a launch."""
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:

@@ -37,7 +37,7 @@ class Locations:
     def __init__(self, files: dict[int, str]) -> None:
         self._files = files
         self._users: dict[tuple[str, ...], SourcePosition] = {}
-        """Of each `.loc` before, by its words, the user's line; a library's where there is none."""
+        """The user's line of each `.loc` before, by its words; a library's where there is none."""
         self.current = _NOWHERE
 
     def reset(self) -> None:
