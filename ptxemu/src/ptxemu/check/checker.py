@@ -171,13 +171,12 @@ class Checker(Observer):
         actor = self._actors[agent.agent_id]
         actor.instruction = instruction
         if isinstance(actor, WarpActor):
-            if actor.lagging is not None:
-                lane_order.executed(actor, instruction)
-            if self._lane_races is not None:
-                meets = self._meets.get(instruction.pc)
-                if meets is None:
-                    meets = self._meets[instruction.pc] = makes_lanes_meet(instruction)
-                if meets:
+            meets = self._meets.get(instruction.pc)
+            if meets is None:
+                meets = self._meets[instruction.pc] = makes_lanes_meet(instruction)
+            if meets:
+                actor.lagging = None
+                if self._lane_races is not None:
                     self._lane_races.met(actor, agent, lanes, instruction)
         if self._earlier is not None:
             self._earlier.executed(actor, instruction)

@@ -11,13 +11,22 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from ptxemu.events import Agent
     from ptxemu.syntax.ast import Instruction
 
+EVERY = (1 << 32) - 1
+"""All lanes, as bits."""
 ALL_LANES = bytes(range(32))
 ALL_BYTES = 8 * len(ALL_LANES)
 """Bytes of the addresses of all lanes."""
 Ids: TypeAlias = tuple[Space, int | None]
 """A memory: space and owner."""
+
+
+def lanes_of(agent: Agent) -> tuple[int, int]:
+    """The lanes that execute the warp's instruction, and those that have not exited, as bits."""
+    lanes_now = getattr(agent, "lanes_now", None)
+    return (EVERY, EVERY) if lanes_now is None else lanes_now()
 
 
 class Form(NamedTuple):

@@ -28,6 +28,7 @@ from ptxemu.check.lane_notes import (
     Noted,
     Stretch,
     is_ordered,
+    lanes_of,
     noted,
     noted_loads,
 )
@@ -53,7 +54,6 @@ BY_EXCHANGE = "shuffle-order"
 _EXCHANGES = ("shfl", "vote", "match", "redux")
 _CONVERGENT = {"sync", "aligned"}
 _BARRIERS = ("bar", "barrier")
-_ALL = (1 << 32) - 1
 
 
 class LaneRaces:
@@ -204,8 +204,7 @@ class LaneRaces:
     ) -> None:
         """Some lanes meet; where these are all that are left, what came before is over."""
         if lanes != 32:
-            lanes_now = getattr(agent, "lanes_now", None)
-            active, alive = (_ALL, _ALL) if lanes_now is None else lanes_now()
+            active, alive = lanes_of(agent)
             if alive & ~active:
                 meeting = Meeting(stretch.position, active, acquires, token, exchanges)
                 if stretch.meetings[-1:] == [meeting]:
@@ -378,10 +377,7 @@ def _pieces(noted: list[Noted]) -> tuple[NDArray[np.int64], NDArray[np.uint8], N
 
 def _lanes_of(agent: Agent, count: int) -> bytes | None:
     """The lane of each of `count` pieces; None if they are not one a lane."""
-    lanes_now = getattr(agent, "lanes_now", None)
-    if lanes_now is None:
-        return None
-    active, _ = lanes_now()
+    active, _ = lanes_of(agent)
     lanes = bytes(lane for lane in range(32) if active >> lane & 1)
     return lanes if len(lanes) == count else None
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ptxemu.check.lane_notes import EVERY, lanes_of
 from ptxemu.events import AccessKind, Proxy
 
 if TYPE_CHECKING:
     from ptxemu.check.state import Event, WarpActor
     from ptxemu.events import Access, Agent
 
-ALL_LANES = (1 << 32) - 1
 _MOST = 64
 """Writes of a warp that are remembered."""
 
@@ -40,12 +40,12 @@ class LaneReleases:
         """A warp has stored; note it if only some of its lanes have."""
         if access.kind is not AccessKind.WRITE or access.proxy is not Proxy.GENERIC or event.reach:
             return
-        lanes = ALL_LANES
+        lanes = EVERY
         if len(access.starts) < 32 and access.instruction.modifiers[0] == "st":
-            lanes, alive = _lanes(access.agent)
-            lanes = lanes if alive & ~lanes else ALL_LANES
+            lanes, alive = lanes_of(access.agent)
+            lanes = lanes if alive & ~lanes else EVERY
         event.lanes |= lanes
-        if lanes != ALL_LANES:
+        if lanes != EVERY:
             written = self._written.setdefault(warp, [])
             written.append(_Written(event, lanes))
             del written[:-_MOST]
@@ -55,7 +55,7 @@ class LaneReleases:
         written = self._written.get(warp)
         if not written:
             return
-        lanes, alive = _lanes(agent)
+        lanes, alive = lanes_of(agent)
         if not alive & ~lanes:
             written.clear()
         for one in written:
@@ -67,12 +67,6 @@ class LaneReleases:
         written = self._written.get(warp)
         if not written:
             return []
-        lanes, _ = _lanes(agent)
+        lanes, _ = lanes_of(agent)
         written[:] = [one for one in written if not one.lanes & lanes]
         return [one.event for one in written if not one.event.lanes & lanes]
-
-
-def _lanes(agent: Agent) -> tuple[int, int]:
-    """The lanes that execute the warp's instruction, and those that have not exited."""
-    lanes_now = getattr(agent, "lanes_now", None)
-    return (ALL_LANES, ALL_LANES) if lanes_now is None else lanes_now()
