@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ptxemu.api import LaunchResult
 from ptxemu.check import Finding
 from ptxemu.errors import ExecutionError, Interruption, StoppedError, UnsupportedInstructionError
 from ptxemu.events import LaunchProgress
+from ptxemu.global_writes import Earlier
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.sched.policy import Policy
 
@@ -41,6 +42,8 @@ class Log:
     """Warp instructions of launches that did not end."""
     stopped: str = field(default="", init=False)
     """Why launches are to end: nobody waits for them any more."""
+    earlier: Earlier | None = field(default=None, init=False)
+    """The last launch, if it lets the next one begin before its end."""
     interruption: Interruption | None = field(default=None, init=False)
     """The signal or the time limit that ended the run."""
 
@@ -55,8 +58,11 @@ class Log:
             self.interruption = by if isinstance(by, Interruption) else plain
         self.stop(self.interruption.reason)
 
-    def run(self, setup: LaunchSetup) -> LaunchResult:
+    def run(self, setup: LaunchSetup, *, is_programmatic: bool = False) -> LaunchResult:
         """Run a launch and remember what it did.
+
+        Args:
+            is_programmatic: it may begin before the end of the launch before.
 
         Raises:
             PtxEmuError: as `Module.launch`; failures are remembered too.
@@ -67,6 +73,9 @@ class Log:
         is_spared = self.unchecked is not None and self.unchecked.search(kernel) is not None
         if is_spared and self.check:
             self.note(f"kernel {kernel} was not checked, as --unchecked says")
+        if is_programmatic:
+            setup = replace(setup, earlier=self.earlier)
+        self.earlier = None
         try:
             result = setup.launch(
                 policy=self.policy,
@@ -85,6 +94,7 @@ class Log:
         except UnsupportedInstructionError as error:
             self.failures.append(f"kernel {kernel}: {error}")
             raise
+        self.earlier = result.earlier
         self.launches.append(result)
         self.findings.extend(result.findings)
         return result

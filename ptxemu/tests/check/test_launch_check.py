@@ -6,13 +6,14 @@ from contextlib import closing
 import numpy as np
 import pytest
 from tests.check.checked_run import Program, check, judge
-from tests.kernel_run import TID, Recorder, load, source, store
+from tests.kernel_run import TID, Recorder, load, setup, source, store
 
 from ptxemu import api
 from ptxemu.check import Finding
 from ptxemu.cli.report import finding_lines, is_failure
 from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.errors import DeadlockError
+from ptxemu.launch_log import Log
 from ptxemu.memory.global_memory import GlobalMemory
 
 # `check=True`: findings in the result, other observers still hear, errors carry what was found.
@@ -92,6 +93,16 @@ def test_a_launch_waits_for_what_the_one_before_writes(body: str, expected: list
     assert [finding.code for finding in found] == expected
     assert module.launch("k", 1, 64, args=args, check=True).findings == []
     assert module.launch("k", 1, 64, args=args, check=True).earlier is None
+
+
+def test_a_log_knows_the_launch_before() -> None:
+    args = (np.zeros(64, np.uint32), np.zeros(64, np.uint32))
+    first = setup(source(FIRST, ["a", "b"]), args)
+    second = setup(source(TID + load("%r1", "a"), ["a", "b"]), args)
+    log = Log()
+    for one, is_programmatic in ((first, False), (second, True), (first, True), (second, False)):
+        log.run(one, is_programmatic=is_programmatic)
+    assert [finding.code for finding in log.findings] == ["missing-grid-wait"]
 
 
 # Memory of the device that nobody has written, and that a kernel reads.

@@ -31,7 +31,6 @@ from ptxemu.errors import (
     StoppedError,
     UnsupportedInstructionError,
 )
-from ptxemu.global_writes import Earlier
 from ptxemu.launch_log import Log
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.machine.device import device_for
@@ -75,8 +74,6 @@ class Client:
         self._on_print = on_print
         self._host_memory = host_memory
         self._driver = Driver()
-        self._earlier: Earlier | None = None
-        """The last launch, if it lets the next one begin before its end."""
         self._libraries: list[_Library] = []
         self._handlers: dict[Operation, Callable[[bytes], bytes]] = {
             Operation.HELLO: self._hello,
@@ -188,12 +185,9 @@ class Client:
             memory,
             message.cluster,
             message.shared_bytes,
-            self._earlier if message.is_programmatic else None,
         )
-        self._earlier = None
         try:
-            result = self._log.run(setup)
-            self._earlier = result.earlier
+            result = self._log.run(setup, is_programmatic=message.is_programmatic)
         except ExecutionError as error:
             return int32(execution_status(error))
         text = "".join(result.printed)

@@ -119,7 +119,7 @@ class Emulation(Log):
                 request.cluster,
                 request.dynamic_shared_bytes,
             )
-            self.run(setup)
+            self.run(setup, is_programmatic=request.is_programmatic)
 
         return launch
 
