@@ -1,7 +1,7 @@
 """Runs tiny kernels: a body of a few lines on arrays, with registers declared for it."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -138,7 +138,7 @@ def run(
 ):
     """Run a body on arrays; the arrays are copied, what it wrote is in the result.
 
-    A number stands for an array of that many zeros (uint32).
+    A number stands for an array of that many zeros (uint32). Shared memory and TMEM begin as zeros.
     """
     own = {
         name: aligned(np.zeros(a, np.uint32) if isinstance(a, int) else a)
@@ -150,8 +150,8 @@ def run(
         module.device = device
     seen = Recorder()
     result = module.launch(
-        "k", grid, block, args=list(own.values()), cluster=cluster, policy=policy or Policy(),
-        observer=seen,
+        "k", grid, block, args=list(own.values()), cluster=cluster,
+        policy=replace(policy or Policy(), fill=0), observer=seen,
     )  # fmt: skip
     return Ran(own, seen, result)
 

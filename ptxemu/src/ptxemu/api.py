@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,8 +23,9 @@ from ptxemu.errors import (
 )
 from ptxemu.events import Observer, OnProgress
 from ptxemu.fan_out import FanOut
+from ptxemu.global_writes import Earlier, Writes
 from ptxemu.isa import registry
-from ptxemu.isa.kernel_rules import check_kernel
+from ptxemu.isa.kernel_rules import check_kernel, check_module, undefined
 from ptxemu.machine.device import Device, device_for
 from ptxemu.machine.launch import Launch
 from ptxemu.machine.layout import Layout
@@ -39,11 +41,13 @@ from ptxemu.syntax.ast import Module as Syntax
 from ptxemu.syntax.inlining import inlined
 from ptxemu.syntax.parser import parse_module
 from ptxemu.text_files import read_text
+from ptxemu.unwritten import Before
 
 isa.load_all()
 
 Dim3 = int | tuple[int, ...]
 _SCALAR_FORMATS = {"f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q"}
+_LETS_NEXT_BEGIN = ("griddepcontrol", "launch_dependents")
 _UNSIGNED_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -59,6 +63,10 @@ class LaunchResult:
     """Errors, warnings and notes of `check`, in the order in which they arose."""
     printed: list[str] = field(default_factory=list)
     """Output of printf, one string per call of a thread."""
+    seconds: float = 0.0
+    """Time that it took here."""
+    earlier: Earlier | None = None
+    """Its writes, if it was checked and lets the next launch begin (griddepcontrol)."""
 
 
 def dim3(name: str, value: Dim3) -> tuple[int, int, int]:
@@ -109,11 +117,12 @@ class Module:
             IllegalInstructionError: ptxas would refuse it.
         """
         if kernel not in self._programs:
-            problems = check_kernel(self._function(kernel), self.syntax.target)
+            function = self._function(kernel)
+            problems = check_kernel(function, self.syntax.target)
             if problems and not self.allow_illegal:
                 raise IllegalInstructionError(f"kernel {kernel}:\n  " + "\n  ".join(problems))
             self._programs[kernel] = Program(
-                self._function(kernel),
+                function,
                 registry.decode,
                 machine_code.accelerator(),
                 make_threaded=machine_code.threaded_maker(),
@@ -142,6 +151,7 @@ class Module:
         memory: GlobalMemory | None = None,
         symbols: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
+        earlier: Earlier | None = None,
     ) -> LaunchResult:
         """Run a kernel to its end.
 
@@ -159,6 +169,8 @@ class Module:
             symbols: arrays that are module-level variables (__constant__, __device__) by name,
                 used in place; the others start with their initial values at every launch.
             on_progress: called now and then, and whenever a cluster has finished.
+            earlier: the launch before (`LaunchResult.earlier`), where this one may begin before
+                its end (programmatic dependent launch).
 
         Raises:
             LaunchError: a launch that the driver would refuse.
@@ -166,6 +178,8 @@ class Module:
                 check had found until then (also of what else ends a launch before its end).
         """
         function = self._function(kernel)
+        if missing := undefined(self.syntax, function, {*self.placed, *(symbols or {})}):
+            raise LaunchError(f"kernel {kernel}: {'; '.join(missing)}")
         memory = memory if memory is not None else GlobalMemory()
         parameters = _pack_parameters(function.parameters, args, memory)
         required = function.directives.get("reqnctapercluster")
@@ -184,23 +198,43 @@ class Module:
         _register_symbols(symbols or {}, layout, memory)
         policy = policy or Policy()
         lanes = policy.warp_lanes
-        checker = Checker(kernel, memory.blank, warp_lanes=lanes) if check else None
-        if checker is not None:
-            observer = checker if observer is None else FanOut(observer, checker)
+        checker, writes = None, None
         program = self.program(kernel)
+        if check:
+            checker = Checker(kernel, memory.blank, warp_lanes=lanes, earlier=earlier)
+            observer = checker if observer is None else FanOut(observer, checker)
+            if any(i.modifiers == _LETS_NEXT_BEGIN for i in program.function.instructions):
+                writes = Writes()
+                observer = FanOut(observer, writes)
         machine = Machine(program, layout, launch, self.device, memory, observer, policy.fill)
+        may_read_blank = bool(layout.shared_bytes or memory.blank)
+        is_repeatable = check and may_read_blank and not isinstance(policy, Guided)
+        before = Before.of(memory) if is_repeatable else None
+
+        def run_again(heard: Observer) -> None:
+            other = policy.fill ^ 0xFF
+            again = Machine(program, layout, launch, self.device, memory, heard, other)
+            with np.errstate(all="ignore"):
+                _scheduler(again, policy, on_progress).run()
+
+        scheduler, started = _scheduler(machine, policy, on_progress), time.monotonic()
         try:
             with np.errstate(all="ignore"):
-                _scheduler(machine, policy, on_progress).run()
+                scheduler.run()
         except (ExecutionError, StoppedError, Interruption) as error:
+            error.warp_instructions = scheduler.warp_instructions
             if checker is not None:
                 checker.stop()
                 error.findings = checker.findings
             raise
         result = LaunchResult(kernel, launch, machine.warp_instructions, machine.async_operations)
-        result.printed = machine.printed
+        result.printed, result.seconds = machine.printed, time.monotonic() - started
+        if writes is not None:
+            result.earlier = Earlier(kernel, writes)
         if checker is not None:
             checker.finish()
+            if before is not None:
+                checker.judge_unwritten(lambda: before.reached(run_again))
             result.findings = checker.findings
         return result
 
@@ -222,10 +256,14 @@ def load(ptx: str | Path, *, arch: str | None = None, allow_illegal: bool = Fals
 
     Raises:
         UnreadableFileError: the file is missing, a folder, or no text (a cubin, say).
+        IllegalInstructionError: ptxas would refuse `.version`, `.target` or `.address_size`.
     """
     text = read_text(ptx, "PTX") if isinstance(ptx, Path) else ptx
     name = str(ptx) if isinstance(ptx, Path) else "<ptx>"
     syntax = parse_module(text, name=name)
+    problems = check_module(syntax)
+    if problems and not allow_illegal:
+        raise IllegalInstructionError(f"{name}: {'; '.join(problems)}")
     for kernel in syntax.kernels.values():
         syntax.functions[kernel.name] = inlined(syntax, kernel)
     device = device_for(arch or syntax.target)

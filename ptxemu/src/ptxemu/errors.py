@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +15,14 @@ class Span:
     ptx_line: int
     source_file: str | None = None
     source_line: int | None = None
+    library: str | None = None
+    """File and line of the code of a library that is inlined there."""
 
     def __str__(self) -> str:
         where = f"PTX line {self.ptx_line}"
         if self.source_file is not None:
-            where += f" ({self.source_file}:{self.source_line})"
+            inside = f", in {os.path.basename(self.library)}" if self.library else ""
+            where += f" ({self.source_file}:{self.source_line}{inside})"
         return where
 
 
@@ -43,6 +47,8 @@ class StoppedError(PtxEmuError):
 
     findings: Sequence[Any] = ()
     """Findings of the check until then, if it was on."""
+    warp_instructions: int = 0
+    """Number of warp instructions of the launch until then."""
 
 
 class Interruption(KeyboardInterrupt):
@@ -50,6 +56,8 @@ class Interruption(KeyboardInterrupt):
 
     findings: Sequence[Any] = ()
     """Findings of the check in the launch that was under way, if it was on."""
+    warp_instructions: int = 0
+    """Number of its warp instructions."""
 
     def __init__(self, reason: str, exit_code: int) -> None:
         super().__init__(reason)
@@ -82,6 +90,8 @@ class ExecutionError(PtxEmuError, RuntimeError):
 
     findings: Sequence[Any] = ()
     """Findings of the check until then, if it was on."""
+    warp_instructions: int = 0
+    """Number of warp instructions of the launch until then."""
 
 
 class StepLimitError(ExecutionError):

@@ -137,6 +137,8 @@ class Access:
     """True for the pieces that are such writes, where some are and some are not."""
     element: str = ""
     """Type of the elements for a reduction through a tensor map; its instruction lacks the type."""
+    is_varied: bool = False
+    """The pieces that wrote what was there already are of several values: no coincidence."""
 
     def by_silence(self) -> tuple[Access, ...]:
         """The silent pieces and the others as accesses of their own; itself where all are alike."""
@@ -146,7 +148,7 @@ class Access:
         alike = replace(self, silent_pieces=None)
         return (
             replace(alike, starts=self.starts[silent], is_silent=True),
-            replace(alike, starts=self.starts[~silent]),
+            replace(alike, starts=self.starts[~silent], is_varied=False),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ptxemu.api import Dim3, LaunchResult, Module
 from ptxemu.events import Observer, OnProgress
+from ptxemu.global_writes import Earlier
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.sched.policy import Policy
 
@@ -25,6 +26,7 @@ class LaunchSetup:
     """Holds every array that the kernel may touch."""
     cluster: Dim3 | None = None
     smem: int = 0
+    earlier: Earlier | None = None
 
     def launch(
         self,
@@ -49,6 +51,7 @@ class LaunchSetup:
             check=check,
             memory=memory if memory is not None else self.memory,
             on_progress=on_progress,
+            earlier=self.earlier,
         )
 
 

@@ -231,6 +231,12 @@ TABLE = {
     ("W.volatile x 7 | X.relaxed.gpu x 1", "volatile-race"),
     "a volatile store, a volatile flag between membar's, an exchange":
     (FLAGGED.format("M.gl; X.relaxed.gpu x 1"), ""),
+    "volatile data, a membar, an atomic, and an atomic that sees it":
+    ("W.volatile x 7; M.gl; red f 1 | take f 1 2; R.volatile x", "missing-acquire"),
+    "volatile data, a membar, an atomic; who sees it writes":
+    ("W.volatile x 7; M.gl; A f 1 | take f 1 2; W.volatile x 8", "missing-acquire"),
+    "volatile data, an atomic, and an atomic that sees it":
+    ("W.volatile x 7; red f 1 | take f 1 2; R.volatile x", "volatile-race"),
     "message passing, .cta scope between CTAs":
     ("W x 7; W.release.cta f 1 | until.acquire.cta f 1; R x", "race scope-race"),
     "message passing, .cta scope between warps":

@@ -6,7 +6,8 @@ from tests.check.checked_run import Program, check, judge, pair
 from tests.check.test_hazard_programs import ELECT, wait
 from tests.kernel_run import TID
 
-from ptxemu.check.lane_races import MOST_NOTED, Meeting, is_ordered
+from ptxemu.check.lane_notes import Meeting, is_ordered
+from ptxemu.check.lane_races import MOST_NOTED
 from ptxemu.sched.policy import Policy
 
 # Lanes of a warp are ordered by what makes them wait for each other, and by nothing else.
@@ -22,6 +23,7 @@ READ, NEIGHBOUR = OPPOSITE.format(124) + KEEP, OPPOSITE.format(4) + KEEP
 """Of the word of lane 31 - lane, and of the lane beside it."""
 SYNC = "bar.warp.sync 0xffffffff;\n"
 HALF = "setp.{0}.u32 %p1, %r9, 16; @!%p1 bra END;\n"
+SHUFFLE = "shfl.sync.bfly.b32 %r6, %r0, 1, 31, 0xffff;\n"
 BY_FLAG = """@!%p0 bra SPIN; st.shared.b32 [%r2], 7; st.{0}.cta.global.b32 [%rd_flag], 1; bra END;
 SPIN: ld.{1}.cta.global.b32 %r6, [%rd_flag]; setp.eq.u32 %p1, %r6, 0; @%p1 bra SPIN;
 ld.shared.b32 %r5, [%r2];
@@ -47,10 +49,21 @@ LANES = {
     **pair("an exchange of 48 threads", f"{WRITE}«{SYNC}»{NEIGHBOUR}", RACE, block=48),
     **{
         f"lanes meet at {between.split()[0]}": Program(WRITE + between + READ)
-        for between in ("bar.sync 0;", "barrier.sync 0;", "vote.sync.any.pred %p1, %p0, -1;",
-                        "shfl.sync.idx.b32 %r6, %r0, 0, 31, -1;", "elect.sync _|%p1, -1;",
-                        "redux.sync.add.u32 %r6, %r0, -1;")
+        for between in ("bar.sync 0;", "barrier.sync 0;", "elect.sync _|%p1, -1;")
     },
+    **{
+        f"{what} orders no memory": Program(WRITE + between + READ, "isa shuffle-order")
+        for what, between in (
+            ("vote", "vote.sync.any.pred %p1, %p0, -1;"),
+            ("match", "match.any.sync.b32 %r6, %r0, -1;"),
+            ("shfl", "shfl.sync.idx.b32 %r6, %r0, 0, 31, -1;"),
+            ("redux", "redux.sync.add.u32 %r6, %r0, -1;"),
+        )
+    },
+    "a shuffle of half the warp orders no memory": Program(
+        f"{HALF.format('lt')}{WRITE}{SHUFFLE}{NEIGHBOUR}END:", "isa shuffle-order"
+    ),
+    "a shuffle before": Program(f"{HALF.format('lt')}{SHUFFLE}{WRITE}{NEIGHBOUR}END:", RACE),
     **{
         f"lanes do not meet at {between.split()[0]}": Program(WRITE + between + READ, RACE)
         for between in ("fence.acq_rel.cta;", "membar.cta;", "nanosleep.u32 10;")
@@ -69,6 +82,19 @@ LANES = {
             WRITE + HALF.format(half) + f"bar.warp.sync {mask};{READ}END:", RACE
         )
         for half, mask in (("lt", "0x0000ffff"), ("ge", "0xffff0000"))
+    },
+    # Lanes that come to one use of a barrier in two groups have met behind it, and not before.
+    **{
+        f"{what} of lanes in two groups": Program(
+            f"@!%p0 bra OTHER; st.shared.b32 [%r2], 7; {arrive} {late}{wait} bra JOIN;\n"
+            f"OTHER: {arrive} {wait}\nJOIN: {LOAD}", found
+        )
+        for what, arrive, wait, late, found in (
+            ("a barrier", "barrier.sync 0;", "", "", ""),
+            ("a cluster barrier", "barrier.cluster.arrive;", "barrier.cluster.wait;", "", ""),
+            ("a store behind the arrival at a cluster barrier", "barrier.cluster.arrive;",
+             "barrier.cluster.wait;", "st.shared.b32 [%r2], 8;", RACE),
+        )
     },
     "a release and an acquire": Program(BY_FLAG.format("release", "acquire")),
     "a relaxed flag": Program(BY_FLAG.format("relaxed", "relaxed"), RACE),
@@ -133,6 +159,9 @@ def test_the_finding_names_lanes_and_what_is_missing() -> None:
         ([Meeting(2, 0b11, False)], False),
         ([Meeting(1, 0b10, True)], True),
         ([Meeting(1, 0b100, True)], False),
+        ([Meeting(1, 0b1, token=0), Meeting(1, 0b10, True, 0)], True),
+        ([Meeting(1, 0b1, token=1), Meeting(1, 0b10, True, 0)], False),
+        ([Meeting(1, 0b10, True, 0), Meeting(1, 0b1, token=0)], False),
     ],
 )
 def test_meetings_of_some_lanes_are_transitive(meetings: list[Meeting], wanted: bool) -> None:
@@ -166,6 +195,24 @@ DONE: «{SYNC}» ld.shared.b32 %r6, [%r1+16];
 END:
 """
 """Warp 1 writes shared memory and arrives; of warp 0 lane 0 waits, and all lanes read."""
+RELEASED = f"""{TID} setp.eq.u32 %p0, %r0, 0; setp.eq.u32 %p1, %r0, 3; mov.u32 %r1, %ctaid.x;
+setp.eq.u32 %p2, %r1, 1; @%p2 bra SECOND; {{0}} bra END;
+SECOND: ld.acquire.gpu.global.b32 %r5, [%rd_flag]; setp.eq.u32 %p3, %r5, 0; @%p3 bra SECOND;
+ld.global.b32 %r6, [%rd_data];
+END:
+"""
+"""CTA 1 reads what lanes of CTA 0 write, behind a flag."""
+DATA, FLAG = "@{} st.global.b32 [%rd_data], 7;", "@{} st.release.gpu.global.b32 [%rd_flag], 1;"
+OTHERS_WRITE, OTHERS_RELEASE = DATA.format("%p0"), FLAG.format("%p1")
+HANDED_ON = f"""{TID} setp.eq.u32 %p0, %r0, 32; setp.eq.u32 %p1, %r0, 35; setp.eq.u32 %p2, %r0, 0;
+mov.u32 %r1, smem; @%p2 mbarrier.init.shared.b64 [%r1], 1; bar.sync 0;
+setp.lt.u32 %p3, %r0, 32; @%p3 bra WAIT; @%p0 st.shared.b32 [%r1+16], 7; «{SYNC}»
+@%p1 mbarrier.arrive.shared.b64 %rd0, [%r1]; bra END;
+WAIT: mbarrier.try_wait.parity.shared.b64 %p4, [%r1], 0; @!%p4 bra WAIT;
+ld.shared.b32 %r6, [%r1+16];
+END:
+"""
+"""Lane 0 of warp 1 writes and lane 3 arrives; warp 0 waits and reads."""
 TWO_CTAS = {"grid": 2, "data": 1, "flag": 1}
 ACQUIRED = {
     **{
@@ -186,6 +233,26 @@ ACQUIRED = {
             ("the even lanes acquire", ODD_LATER, READ_DATA, "error race"),
         )
     },
+    **pair("lane 0 writes and lane 3 releases",
+           RELEASED.format(f"{OTHERS_WRITE} «{SYNC}» {OTHERS_RELEASE}"), "error race", **TWO_CTAS),
+    **{
+        f"lane 0 writes, {what}": Program(RELEASED.format(body), found, TWO_CTAS)
+        for what, body, found in (
+            ("and releases", OTHERS_WRITE + FLAG.format("%p0"), ""),
+            ("a shuffle, lane 3 releases",
+             f"{OTHERS_WRITE} shfl.sync.idx.b32 %r5, %r0, 0, 31, -1; {OTHERS_RELEASE}", ""),
+            ("lane 3 releases, then lane 0", f"{OTHERS_WRITE} {OTHERS_RELEASE.replace('1;', '0;')}"
+             + FLAG.format("%p0"), ""),
+            ("fences, and lane 3 fences and raises the flag",
+             f"{OTHERS_WRITE} @%p1 fence.acq_rel.gpu; "
+             + OTHERS_RELEASE.replace("release", "relaxed"), "error race"),
+        )
+    },
+    "all lanes write, and lane 3 releases": Program(
+        RELEASED.format(f"st.global.b32 [%rd_data], 7; {OTHERS_RELEASE}"), "", TWO_CTAS
+    ),
+    **pair("lane 0 writes and lane 3 arrives at an mbarrier", HANDED_ON, "error race", block=64,
+           how={"shared": 64}),
     **pair("others read behind lane 0's wait for an mbarrier", BY_MBARRIER, "error race", block=64,
            how={"shared": 64}),
 }  # fmt: skip
@@ -231,6 +298,12 @@ xor.b32 %r22, %r24, 128; add.u32 %r22, %r22, %r2; ld.shared.b32 %r23, [%r22];
 {STAGE.format("+256")}
 """
 """Each warp stages its block of a tile, reads the other's, and stages the next one."""
+TILE = f"""{PLACE} and.b32 %r9, %r0, {{0}}; mul.wide.u32 %rd7, %r9, 4; add.u64 %rd7, %rd_data, %rd7;
+ld.global.b32 %r20, [%rd7]; and.b32 %r9, %r0, 31; shl.b32 %r9, %r9, 2; add.u32 %r21, %r2, %r9;
+setp.lt.u32 %p7, %r0, 32; {{1}}
+"""
+"""Both warps store a row of data in one place, the same one if {{0}} is 31."""
+REPLICATED = "st.shared.b32 [%r21], %r20;"
 NOTE, ERROR = "note same-value-race", "error race"
 TWICE = "note mbarrier-initialised-twice"
 ALIKE = {
@@ -280,6 +353,22 @@ ALIKE = {
         f"input that is {what} hides no missing barrier": Program(STAGED, ERROR, {"data": data})
         for what, data in (("constant", np.ones(128, np.uint32)),
                            ("varied", np.arange(128, dtype=np.uint32)))
+    },
+    # As Triton does where a tile is smaller than its warps: one instruction, one row, all data.
+    **{
+        f"a row of {what}": Program(TILE.format(mask, stores), found, {"data": data})
+        for what, mask, stores, found, data in (
+            ("data", 31, REPLICATED, NOTE, np.arange(64, dtype=np.uint32)),
+            ("data by two instructions", 31, f"@%p7 {REPLICATED} @!%p7 {REPLICATED}", ERROR,
+             np.arange(64, dtype=np.uint32)),
+            ("one value", 31, REPLICATED, ERROR, 64),
+            ("data, and one of zeros", 31, f"mov.u32 %r6, 0;\nAGAIN: {REPLICATED} bar.sync 0;\n"
+             "mov.u32 %r20, 0; add.u32 %r6, %r6, 1; setp.lt.u32 %p6, %r6, 2; @%p6 bra AGAIN;",
+             NOTE, np.arange(64, dtype=np.uint32)),
+            ("other data each", 63, REPLICATED, ERROR, np.arange(64, dtype=np.uint32)),
+            ("data that are equal but for one", 63, REPLICATED, ERROR,
+             np.arange(64, dtype=np.uint32) % 32 + (np.arange(64) == 63).astype(np.uint32)),
+        )
     },
     "a store of zero to a zeroed counter may lose what others add": Program(
         f"{PLACE} setp.ne.u32 %p6, %r0, 0; @%p6 bra ADD; st.global.b32 [%rd_data], 0;\n"

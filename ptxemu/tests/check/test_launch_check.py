@@ -6,13 +6,14 @@ from contextlib import closing
 import numpy as np
 import pytest
 from tests.check.checked_run import Program, check, judge
-from tests.kernel_run import TID, Recorder, load, source, store
+from tests.kernel_run import TID, Recorder, load, setup, source, store
 
 from ptxemu import api
 from ptxemu.check import Finding
 from ptxemu.cli.report import finding_lines, is_failure
 from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.errors import DeadlockError
+from ptxemu.launch_log import Log
 from ptxemu.memory.global_memory import GlobalMemory
 
 # `check=True`: findings in the result, other observers still hear, errors carry what was found.
@@ -64,6 +65,46 @@ def test_clusters_that_are_gone_leave_nothing_behind_but_their_findings() -> Non
     assert (out.reshape(400, 64) == np.arange(64)[::-1]).all()
 
 
+# A launch that may begin before the end of the launch before, which writes `a`.
+
+FIRST = TID + store("a", "%r0") + "griddepcontrol.launch_dependents;"
+GRID_WAIT = "griddepcontrol.wait; "
+
+
+@pytest.mark.usefixtures("judged_by")
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (GRID_WAIT + load("%r1", "a"), []),
+        (load("%r1", "a") + GRID_WAIT, ["missing-grid-wait"]),
+        (store("a", "%r0") + GRID_WAIT, ["missing-grid-wait"]),
+        (load("%r1", "b") + GRID_WAIT, []),
+        ("setp.lt.u32 %p0, %r0, 32; @%p0 griddepcontrol.wait; bar.sync 0;" + load("%r1", "a"), []),
+        ("setp.lt.u32 %p0, %r0, 32; @%p0 griddepcontrol.wait;" + load("%r1", "a"),
+         ["missing-grid-wait"]),
+    ],
+)  # fmt: skip
+def test_a_launch_waits_for_what_the_one_before_writes(body: str, expected: list[str]) -> None:
+    args = [np.zeros(64, np.uint32), np.zeros(64, np.uint32)]
+    first = api.load(source(FIRST, ["a", "b"])).launch("k", 1, 64, args=args, check=True)
+    assert first.findings == [] and first.earlier is not None
+    module = api.load(source(TID + body, ["a", "b"]))
+    found = module.launch("k", 1, 64, args=args, check=True, earlier=first.earlier).findings
+    assert [finding.code for finding in found] == expected
+    assert module.launch("k", 1, 64, args=args, check=True).findings == []
+    assert module.launch("k", 1, 64, args=args, check=True).earlier is None
+
+
+def test_a_log_knows_the_launch_before() -> None:
+    args = (np.zeros(64, np.uint32), np.zeros(64, np.uint32))
+    first = setup(source(FIRST, ["a", "b"]), args)
+    second = setup(source(TID + load("%r1", "a"), ["a", "b"]), args)
+    log = Log()
+    for one, is_programmatic in ((first, False), (second, True), (first, True), (second, False)):
+        log.run(one, is_programmatic=is_programmatic)
+    assert [finding.code for finding in log.findings] == ["missing-grid-wait"]
+
+
 # Memory of the device that nobody has written, and that a kernel reads.
 
 PAGE = 4096
@@ -90,9 +131,22 @@ def findings(device: EmulatedMemory, body: str, *, offset: int = 0) -> list[Find
 
 @pytest.mark.usefixtures("judged_by")
 def test_a_read_of_memory_that_nobody_wrote_is_a_warning(device: EmulatedMemory) -> None:
-    (found,) = findings(device, READ)
+    dropped = TID + load("%r1", "a") + "and.b32 %r1, %r1, 0;" + store("b", "%r1")
+    (found,) = findings(device, dropped)
     assert (found.code, found.level) == ("uninitialised-read", "warning")
     assert "of global memory 0x27" in found.message and "nobody has written" in found.message
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_result_that_depends_on_it_is_an_error(device: EmulatedMemory, is_new: bool) -> None:
+    """`b`, which maybe nobody wrote either, and `a` are then as one run leaves them."""
+    output = device.view(device.base + 4 * PAGE, 256)
+    if not is_new:
+        output[:] = 1
+    warning, error = findings(device, READ)
+    assert (error.code, error.level) == ("uninitialised-result", "error") != warning.code
+    assert "cudaMalloc #1 (16384 bytes) at byte 0 depends on" in error.message
+    assert not output.any() and not device.view(device.base, 256).any()
 
 
 @pytest.mark.usefixtures("judged_by")
@@ -103,7 +157,7 @@ def test_what_the_host_an_earlier_kernel_or_the_kernel_itself_wrote_is_there(
     assert findings(device, READ) == []
     assert findings(device, WRITE + READ, offset=PAGE) == []
     assert findings(device, READ, offset=PAGE) == []
-    assert [f.code for f in findings(device, READ, offset=2 * PAGE)] == ["uninitialised-read"]
+    assert "uninitialised-result" in [f.code for f in findings(device, READ, offset=2 * PAGE)]
 
 
 def test_other_kinds_of_memory_begin_as_zeros(device: EmulatedMemory) -> None:

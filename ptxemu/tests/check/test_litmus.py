@@ -27,7 +27,7 @@ def found(one: Published, policies: list[Policy] = POLICIES) -> Iterator[list[Fi
 def verdict(findings: list[Finding] | None) -> set[str]:
     """The codes of a row of the table."""
     assert findings is not None
-    notes = ("stale-read", "unordered-float-additions")
+    notes = ("missing-acquire", "stale-read", "unordered-float-additions")
     return {f.code for f in findings if f.level != "note" or f.code in notes}
 
 

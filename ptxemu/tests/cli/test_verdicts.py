@@ -1,20 +1,27 @@
 """What commands say: the last line and the exit code, help, names, paths that cannot be written."""
 
+import json
 import os
+import re
 import resource
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from tests.check.checked_run import check
 from tests.check.test_tmem import ALLOC, BARRIER, END, USES, WAIT
 from tests.kernel_run import TID, source, store
 
+from ptxemu.api import LaunchResult
 from ptxemu.cli import kernel_names
 from ptxemu.cli.help_text import fitted
-from ptxemu.cli.kernel_names import file_name, readable, with_readable_names
+from ptxemu.cli.kernel_names import file_name, for_people, readable
 from ptxemu.cli.main import main
-from ptxemu.cli.report import finding_lines, is_failure, summary_line
+from ptxemu.cli.outcome import Results
+from ptxemu.cli.report import as_json, finding_lines, is_failure, summary_line
+from ptxemu.cli.report_files import junit, sarif
+from ptxemu.machine.launch import Launch
 
 # What the last line and the exit code say of a run: failures, both kinds of error, groups.
 
@@ -35,7 +42,7 @@ def test_the_last_line_says_that_the_launch_failed_and_why(
     path.write_text(source(TID + body, ["x"]))
     assert main([command, str(path), "--block", "32", "--arg", "u32[32]=zeros", "--quiet"]) == 1
     last = capsys.readouterr().out.rstrip().splitlines()[-1]
-    assert last.startswith("0 launches ended, 1 launch FAILED")
+    assert re.match(r"0 launches ended, 1 launch FAILED, [1-9]\d* warp instructions", last)
     assert "failed: kernel k: " in last and reason in last
 
 
@@ -45,7 +52,7 @@ def test_the_kinds_of_error_are_told_apart_and_selected() -> None:
         how={"arch": "sm_100a", "shared": 1024},
         out=64,
     )
-    assert "1 error (1 only against the ISA)" in summary_line([], early, checked=True)
+    assert "1 error (1 only against the ISA)" in summary_line(Results(findings=early), checked=True)
     assert finding_lines(early, with_notes=False)[0].startswith("error against the ISA: ")
     assert [is_failure(early, on) for on in ("hardware", "isa", "warning", "never")] == [
         False,
@@ -53,6 +60,28 @@ def test_the_kinds_of_error_are_told_apart_and_selected() -> None:
         True,
         False,
     ]
+
+
+def test_reports_for_tools_have_versions_times_names_and_notes() -> None:
+    name = "_Z6reduceILi3EEvPf"
+    launch = Launch(name, (1, 1, 1), (32, 1, 1), (1, 1, 1), 0, b"")
+    ended = LaunchResult(name, launch, 5, 0, seconds=0.25)
+    ran = Results([ended], failures=[f"kernel {name}: stopped"], notes=["refused: smem"])
+    ran.unfinished = 37
+    case, failed, host = ElementTree.fromstring(junit("t", ran, 0, 1.0, fail_on="isa")).iter(
+        "testcase"
+    )
+    assert (case.get("time"), case.get("name")) == ("0.250", "launch 0: reduce<3>")
+    assert (
+        failed.get("name") == "kernel reduce<3>" and host.findtext("system-out") == "refused: smem"
+    )
+    (run,) = json.loads(sarif(ran))["runs"]
+    assert run["tool"]["driver"]["version"] and not run["invocations"][0]["executionSuccessful"]
+    (told,) = run["invocations"][0]["toolExecutionNotifications"]
+    assert told["message"]["text"] == "refused: smem"
+    (facts,) = json.loads(as_json(ran.launches, []))["launches"]
+    assert facts["kernel"] == "void reduce<3>(float*)" and facts["symbol"] == name
+    assert "42 warp instructions" in summary_line(ran, checked=True)
 
 
 def test_findings_of_one_pair_of_lines_are_one_line() -> None:
@@ -165,8 +194,12 @@ def test_parameters_are_left_out_and_long_names_cut(name: str, text: str) -> Non
 
 
 @reads_names
+def test_paths_are_shown_from_this_folder_on() -> None:
+    assert for_people(f"at {os.getcwd()}/src/a.cu:3, in /usr/b.h") == "at src/a.cu:3, in /usr/b.h"
+
+
 def test_names_inside_a_message_and_for_files() -> None:
-    assert with_readable_names("kernel _Z3sumPKiPi: late") == "kernel sum: late"
+    assert for_people("kernel _Z3sumPKiPi: late") == "kernel sum: late"
     assert file_name("_Z4fillIfLi4EEvPT_") == "fill_float_4"
 
 

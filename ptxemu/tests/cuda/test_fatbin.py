@@ -11,7 +11,7 @@ LZ4, ZSTD = 0x2000, 0x8000
 
 
 def _ptx(target: str) -> bytes:
-    return f".version 8.7\n.target {target}\n.address_size 64\n".encode() + b"\0"
+    return f".version 8.8\n.target {target}\n.address_size 64\n".encode() + b"\0"
 
 
 def _entry(kind: int, arch: int, payload: bytes, flags: int = 0, unpacked: int = 0) -> bytes:

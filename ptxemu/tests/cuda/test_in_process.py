@@ -6,8 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ptxemu.cuda.build import SOURCES, Standin
-from ptxemu.cuda.in_process import PTXAS
+from ptxemu.cuda.in_process import PTXAS, InProcess
+from ptxemu.launch_log import Log
 
 # In the place of a package that binds the driver with ctypes, as PyCUDA and others do in C.
 PACKAGE = '''
@@ -75,6 +78,21 @@ def test_a_script_launches_on_driver_memory_and_on_tensors(
     assert (done.returncode, facts["exit_code"], len(facts["launches"])) == (1, 0, 2)
     (failure,) = facts["failures"]
     assert "illegal global address" in failure and "a tensor (64,)" in failure
+
+
+def test_what_links_machine_code_finds_no_linker(made_standin: Standin) -> None:
+    """As numba-cuda does, which then asks the driver."""
+    pathfinder = pytest.importorskip("cuda.pathfinder")
+    load = pathfinder.load_nvidia_dynamic_lib
+    context = InProcess(Log(), "sm_90a")
+    with context:
+        context._hide_linker()
+        with pytest.raises(pathfinder.DynamicLibNotFoundError):
+            pathfinder.load_nvidia_dynamic_lib("nvJitLink")
+    assert pathfinder.load_nvidia_dynamic_lib is load
+    device = ctypes.c_int(7)
+    library = ctypes.CDLL(str(made_standin.library))
+    assert library["cuCtxGetDevice_v2"](ctypes.byref(device), None) == 0 and device.value == 0
 
 
 def test_ptx_stays_ptx_where_a_package_calls_ptxas(tmp_path: Path) -> None:

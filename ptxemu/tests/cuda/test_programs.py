@@ -13,7 +13,7 @@ from tests.kernel_run import setup, source
 from ptxemu import load_launch
 from ptxemu.cli.main import main
 from ptxemu.cuda.build import Standin
-from ptxemu.cuda.log import Log
+from ptxemu.launch_log import Log
 
 # Programs with their own host code, run unchanged with the stand-in in the place of CUDA.
 
@@ -123,17 +123,60 @@ def test_a_source_is_compiled_run_and_checked(
     assert json.loads(captured.out)["exit_code"] == 3 and "given -x" in captured.err
 
 
+KERNEL = "template <int N> __global__ void set(int *x) { x[threadIdx.x] = N; }\n"
+KERNEL += "template __global__ void set<5>(int *);\n"
+
+
+def test_a_kernel_of_a_source_without_main_is_launched(
+    runtime_program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "set.cu"
+    source.write_text(KERNEL)
+    launch = ["--kernel", "set<5>", "--block", "64", "--arg", "i32[64]=zeros"]
+    assert main(["check", str(source), *launch]) == 0
+    assert "64 of 64 changed, min 5, max 5" in capfd.readouterr().out
+    assert main(["check", str(source)]) == 2
+    assert "has no main: --grid, --block and --arg" in capfd.readouterr().err
+    assert main(["info", str(source)]) == 0
+    assert "kernel void set<5>(int*)" in capfd.readouterr().out
+
+
+def test_every_command_takes_a_program(
+    runtime_program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(runtime_program)]) == main(["exec", str(runtime_program)])
+    assert main(["info", str(runtime_program)]) == 0
+    assert main(["trace", str(runtime_program), "--out", str(tmp_path)]) == 1  # one kernel fails
+    assert list(tmp_path.glob("*.trace.json"))
+
+
+IDLE = "__global__ void k() {}\nint main(int n, char **) { if (n > 1) k<<<1, 1>>>(); }\n"
+
+
+def test_a_program_with_kernels_that_launches_none_fails(
+    runtime_program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "idle.cu"
+    source.write_text(IDLE)
+    assert main(["run", str(source)]) == 1
+    assert "failed: " in (out := capfd.readouterr().out) and "--allow-no-launch" in out
+    assert main(["run", str(source), "--allow-no-launch"]) == 0
+    assert main(["run", str(source), "--", "launch"]) == 0
+
+
 def test_what_cannot_be_run_is_said_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "k.cu"
     assert main(["run", str(source)]) == 2
     assert "k.cu: no such file" in capsys.readouterr().err
-    source.write_text("int main() {}")
-    assert main(["run", str(source), "--grid", "2"]) == 2
+    assert main(["run", "/bin/true", "--grid", "2"]) == 2
     assert "its host code launches, so there is no --grid" in capsys.readouterr().err
     assert main(["run", str(tmp_path / "k.ptx"), "--", "3"]) == 2
-    assert "are for sources (.cu)" in capsys.readouterr().err
+    assert "are for host code" in capsys.readouterr().err
+    source.write_text("__global__ void k() {}")
+    assert main(["run", str(source), "--nvcc=-rdc=true"]) == 2
+    assert "relocatable device code (-rdc=true) is not emulated" in capsys.readouterr().err
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CC", raising=False)
     assert main(["exec", "/bin/true"]) == 2

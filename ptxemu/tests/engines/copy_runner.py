@@ -1,5 +1,7 @@
 """Runs small copy kernels."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -67,7 +69,13 @@ def run(
     )
     values = [v if isinstance(v, bytes | int) else np.ascontiguousarray(v) for v in args.values()]
     return api.load(ptx).launch(
-        "k", cluster, 32, args=values, smem=smem, policy=policy, observer=observer
+        "k",
+        cluster,
+        32,
+        args=values,
+        smem=smem,
+        policy=replace(policy or Policy(), fill=0),
+        observer=observer,
     )
 
 

@@ -215,5 +215,5 @@ mov.b32 %r2, 255; st.local.u32 [%rd1+24], %r2; mov.u64 %rd3, text; cvta.global.u
 
 def test_a_call_of_an_unknown_function_fails_before_the_run():
     before = ".extern .func mystery ();\n"
-    with pytest.raises(UnsupportedInstructionError, match="mystery: calls are inlined"):
+    with pytest.raises(UnsupportedInstructionError, match="mystery: a function that calls itself"):
         run("call.uni mystery, ();", before=before)

@@ -142,7 +142,7 @@ def test_128_bits_go_through_a_register_and_back():
     mask = LANES < 7
     # b128 registers need their own storage, which `run` does not make: a whole kernel does.
     text = f"""
-.version 8.7
+.version 8.8
 .target sm_100a
 .address_size 64
 .visible .entry k(.param .u64 out) {{

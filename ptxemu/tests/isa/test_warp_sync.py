@@ -87,9 +87,22 @@ low: shfl.sync.idx.b32 %r1, %r0, 2, 31, -1; out: {store("y", "%r1")}"""
     assert ran.y.tolist() == [2] * 4 + [20] * 28
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("other", ["bar.warp.sync -1;", "vote.sync.any.pred %p2, %p1, -1;"])
+def test_lanes_that_wait_for_each_other_at_different_instructions_never_meet(other, swapped):
+    parts = ["shfl.sync.idx.b32 %r1, %r0, 0, 31, -1;", other]
+    low, high = reversed(parts) if swapped else parts
+    ran = run(f"{TID} setp.lt.u32 %p1, %r0, 4; @%p1 bra low; {high} bra out;\nlow: {low}\nout:")
+    errors = [text for level, code, text in ran.seen.complaints if level == "error"]
+    assert len(errors) == 1 and "wait for lanes that wait for them at" in errors[0]
+
+
 def test_a_lane_outside_of_its_own_mask_is_complained_about():
-    body = f"{TID} shfl.sync.idx.b32 %r1, %r0, 0, 31, 0xffff; setp.lt.u32 %p1, %r0, 8; "
-    body += "@%p1 shfl.sync.idx.b32 %r1, %r0, 0, 31, 0x7f;"
+    shuffle = f"{TID} mov.b32 %r2, {{0}}; shfl.sync.idx.b32 %r1, %r0, 0, 31, {{1}};"
+    for lanes, mask in (("0", "0xffff"), ("0xffff", "%r2"), ("0xffffffff", "%r2")):
+        outside = mask == "0xffff" or lanes == "0xffff"
+        assert run(shuffle.format(lanes, mask)).seen.codes == ["not-a-member"] * outside
+    body = f"{TID} setp.lt.u32 %p1, %r0, 8; @%p1 shfl.sync.idx.b32 %r1, %r0, 0, 31, 0x7f;"
     assert "not-a-member" in run(body).seen.codes
 
 

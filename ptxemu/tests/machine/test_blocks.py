@@ -146,7 +146,7 @@ def test_temporaries_are_what_no_one_else_reads(body, expected):
 
 def test_a_temporary_of_a_loop_still_gives_the_right_sum():
     text = """
-.version 8.7
+.version 8.8
 .target sm_90a
 .address_size 64
 .visible .entry k(.param .u64 out) {

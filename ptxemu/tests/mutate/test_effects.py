@@ -60,6 +60,19 @@ def test_a_wait_for_nothing_pending_is_redundant():
     assert ("group-wait", "redundant") in found and ("group-wait", "survived") not in found
 
 
+PRODUCT = """mov.u32 %r1, smem; st.shared.b32 [%r1], 0; fence.proxy.async; bar.sync 0;
+shr.u32 %r2, %r1, 4; cvt.u64.u32 %rd0, %r2; wgmma.fence.sync.aligned;
+wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%r4, %r5, %r6, %r7}, %rd0, %rd0, 1, 1, 1, 0, 0;
+wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
+"""
+
+
+def test_a_barrier_behind_each_warps_wait_for_a_product_is_not_redundant():
+    reload = "setp.eq.u32 %p0, %r0, 0; @%p0 st.shared.b32 [%r1], 1;"
+    found, _ = verdicts(f"{PRODUCT} bar.sync 0; {reload}", block=128)
+    assert [verdict for category, verdict in found if category == "barrier"][1:] == ["survived"]
+
+
 INIT = """
     setp.ne.u32 %p0, %r0, 0;
     mov.u32 %r2, smem;

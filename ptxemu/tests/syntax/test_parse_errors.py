@@ -228,6 +228,29 @@ def test_lines_and_loc(parse_text):
     assert str(spans[2]) == "PTX line 11 (lib; {.py:30)"
 
 
+def test_inlined_code_of_a_library_is_at_the_users_line(parse_text):
+    """sum.cuh, which main.cu inlines, inlines two functions of the toolkit, one in the other."""
+    module = parse_text(
+        '.file 1 "/home/me/main.cu"\n.file 2 "/home/me/sum.cuh"\n'
+        '.file 3 "/usr/local/cuda-13.0/include/cccl/cub/block.cuh"\n'
+        '.file 4 "/opt/nvidia/cu13/include/sm_20_atomic_functions.hpp"\n'
+        ".entry k {\n.reg .b32 %r<3>;\n.loc 1 7 3\nmov.b32 %r1, 1;\n"
+        ".loc 2 20 5, function_name $L0, inlined_at 1 7 3\nmov.b32 %r1, 2;\n"
+        ".loc 3 5 9, function_name $L1, inlined_at 2 20 5\nmov.b32 %r1, 3;\n"
+        ".loc 4 84 1, function_name $L2+4, inlined_at 3 5 9\nmov.b32 %r1, 4;\n"
+        ".loc 4 90 1, function_name $L2, inlined_at 3 6 9\nmov.b32 %r1, 5;\nret;\n}\n"
+    )
+    spans = [i.span for i in module.functions["k"].instructions]
+    assert [(s.source_file[-7:], s.source_line) for s in spans[:4]] == [
+        ("main.cu", 7), ("sum.cuh", 20), ("sum.cuh", 20), ("sum.cuh", 20)
+    ]  # fmt: skip
+    assert [s.library and s.library.rpartition("/")[2] for s in spans[:5]] == [
+        None, None, "block.cuh:5", "sm_20_atomic_functions.hpp:84", None
+    ]  # fmt: skip
+    assert str(spans[3]).endswith("sum.cuh:20, in sm_20_atomic_functions.hpp:84)")
+    assert spans[4].source_file.endswith(".hpp") and spans[4].source_line == 90
+
+
 def test_functions_have_registers_and_labels_of_their_own(parse_text):
     module = parse_text(
         ".entry a { .reg .b32 %r<2>; L: mov.b32 %r1, 1; bra L; }\n"

@@ -6,7 +6,7 @@ functions are not used.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from ptxemu.numerics.minifloat import FORMATS
 from ptxemu.sched.policy import Policy
 
 HEADER = (
-    ".version 8.7\n.target {target}\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
+    ".version 8.8\n.target {target}\n.address_size 64\n.extern .shared .align 1024 .b8 smem[];\n"
 )
 DATA = 0x800
 """CTA-relative address of `smem`: behind 1 KiB of reserved bytes and the static variables."""
@@ -43,7 +43,7 @@ def launch(
     module = api.load(HEADER.format(target=target) + text)
     module.launch(
         module.kernels[0], cluster, 32 * warps, cluster=cluster, smem=DATA_BYTES, args=args,
-        observer=recorder, policy=policy,
+        observer=recorder, policy=replace(policy or Policy(), fill=0),
     )  # fmt: skip
     return recorder
 

@@ -1,10 +1,11 @@
 """Kernels that ptxas refuses as a whole are refused at load, unless told otherwise."""
 
+import numpy as np
 import pytest
 from tests.tensor_cores.tensor_core_run import HEADER
 
 from ptxemu import api
-from ptxemu.errors import ExecutionError, IllegalInstructionError
+from ptxemu.errors import ExecutionError, IllegalInstructionError, LaunchError
 
 KERNEL = """
 .visible .entry k()
@@ -21,6 +22,32 @@ def load(body: str, *, target: str = "sm_100a", allow_illegal: bool = False) -> 
     """A module with one kernel."""
     text = HEADER.format(target=target) + KERNEL.format(body=body)
     return api.load(text, allow_illegal=allow_illegal)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (".version 99.9\n.target sm_90a", "no such version is known"),
+        (".version 7.0\n.target sm_90a", ".target sm_90a needs .version 8.0, not 7.0"),
+        (".version 8.0\n.target sm_100a", ".target sm_100a needs .version 8.6"),
+        (".version 8.0\n.target sm_90a\n.address_size 32", "sm_90a has 64-bit addresses"),
+    ],
+)
+def test_what_ptxas_refuses_in_a_modules_directives_is_refused(header: str, message: str) -> None:
+    text = header + "\n.visible .entry k() { ret; }\n"
+    with pytest.raises(IllegalInstructionError, match=message):
+        api.load(text)
+    assert api.load(text, allow_illegal=True).kernels == ["k"]
+
+
+def test_a_variable_that_nobody_defines_is_refused_where_it_is_used() -> None:
+    body = "mov.u64 %rd1, x; ld.global.u32 %r1, [x];"
+    extern = ".extern .global .align 4 .u32 x;\n"
+    text = HEADER.format(target="sm_100a") + extern + KERNEL.format(body=body)
+    with pytest.raises(LaunchError, match=r"x is \.extern, and defined nowhere"):
+        api.load(text).launch("k", 1, 32)
+    api.load(text).launch("k", 1, 32, symbols={"x": np.zeros(1, np.uint32)})
+    api.load(text.replace(body, "")).launch("k", 1, 32)
 
 
 def test_two_cta_groups_in_a_kernel_are_refused() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 from ptxemu.check import lanes as lane_order
 from ptxemu.check import proxies, relaxed
 from ptxemu.check.actors import OperationActor
+from ptxemu.check.earlier_grid import EarlierGrid
 from ptxemu.check.findings import Finding, Findings
 from ptxemu.check.flags import Flags, reach_of
 from ptxemu.check.lane_races import LaneRaces, makes_lanes_meet
@@ -26,6 +27,7 @@ from ptxemu.check.vector_clock import ARRIVED, GENERIC, NOTHING, OUT_OF_SCOPE
 from ptxemu.check.weak_orders import WeakOrders
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Loads, Observer, Space
+from ptxemu.global_writes import Earlier
 
 if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
@@ -37,15 +39,23 @@ CHECKED_SPACES = (Space.GLOBAL, Space.SHARED, Space.TMEM)
 class Checker(Observer):
     """Happens-before with proxies over global memory, shared memory and TMEM of one launch."""
 
-    takes_loads = True
-
-    def __init__(self, kernel: str, blank: Blank = (), *, warp_lanes: bool = True) -> None:
+    def __init__(
+        self,
+        kernel: str,
+        blank: Blank = (),
+        *,
+        warp_lanes: bool = True,
+        earlier: Earlier | None = None,
+    ) -> None:
         """Args:
         blank: global memory that nobody has written before the launch.
+        earlier: a launch before, which may still write until griddepcontrol.wait.
         warp_lanes: lanes of a warp are ordered by what makes them wait for each other alone.
         """
         self.kernel = kernel
+        self.takes_loads = earlier is None
         self._collected = Findings(kernel)
+        self._earlier = None if earlier is None else EarlierGrid(self._collected, earlier)
         self._lifetimes = Lifetimes(self._collected)
         self._flags = Flags()
         self._weak_orders = WeakOrders(self._collected)
@@ -91,6 +101,7 @@ class Checker(Observer):
         """The run was cut off: judge what was to be judged later."""
         if self._lane_races is not None:
             self._lane_races.finish()
+        self._collected.settle()
 
     def finish(self) -> None:
         """The run is over: report what can only be told now."""
@@ -98,6 +109,10 @@ class Checker(Observer):
         self._memory.drop_all()
         self._lifetimes.finish()
         self._collected.explain(self._barrier_users.explanation)
+
+    def judge_unwritten(self, reached: Callable[[], str]) -> None:
+        """See `Findings`."""
+        self._collected.judge_unwritten(reached)
 
     def cta_started(self, cta: Any) -> None:
         """A CTA became resident: its warps get their columns in the cluster's clocks."""
@@ -156,14 +171,15 @@ class Checker(Observer):
         actor = self._actors[agent.agent_id]
         actor.instruction = instruction
         if isinstance(actor, WarpActor):
-            if actor.lagging is not None:
-                lane_order.executed(actor, instruction)
-            if self._lane_races is not None:
-                meets = self._meets.get(instruction.pc)
-                if meets is None:
-                    meets = self._meets[instruction.pc] = makes_lanes_meet(instruction)
-                if meets:
-                    self._lane_races.met(actor, agent, lanes)
+            meets = self._meets.get(instruction.pc)
+            if meets is None:
+                meets = self._meets[instruction.pc] = makes_lanes_meet(instruction)
+            if meets:
+                actor.lagging = None
+                if self._lane_races is not None:
+                    self._lane_races.met(actor, agent, lanes, instruction)
+        if self._earlier is not None:
+            self._earlier.executed(actor, instruction)
         if instruction.modifiers[0] in BARRIERS:
             self._barrier_users.executed(actor, instruction)
         if self._wgmma is not None:
@@ -178,12 +194,13 @@ class Checker(Observer):
         """Judge an access against what happened to its bytes before."""
         if access.space not in CHECKED_SPACES or not len(access.starts):
             return
-        if self._lane_races is not None:
-            actor = self._actors[access.agent.agent_id]
-            if isinstance(actor, WarpActor):
-                self._lane_races.accessed(actor, access)
-        for part in (access,) if access.silent_pieces is None else access.by_silence():
-            self._judge(part)
+        actor, races = self._actors[access.agent.agent_id], self._lane_races
+        if races is not None and isinstance(actor, WarpActor):
+            races.accessed(actor, access)
+        for part in access.by_silence():
+            event = self._judge(part)
+            if races is not None and isinstance(actor, WarpActor):
+                races.releases.wrote(actor, access, event)
 
     def loaded(self, agent: Agent, owner: int, loads: Loads, count: int) -> None:
         """Judge weak loads of a whole warp."""
@@ -203,29 +220,40 @@ class Checker(Observer):
         self._memory.loaded(actor, agent, loads, count, self._time)
         self._time += count
 
-    def _judge(self, access: Access) -> None:
+    def _judge(self, access: Access) -> Event:
         actor = self._actors[access.agent.agent_id]
         self._time += 1
         strong = access.order != "weak" or access.kind is AccessKind.ATOMIC
         event = actor.event(access, reach_of(access.scope) if strong else 0, self._time)
+        if self._earlier is not None:
+            self._earlier.accessed(access, event)
         if event.adds_floats and actor.is_warp:
             self._undetermined.lanes(event, access)
         if strong and isinstance(actor, WarpActor):
             if access.order in ("acquire", "acq_rel", "seq_cst"):
                 self._lanes_acquire(actor, access.agent)
+            if access.order in ("release", "acq_rel", "seq_cst"):
+                self._withhold(actor, access.agent)
             self._weak_orders.accessed(actor, access, event, self._time)
             self._flags.accessed(actor, access)
         if access.owner is not None and (access.owner != actor.cta or not actor.is_warp):
             if access.instruction.modifiers[:2] != DEALLOC:  # which ends a lifetime itself
                 self._lifetimes.touched(access.owner, event)
             if access.owner in self._gone:
-                return
+                return event
         if access.instruction.modifiers[0] == "mbarrier":
             self._apply_to_mbarrier(access, event)
         elif actor.lagging is not None and isinstance(actor, WarpActor):
             self._apply_by_lanes(actor, access, event)
         else:
             self._memory.apply(access, event)
+        return event
+
+    def _withhold(self, warp: Actor, agent: Agent) -> None:
+        """Some lanes release, and the warp's clock will tick: what do they not speak for?"""
+        if self._lane_races is not None and isinstance(warp, WarpActor):
+            for event in self._lane_races.releases.withheld(warp, agent):
+                self._memory.postpone(event)
 
     def _lanes_acquire(self, warp: WarpActor, agent: Agent) -> None:
         """Some or all lanes of a warp are about to acquire."""
@@ -260,7 +288,10 @@ class Checker(Observer):
         self._tmem_loads.handed_on(actor, "arrival")
         if self._lane_races is not None and isinstance(actor, WarpActor):
             self._lane_races.released(actor)
+            if scope != "relaxed":
+                self._lane_races.at_barrier(actor, agent, token, waits=False)
         if is_mbarrier_token(token):
+            self._withhold(actor, agent)
             self._arrived(actor, token, scope, tokens)
         held = tokens.get(token) or new_token(tokens, token)
         if scope in ("", "relaxed"):
@@ -281,6 +312,8 @@ class Checker(Observer):
         """Take what was left at the token; after a relaxed wait with the next fence only."""
         actor = self._actors[agent.agent_id]
         self._signal(actor, token, arrives=False)
+        if (races := self._lane_races) is not None and isinstance(actor, WarpActor):
+            races.at_barrier(actor, agent, token, waits=True)
         held = self._tokens.get(actor.home, {}).get(token)
         if held is not None and scope == "relaxed" and isinstance(actor, WarpActor):
             assert isinstance(token, tuple)
@@ -353,6 +386,7 @@ class Checker(Observer):
         if kind is FenceKind.MEMORY:
             if fence.order != "release" and actor.pending:
                 self._lanes_acquire(actor, agent)
+            self._withhold(actor, agent)
             self._flags.fenced(actor, fence)
         elif kind is FenceKind.TCGEN05_BEFORE:
             relaxed.before_thread_sync(actor, self._tcgen05.get(actor.home, 0))
@@ -397,15 +431,11 @@ class Checker(Observer):
 
     def _wgmma_started(self, warp: Actor, issuer: Agent, operation: Any) -> None:
         assert self._wgmma is not None
-        instruction = operation.instruction
-        why = self._wgmma.started(issuer.agent_id, instruction, operation.registers)
+        place = warp, operation.instruction, ""
+        why = self._wgmma.started(issuer.agent_id, operation.instruction, operation.registers)
         if why is not None:
-            self._collected.add(
-                "wgmma-fence-missing",
-                (warp, instruction, ""),
-                None,
-                lambda first, _: f"{first}: needs wgmma.fence before it: {why}",
-            )
+            text = f"needs wgmma.fence before it: {why}"
+            self._collected.add("wgmma-fence-missing", place, None, lambda a, _: f"{a}: {text}")
 
     def async_completed(self, operation: Any) -> None:
         """Nobody asks any more what a completed operation knew."""

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 LEVELS: dict[str, str] = {
     "race": "error",
     "lane-race": "error",
+    "shuffle-order": "error",
     "mixed-race": "error",
     "lost-update": "error",
     "scope-race": "error",
     "relaxed-barrier-race": "error",
     "narrow-wait-race": "error",
     "non-coherent-read": "error",
+    "missing-grid-wait": "error",
     "missing-wait": "error",
     "missing-proxy-fence": "error",
     "missing-proxy-fence-after-read": "warning",
@@ -38,6 +40,7 @@ LEVELS: dict[str, str] = {
     "tmem-dealloc-race": "error",
     "tmem-overlap": "warning",
     "volatile-race": "error",
+    "missing-acquire": "note",
     "stale-read": "note",
     "weak-order": "note",
     "unordered-float-additions": "note",
@@ -47,6 +50,7 @@ LEVELS: dict[str, str] = {
     "tmem-read-by-register": "error",
     "mma-order-in-practice": "note",
     "uninitialised-read": "warning",
+    "uninitialised-result": "error",
     "uninitialised-tmem-read": "error",
     "uninitialised-async-read": "warning",
     "async-after-exit": "error",
@@ -63,6 +67,7 @@ AGAINST_THE_ISA = frozenset(
         "mixed-race",
         "narrow-wait-race",
         "relaxed-barrier-race",
+        "shuffle-order",
         "remote-mbarrier-scope",
         "skipped-aligned",
         "tmem-alloc-after-relinquish",
@@ -77,6 +82,7 @@ results on hardware. All other errors can give wrong results there, or stop the 
 UNORDERED = (
     "race",
     "lane-race",
+    "shuffle-order",
     "same-value-race",
     "mixed-race",
     "lost-update",
@@ -94,6 +100,11 @@ UNORDERED = (
 that which of the codes it is; two instructions give one finding."""
 BY_LINES = ("unordered-float-additions",)
 """Codes of which pairs of instructions say no more than pairs of source lines."""
+RESULT = "uninitialised-result"
+UNINITIALISED = ("uninitialised-read", "uninitialised-tmem-read", "uninitialised-async-read")
+ONE_VALUE = "one value"
+"""About writes of one value by one instruction: they are what its other writes are, if any are
+found."""
 SEVERITY = {"note": 0, "warning": 1, "error": 2}
 SHOWN_OPCODE = 60
 
@@ -115,6 +126,8 @@ class Site:
     source_file: str | None
     source_line: int | None
     pc: int | None
+    library: str | None = None
+    """File and line of the library's code that is inlined there."""
 
     def __str__(self) -> str:
         opcode = self.instruction.split(" ", 1)[0].rstrip(";")[:SHOWN_OPCODE]
@@ -134,7 +147,7 @@ class Site:
         """The PTX line, and the source line where there is one."""
         if self.ptx_line is None:
             return "an unknown place"
-        return str(Span(self.ptx_line, self.source_file, self.source_line))
+        return str(Span(self.ptx_line, self.source_file, self.source_line, self.library))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +265,17 @@ class Findings:
         self.changes += 1
         self._entries[key] = Entry(level, code, text, *sites, instance, count)
 
+    def judge_unwritten(self, reached: Callable[[], str]) -> None:
+        """Ask where reads of memory that nobody wrote reach the launch's results, if there are."""
+        reads = [one for one in self._entries.values() if one.code in UNINITIALISED]
+        where = reached() if reads else ""
+        if where:
+            about = reads[0].message.split(": ", 2)[-1]
+            text = f"{where} depends on memory that nobody wrote; the first read of it: {about}"
+            message = f"{RESULT}: kernel {self._kernel}: {text}"
+            entry = Entry(LEVELS[RESULT], RESULT, message, reads[0].first, None, -1)
+            self._entries[RESULT, -1, -1, ""] = entry
+
     def known(
         self, code: str, first: Instruction | None, second: Instruction | None
     ) -> Entry | None:
@@ -273,6 +297,13 @@ class Findings:
                 about, pcs = "; ".join(sorted({_line(first), _line(second)})), (-1, -1)
             key = self._keys[quick] = (family, *pcs, about)
         return key
+
+    def settle(self) -> None:
+        """Count what is about ONE_VALUE with the other finding of the same instruction, if any."""
+        for key in [key for key in self._entries if key[-1] == ONE_VALUE]:
+            other = self._entries.get((*key[:-1], ""))
+            if other is not None:
+                other.count += self._entries.pop(key).count
 
     def explain(self, explanation: Callable[[str, Site, Site], str]) -> None:
         """Add what `explanation` says of the code and both sites to each finding of a missing
@@ -304,6 +335,7 @@ class Findings:
             None if span is None else span.source_file,
             None if span is None else span.source_line,
             None if instruction is None else instruction.pc,
+            None if span is None else span.library,
         )
 
 

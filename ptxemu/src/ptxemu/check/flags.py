@@ -30,7 +30,7 @@ import numpy as np
 from ptxemu.check import past
 from ptxemu.check.past import NO_PASTS, Domain, Past, Pasts
 from ptxemu.check.state import CLUSTER, CTA, GPU, are_in_reach
-from ptxemu.check.vector_clock import GENERIC, Knowledge, Snapshot, Snapshots, later
+from ptxemu.check.vector_clock import GENERIC, SEEN, Knowledge, Snapshot, Snapshots, later
 from ptxemu.events import Access, AccessKind, Space
 
 if TYPE_CHECKING:
@@ -208,6 +208,8 @@ class Flags:
                         taken.append(found)
                     elif not is_red:
                         pending.see(domain[0], location, found)
+                        if access.kind is AccessKind.ATOMIC:
+                            warp.know.unite_row(found, SEEN)
             if acquires and pending:
                 taken += pending.at(location, mine.reach)
         for one in {id(one): one for one in taken}.values():

@@ -1,9 +1,11 @@
 """Races between lanes of one warp: a missing bar.warp.sync.
 
-The rest of the check takes a warp as one agent. Its lanes are threads, though, ordered by what
-makes them wait for each other, and by nothing else: a barrier of the warp or of the CTA; a shuffle,
-vote, elect or matrix instruction, of which the ISA says only that they wait; or what some lane
-releases and another one acquires.
+The rest of the check takes a warp as one agent. Its lanes are threads, though, ordered by a barrier
+of the warp or of the CTA; by what some lane releases and another one acquires; and, so as to report
+nothing that is sound on hardware, by elect and by matrix instructions, for which all lanes wait.
+Shuffles, votes, match and redux make lanes wait, too, and order no memory (PTX ISA, "bar.warp.sync"
+alone promises that; CUDA C++ Programming Guide, "Warp Shuffle Functions", "Warp Vote Functions": no
+memory barrier): what only they part is an error against the ISA, `shuffle-order`.
 
 A warp's accesses are noted, and judged when all its lanes have met: only two of the same stretch
 can race. In most stretches no word is accessed by two lanes of which one writes, as one sort shows.
@@ -11,12 +13,27 @@ can race. In most stretches no word is accessed by two lanes of which one writes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ptxemu.check.findings import Findings
+from ptxemu.check.lane_notes import (
+    ALL_BYTES,
+    ALL_LANES,
+    Form,
+    Ids,
+    Meeting,
+    Noted,
+    Stretch,
+    is_ordered,
+    lanes_of,
+    noted,
+    noted_loads,
+)
+from ptxemu.check.lane_releases import LaneReleases
+from ptxemu.check.tokens import is_mbarrier_token
 from ptxemu.events import Access, AccessKind, Agent, Loads, Proxy, Space
 from ptxemu.machine.lanes import lane_names, mask_of
 
@@ -33,112 +50,10 @@ MOST_PLACES = 64
 MOST_PAIRS = 2000
 """Pairs of accesses of a word that are looked at."""
 CODE = "lane-race"
+BY_EXCHANGE = "shuffle-order"
+_EXCHANGES = ("shfl", "vote", "match", "redux")
 _CONVERGENT = {"sync", "aligned"}
 _BARRIERS = ("bar", "barrier")
-_ALL = (1 << 32) - 1
-_ALL_LANES = bytes(range(32))
-_ALL_BYTES = 8 * len(_ALL_LANES)
-_Ids = tuple[Space, int | None]
-
-
-class Form(NamedTuple):
-    """An instruction's kind of access."""
-
-    instruction: Instruction
-    size: int
-    is_write: bool
-    is_strong: bool
-    is_noted: bool
-    """It is one of single lanes."""
-
-
-class Noted(NamedTuple):
-    """An access of some lanes of a warp."""
-
-    position: int
-    """Its number in the stretch."""
-    form: Form
-    starts: bytes
-    lanes: bytes
-    """The lane of each piece."""
-    silent: NDArray[np.bool_] | bool
-    """Which pieces are writes of what was there already."""
-
-
-class NotedLoads(NamedTuple):
-    """Loads [begin, end) of some that stand in a row, the first of which has position `first`."""
-
-    first: int
-    forms: list[Form]
-    starts: bytes
-    """Addresses of all loads, those before `begin` included."""
-    begin: int
-    end: int
-
-    def each(self) -> Iterator[Noted]:
-        """The loads one by one."""
-        for load in range(self.begin, self.end):
-            starts = self.starts[_ALL_BYTES * load : _ALL_BYTES * (load + 1)]
-            yield Noted(self.first + load, self.forms[load], starts, _ALL_LANES, False)
-
-
-_noted, _noted_loads = Noted._make, NotedLoads._make
-"""Quicker than the classes."""
-
-
-class Notes:
-    """A warp's accesses to one memory."""
-
-    __slots__ = ("count", "entries")
-
-    def __init__(self) -> None:
-        self.entries: list[Noted | NotedLoads] = []
-        self.count = 0
-
-    def noted(self) -> list[Noted]:
-        """The accesses one by one."""
-        return [
-            noted
-            for entry in self.entries
-            for noted in (entry.each() if isinstance(entry, NotedLoads) else (entry,))
-        ]
-
-
-class Meeting(NamedTuple):
-    """Some lanes of a warp have waited for each other, or have acquired what any lane released."""
-
-    position: int
-    lanes: int
-    acquires: bool
-
-
-class Stretch:
-    """A warp's accesses since its lanes last met."""
-
-    __slots__ = ("_notes", "has_released", "meetings", "position", "written")
-
-    def __init__(self) -> None:
-        self._notes: dict[_Ids, Notes] = {}
-        self.meetings: list[Meeting] = []
-        self.written: set[_Ids] = set()
-        """Memories with a write among the accesses."""
-        self.position = 0
-        self.has_released = False
-        """Some lane has done what another one can acquire."""
-
-    def notes(self, ids: _Ids) -> Notes:
-        """The accesses to a memory."""
-        notes = self._notes.get(ids)
-        if notes is None:
-            notes = self._notes[ids] = Notes()
-        return notes
-
-    def clear(self) -> None:
-        """All lanes have met."""
-        self._notes.clear()
-        self.written.clear()
-        self.meetings.clear()
-        self.position, self.has_released = 0, False
 
 
 class LaneRaces:
@@ -152,15 +67,19 @@ class LaneRaces:
         self._forms: dict[int, Form] = {}
         """Forms by pc and kind of access."""
         self._loads_forms: dict[Loads, list[Form]] = {}
+        self.releases = LaneReleases()
 
-    def met(self, warp: WarpActor, agent: Agent, lanes: int) -> None:
+    def met(self, warp: WarpActor, agent: Agent, lanes: int, instruction: Instruction) -> None:
         """The warp executes an instruction at which so many of its lanes meet."""
+        self.releases.met(warp, agent)
         stretch = self._stretches.get(warp)
         if stretch is not None and stretch.position:
-            self._meet(warp, stretch, agent, lanes, acquires=False)
+            exchanges = instruction.modifiers[0] in _EXCHANGES
+            self._meet(warp, stretch, agent, lanes, exchanges=exchanges)
 
     def acquires(self, warp: WarpActor, agent: Agent) -> None:
         """Some or all lanes acquire: what other lanes did may have been released before."""
+        self.releases.met(warp, agent, acquires=True)
         stretch = self._stretches.get(warp)
         if stretch is not None and stretch.position and stretch.has_released:
             self._meet(warp, stretch, agent, 0, acquires=True)
@@ -169,6 +88,16 @@ class LaneRaces:
         """Some lane has done what another one can acquire."""
         if (stretch := self._stretches.get(warp)) is not None:
             stretch.has_released = True
+
+    def at_barrier(self, warp: WarpActor, agent: Agent, token: Hashable, *, waits: bool) -> None:
+        """Some or all lanes arrive at a barrier, or have waited for it: maybe not all at once."""
+        if is_mbarrier_token(token):
+            return
+        if waits:
+            self.releases.met(warp, agent, acquires=True)
+        stretch = self._stretches.get(warp)
+        if stretch is not None and stretch.position:
+            self._meet(warp, stretch, agent, 0, acquires=waits, token=token)
 
     def accessed(self, warp: WarpActor, access: Access) -> None:
         """Note an access of single lanes."""
@@ -179,8 +108,8 @@ class LaneRaces:
         if not form.is_noted or form.size != access.size:
             return
         starts = access.starts.tobytes()
-        lanes = _ALL_LANES
-        if len(starts) != _ALL_BYTES:
+        lanes = ALL_LANES
+        if len(starts) != ALL_BYTES:
             some = _lanes_of(access.agent, len(access.starts))
             if some is None:
                 return
@@ -196,7 +125,8 @@ class LaneRaces:
             if form.is_strong:
                 stretch.has_released = True
         stretch.position += 1
-        notes.entries.append(_noted((stretch.position, form, starts, lanes, silent)))
+        one = stretch.position, form, starts, lanes, silent, stretch.exchanges
+        notes.entries.append(noted(one))
         notes.count += 1
         self._shorten(warp, stretch, ids)
 
@@ -217,13 +147,13 @@ class LaneRaces:
         for begin, end, space, _ in loads.stretches:
             if begin < count:
                 ids = space, warp.cta if space is Space.SHARED else None
-                row = _noted_loads((first, forms, data, begin, min(end, count)))
+                row = noted_loads((first, forms, data, begin, min(end, count), stretch.exchanges))
                 notes = stretch.notes(ids)
                 notes.entries.append(row)
                 notes.count += row.end - begin
                 self._shorten(warp, stretch, ids)
 
-    def _shorten(self, warp: WarpActor, stretch: Stretch, ids: _Ids) -> None:
+    def _shorten(self, warp: WarpActor, stretch: Stretch, ids: Ids) -> None:
         """Judge what is noted of a memory, and forget its older half, if it is much."""
         notes = stretch.notes(ids)
         if notes.count >= MOST_NOTED:
@@ -262,26 +192,35 @@ class LaneRaces:
                 self._judge(warp, stretch, ids)
 
     def _meet(
-        self, warp: WarpActor, stretch: Stretch, agent: Agent, lanes: int, *, acquires: bool
+        self,
+        warp: WarpActor,
+        stretch: Stretch,
+        agent: Agent,
+        lanes: int,
+        *,
+        acquires: bool = False,
+        token: Hashable = None,
+        exchanges: bool = False,
     ) -> None:
         """Some lanes meet; where these are all that are left, what came before is over."""
         if lanes != 32:
-            lanes_now = getattr(agent, "lanes_now", None)
-            active, alive = (_ALL, _ALL) if lanes_now is None else lanes_now()
+            active, alive = lanes_of(agent)
             if alive & ~active:
-                if stretch.meetings and stretch.meetings[-1].position == stretch.position:
-                    last = stretch.meetings[-1]
-                    if (last.lanes, last.acquires) == (active, acquires):
-                        return
-                stretch.meetings.append(Meeting(stretch.position, active, acquires))
+                meeting = Meeting(stretch.position, active, acquires, token, exchanges)
+                if stretch.meetings[-1:] == [meeting]:
+                    return
+                stretch.meetings.append(meeting)
                 if len(stretch.meetings) > 2 * MOST_NOTED:
                     del stretch.meetings[:MOST_NOTED]
                 return
+        if exchanges:
+            stretch.exchanges += 1
+            return
         for ids in stretch.written:
             self._judge(warp, stretch, ids)
         stretch.clear()
 
-    def _judge(self, warp: WarpActor, stretch: Stretch, ids: _Ids) -> None:
+    def _judge(self, warp: WarpActor, stretch: Stretch, ids: Ids) -> None:
         """Find words that two lanes have accessed and one has written, and report on them."""
         noted = stretch.notes(ids).noted()
         if len(noted) < 2:
@@ -312,7 +251,7 @@ class LaneRaces:
         self,
         warp: WarpActor,
         stretch: Stretch,
-        ids: _Ids,
+        ids: Ids,
         noted: list[Noted],
         index: list[int],
         lanes: list[int],
@@ -328,26 +267,35 @@ class LaneRaces:
         is_told = False
         for one, other in _pairs(noted, sorted(by_access)):
             first, second = noted[one], noted[other]
-            for a in by_access[one]:
-                b = next(
+            waited = first.exchanges != second.exchanges
+            for meetings, code in _judges(stretch.meetings, waited=waited):
+                found = next(
                     (
-                        b
+                        (a, b)
+                        for a in by_access[one]
                         for b in by_access[other]
                         if a != b
-                        and not is_ordered(stretch.meetings, first.position, a, second.position, b)
+                        and not is_ordered(meetings, first.position, a, second.position, b)
                     ),
                     None,
                 )
-                if b is not None:
-                    is_told = self._report(warp, ids, first, a, second, b) or is_told
+                if found is not None:
+                    is_told = self._report(warp, ids, first, second, found, code) or is_told
                     break
         return is_told
 
     def _report(
-        self, warp: WarpActor, ids: _Ids, first: Noted, a: int, second: Noted, b: int
+        self,
+        warp: WarpActor,
+        ids: Ids,
+        first: Noted,
+        second: Noted,
+        lanes: tuple[int, int],
+        code: str,
     ) -> bool:
         """Report a pair; whether their order made a difference here."""
-        code, equal = _code(ids[0], first.form, second.form), ""
+        a, b = lanes
+        code, equal = code or _code(ids[0], first.form, second.form), ""
         is_equal = _is_silent(second, b) or (_is_silent(first, a) and not second.form.is_write)
         if is_equal:
             equal = "the value was the same in this run, which other data need not be: "
@@ -365,6 +313,8 @@ class LaneRaces:
                 if code == "same-value-race"
                 else f": needs bar.warp.sync between {one.where} and {other.where}"
             )
+            if code == BY_EXCHANGE:
+                edge = f", which only exchange values in between: that orders no memory{edge}"
             return f"{one}, and {other}, both of {where}: {equal}lanes {names} of one warp{edge}"
 
         self._findings.add(
@@ -393,19 +343,13 @@ def _pairs(noted: list[Noted], accesses: list[int]) -> Iterator[tuple[int, int]]
                 return
 
 
-def is_ordered(meetings: list[Meeting], first: int, a: int, second: int, b: int) -> bool:
-    """Whether meetings of some lanes order lane a's access at `first` before lane b's at `second`.
-
-    The lanes that have met know what any of them knew, and what they did until then.
-    """
-    knows = 1 << a
-    for meeting in meetings:
-        if first <= meeting.position < second:
-            if meeting.acquires or meeting.lanes & knows:
-                knows |= meeting.lanes
-            if knows >> b & 1:
-                return True
-    return False
+def _judges(meetings: list[Meeting], *, waited: bool) -> Iterator[tuple[list[Meeting], str]]:
+    """Meetings, and the code of what they do not order: with exchanges first, if not all lanes had
+    one in between; then without."""
+    if not waited:
+        yield meetings, ""
+    if waited or any(one.exchanges for one in meetings):
+        yield [one for one in meetings if not one.exchanges], BY_EXCHANGE
 
 
 def makes_lanes_meet(instruction: Instruction) -> bool:
@@ -433,10 +377,7 @@ def _pieces(noted: list[Noted]) -> tuple[NDArray[np.int64], NDArray[np.uint8], N
 
 def _lanes_of(agent: Agent, count: int) -> bytes | None:
     """The lane of each of `count` pieces; None if they are not one a lane."""
-    lanes_now = getattr(agent, "lanes_now", None)
-    if lanes_now is None:
-        return None
-    active, _ = lanes_now()
+    active, _ = lanes_of(agent)
     lanes = bytes(lane for lane in range(32) if active >> lane & 1)
     return lanes if len(lanes) == count else None
 

@@ -14,22 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ptxemu.check.lane_notes import lanes_of
 from ptxemu.events import Access, Agent
 
 if TYPE_CHECKING:
     from ptxemu.check.state import WarpActor
-    from ptxemu.syntax.ast import Instruction
-
-_CONVERGENT = {"sync", "aligned"}
-_BARRIERS = ("bar", "barrier")
 
 
 def acquires(warp: WarpActor, agent: Agent) -> None:
     """Some or all lanes are about to acquire: note what the others know."""
-    lanes = _lanes(agent)
-    if lanes is None:
-        return
-    active, alive = lanes
+    active, alive = lanes_of(agent)
     before = warp.know
     if warp.lagging is not None:
         earlier, before = warp.lagging
@@ -39,20 +33,10 @@ def acquires(warp: WarpActor, agent: Agent) -> None:
     warp.lagging = (active, before) if alive & ~active else None
 
 
-def executed(warp: WarpActor, instruction: Instruction) -> None:
-    """An instruction of the warp: does it synchronise its lanes?"""
-    modifiers = instruction.modifiers
-    if modifiers[0] in _BARRIERS or not _CONVERGENT.isdisjoint(modifiers):
-        warp.lagging = None
-
-
 def divided(warp: WarpActor, access: Access) -> tuple[Access | None, Access | None]:
     """The parts of an access by the lanes that know all that the warp knows, and by the others."""
-    lanes = _lanes(access.agent)
-    if warp.lagging is None or lanes is None:
-        return access, None
-    active, _ = lanes
-    if not active & ~warp.lagging[0]:
+    active, _ = lanes_of(access.agent)
+    if warp.lagging is None or not active & ~warp.lagging[0]:
         return access, None
     order = [lane for lane in range(active.bit_length()) if active >> lane & 1]
     if len(order) != len(access.starts):
@@ -64,9 +48,3 @@ def divided(warp: WarpActor, access: Access) -> tuple[Access | None, Access | No
         replace(access, starts=access.starts[knows]),
         replace(access, starts=access.starts[~knows]),
     )
-
-
-def _lanes(agent: Agent) -> tuple[int, int] | None:
-    """The lanes that execute the warp's instruction, and those that have not exited, as bits."""
-    lanes_now = getattr(agent, "lanes_now", None)
-    return None if lanes_now is None else lanes_now()

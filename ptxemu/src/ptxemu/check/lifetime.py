@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxemu.check import races
 from ptxemu.check.actors import OperationActor
+from ptxemu.check.missing_edges import completion
 from ptxemu.check.vector_clock import GENERIC, SEEN, Knowledge
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import AccessKind
@@ -162,7 +163,7 @@ class Lifetimes:
             )
             return
         assert isinstance(event.actor, OperationActor)
-        kind, needed = event.actor.kind, races.completion(event, event.actor)
+        kind, needed = event.actor.kind, completion(event, event.actor)
         is_own_read = event.actor.cta == cta and event.kind is AccessKind.READ
         if is_own_read and kind.startswith(_READERS):
             self._report_read(cta, event, level="warning")
@@ -184,7 +185,7 @@ class Lifetimes:
     def _report_read(self, cta: int, event: Event, *, level: str) -> None:
         label = self._labels[cta]
         assert isinstance(event.actor, OperationActor)
-        needed = races.completion(event, event.actor)
+        needed = completion(event, event.actor)
         then = ", when the memory may be another CTA's" if level == "error" else ""
 
         def message(first: Site | None, _: Site | None) -> str:

@@ -9,14 +9,14 @@ import numpy as np
 
 from ptxemu.check import known_order, proxies, tcgen05_order
 from ptxemu.check.actors import OperationActor
-from ptxemu.check.findings import Entry, Findings, Place, Site
+from ptxemu.check.findings import ONE_VALUE, Entry, Findings, Place, Site
 from ptxemu.check.fixed_values import FixedValues
 from ptxemu.check.granules import Index
+from ptxemu.check.missing_edges import unordered, writes
 from ptxemu.check.shadow import Page, ShadowRegion
-from ptxemu.check.state import Actor, Event, Observation, State, WarpActor
+from ptxemu.check.state import Event, Observation, State
 from ptxemu.check.tmem_page import TmemPage
 from ptxemu.check.undetermined import Undetermined
-from ptxemu.check.vector_clock import OUT_OF_SCOPE, RELAXED
 from ptxemu.events import AccessKind, Proxy, Space
 
 if TYPE_CHECKING:
@@ -185,6 +185,9 @@ class Races:
             return
         if self._nobody_can_tell(first, second, state) and state.initialised:
             edge = "harmless, since the value that is written is the same whatever the data are"
+            if second.is_varied and not self.is_fixed(second.instruction):
+                edge = "harmless if both compute it alike, as with replicated tiles: all values of "
+                edge += "the row, several different ones, were the same"
             self._report("same-value-race", first, second, edge, state, spot)
             return
         equal = ""
@@ -196,23 +199,29 @@ class Races:
             first, second = second, first
         if spot.space is Space.TMEM and tcgen05_order.is_too_early(first, second):
             first, second = second, first
-        code, edge = _unordered(first, second, spot.space)
-        self._report(code, first, second, equal + edge, state, spot)
+        code, edge = unordered(first, second, spot.space)
+        is_alike = first.instruction is second.instruction and code == "race" and bool(equal)
+        about = ONE_VALUE if is_alike else ""
+        self._report(code, first, second, equal + edge, state, spot, about=about)
 
     def _nobody_can_tell(self, first: Event, second: Event, state: State) -> bool:
         """Whether nobody can tell in which order `first` and `second` came, whatever the data are.
 
         One of them wrote what was there already, and all that was written there has nothing to do
-        with data. Of asynchronous operations only several warps' same copy counts.
+        with data; or several warps did the same copy, or stored the same row of several values by
+        one instruction, as compilers do with a tile that is smaller than the CTA. PTX leaves open
+        which of two such writes a read sees, and says that it sees one ("Conflict and Data-races").
         """
         if not _changes_nothing(first, second):
             return False
         one, other = first.actor, second.actor
         if one.is_warp and other.is_warp:
-            writes = {*state.writes, *(e for e in (first, second) if _writes(e))}
+            if second.is_varied and first.instruction is second.instruction:
+                return not (first.reach or second.reach)
+            known = {*state.writes, *(e for e in (first, second) if writes(e))}
             return bool(state.writes) and all(
                 write.kind is AccessKind.WRITE and self.values.is_fixed(write.instruction)
-                for write in writes
+                for write in known
             )
         if isinstance(one, OperationActor) and isinstance(other, OperationActor):
             return (
@@ -239,7 +248,15 @@ class Races:
         return True
 
     def _report(
-        self, code: str, first: Event, second: Event, edge: str, state: State, spot: Spot
+        self,
+        code: str,
+        first: Event,
+        second: Event,
+        edge: str,
+        state: State,
+        spot: Spot,
+        *,
+        about: str = "",
     ) -> None:
         def message(a: Site | None, b: Site | None) -> str:
             assert a is not None and b is not None
@@ -247,7 +264,7 @@ class Races:
             return f"{a}, and {b}, both of {spot.describe(state)}: {edge}{between}"
 
         now = max(first.time, second.time)
-        self._findings.add(code, place(first), place(second), message, instance=now)
+        self._findings.add(code, place(first), place(second), message, about=about, instance=now)
 
     def _non_coherent(self, write: Event, read: Event, state: State, spot: Spot) -> None:
         edge = (
@@ -432,68 +449,3 @@ def _is_plain(event: Event) -> bool:
 def _start(event: Event) -> int:
     actor = event.actor
     return actor.issued_at if isinstance(actor, OperationActor) else event.time
-
-
-def _unordered(first: Event, second: Event, space: Space) -> tuple[str, str]:
-    """The code and the missing edge of two unordered accesses."""
-    if space is Space.TMEM:
-        return tcgen05_order.unordered(first, second)
-    if isinstance(second.actor, WarpActor) and second.actor.knows_by_other_lanes(first):
-        return "race", "only other lanes of the warp have acquired it: needs bar.warp.sync"
-    if isinstance(first.actor, OperationActor) and not first.actor.is_awaited(first):
-        edge = f"needs {completion(first, first.actor)}"
-        if not _same_warp(first.actor, second.actor):
-            edge += ", known to the second"
-        return "missing-wait", edge
-    edge = "needs a barrier, or a release and an acquire"
-    if first.actor.cta != second.actor.cta:
-        edge += " of cluster scope or wider"
-    if second.proxy is Proxy.ASYNC and first.proxy is Proxy.GENERIC:
-        if _writes(first):
-            edge += " (and fence.proxy.async)"
-        elif isinstance(second.actor, OperationActor):
-            wait = completion(second, second.actor)
-            edge += f" (or, if the read is of what the second writes, {wait} before it)"
-    if second.actor.knows_by(first, OUT_OF_SCOPE):
-        return "narrow-wait-race", (
-            "only an mbarrier wait of .cta scope stands between them, and another CTA arrived: "
-            "needs .acquire.cluster"
-        )
-    if second.actor.knows_by(first, RELAXED):
-        return "relaxed-barrier-race", (
-            "only a relaxed barrier.cluster.arrive stands between them, which orders no memory: "
-            "needs .release"
-        )
-    if first.reach and second.reach:
-        return "scope-race", f"neither scope reaches the other CTA: {edge}"
-    if first.reach or second.reach:
-        if _writes(first) and _writes(second):
-            return "lost-update", f"one of the two updates may be lost: {edge}"
-        if space is Space.GLOBAL:
-            return "mixed-race", edge
-    return "race", edge
-
-
-def _writes(event: Event) -> bool:
-    return event.kind is not AccessKind.READ
-
-
-def _same_warp(one: Actor, other: Actor) -> bool:
-    return (one.cta, one.warp) == (other.cta, other.warp)
-
-
-def completion(event: Event, operation: OperationActor) -> str:
-    """The instruction that waits for an operation."""
-    kind, modifiers = operation.kind, event.instruction.modifiers
-    if kind.startswith("wgmma"):
-        return "wgmma.wait_group"
-    if kind in ("tcgen05.ld", "tcgen05.st"):
-        return kind.replace(".", ".wait::")
-    if kind.startswith("tcgen05"):
-        return "tcgen05.commit and a wait on its mbarrier"
-    if "bulk_group" in modifiers:
-        read = ".read" if event.kind is AccessKind.READ else ""
-        return f"cp.async.bulk.wait_group{read}"
-    if kind.startswith("cp.async") and "bulk" not in modifiers:
-        return "cp.async.wait_group"
-    return "a wait on the mbarrier that it completes"

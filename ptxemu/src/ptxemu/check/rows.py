@@ -234,6 +234,10 @@ class RowStates(States):
         )
         return number
 
+    def put_clock(self, event: Event) -> None:
+        """The event's clock is another one."""
+        self._event_rows[event.number, self._layout.OfEvent.CLOCK] = event.clock
+
     def number_loads(self, events: LoadEvents) -> None:
         """Give numbers and rows to new events of loads."""
         first, count, actor = len(self.events), len(events.numbers), events.actor

@@ -58,6 +58,14 @@ class ShadowMemory:
         self._apply(access, event)
         self._tidy()
 
+    def postpone(self, event: Event) -> None:
+        """A warp's event is of the clock behind its next tick: others do not know it by then."""
+        actor = event.actor
+        event.clock = actor.clock + 1
+        actor.events = {key: one for key, one in actor.events.items() if one is not event}
+        if event.number >= 0 and isinstance(self._states, RowStates):
+            self._states.put_clock(event)
+
     def loaded(self, actor: WarpActor, agent: Agent, loads: Loads, count: int, time: int) -> None:
         """Judge the first `count` of a warp's loads; `time`: that of what came before them."""
         quick, rows = self._quick, self._states

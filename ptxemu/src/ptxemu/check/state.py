@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
 
 _FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
-EventKey: TypeAlias = tuple[int, int]
-"""id of the instruction; and `check.state.what_of`."""
+EventKey: TypeAlias = tuple[int, int, bool]
+"""id of the instruction; `check.state.what_of`; and `Event.is_varied`."""
 CTA, CLUSTER, GPU = 1, 2, 3
 """Reaches of scopes."""
 TMEM_ROW_BYTES = 2048
@@ -75,7 +75,9 @@ class Event:
         "is_non_coherent",
         "is_quick",
         "is_silent",
+        "is_varied",
         "kind",
+        "lanes",
         "number",
         "proxy",
         "reach",
@@ -102,8 +104,12 @@ class Event:
         """Its position in the run, to tell which of two unordered accesses came first here."""
         self.is_silent = access.is_silent
         """It wrote what was there already."""
+        self.is_varied = access.is_varied
+        """See `Access`."""
         self.is_non_coherent = kind is AccessKind.READ and "nc" in access.instruction.modifiers
         """It reads through the path that sees no write of the same kernel."""
+        self.lanes = 0
+        """The lanes of a warp's weak store, as bits (`check.lane_releases`)."""
         self.is_mbarrier = False
         """It initialised an mbarrier in these bytes."""
         self.is_behind_sc = actor.has_fenced_sc
@@ -299,7 +305,7 @@ class Actor:
     def event(self, access: Access, reach: int, time: int) -> Event:
         """The event that `access` is, or belongs to."""
         what = what_of(access, reach)
-        key = id(access.instruction), what
+        key = id(access.instruction), what, access.is_varied
         event = self.events.get(key)
         if event is None or event.clock != self.clock:
             event = self.events[key] = Event(self, access, what, reach, time)
@@ -335,7 +341,7 @@ class Actor:
         return other is self or self.know.includes(other.home, other.slot, other.is_warp, clock)
 
     def has_seen(self, other: Actor, clock: int) -> bool:
-        """Whether what `other`, of the same cluster, did at its `clock` came before in time."""
+        """Whether what `other` did at its `clock` came before in time."""
         part = self.know.parts.get(other.home)
         if other is self or part is None:
             return other is self

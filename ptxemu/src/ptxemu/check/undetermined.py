@@ -24,6 +24,7 @@ class Undetermined:
 
     UNORDERED_ADDITIONS = "unordered-float-additions"
     VOLATILE_RACE = "volatile-race"
+    MISSING_ACQUIRE = "missing-acquire"
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -49,6 +50,12 @@ class Undetermined:
         if second.actor.knows(first):
             return None
         if self._is_race_in_cuda(first, second):
+            if second.actor.has_seen(first.actor, first.clock):
+                return self.MISSING_ACQUIRE, (
+                    "an atomic in between has seen what a fence behind the first released, as in "
+                    "CUDA's example of __threadfence(); by PTX's letter it needs a fence behind "
+                    "the atomic, too"
+                )
             return self.VOLATILE_RACE, (
                 "volatile accesses are relaxed ones, which order nothing: needs a barrier, or a "
                 "fence and a flag on both sides"

@@ -9,8 +9,9 @@ from typing import Any
 
 from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.host_report import add_report_options, give_report, run_saving
-from ptxemu.cli.hosts import ARCHS, SOURCE, How, compiled
+from ptxemu.cli.hosts import ARCHS, How, compiled
 from ptxemu.cli.interruption import add_time_limit_option, interruptible
+from ptxemu.cli.kinds import SOURCE
 from ptxemu.cli.options import (
     add_failure_option,
     add_finding_options,

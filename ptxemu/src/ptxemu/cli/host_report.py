@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ptxemu.cli import report, report_files
 from ptxemu.cli.hosts import How, run_host
-from ptxemu.cli.kernel_names import file_name, with_readable_names
+from ptxemu.cli.kernel_names import file_name, for_people
 from ptxemu.cli.merging import seed_names
 from ptxemu.cli.options import limit_of
 from ptxemu.cli.outcome import Outcome
@@ -55,11 +55,17 @@ def run_saving(
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """The options that write the report to files that other tools read, and what it needs."""
-    parser.add_argument(
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument(
         "--require-launch",
         action="store_true",
-        help="of host code: exit code 1 if no launch of a kernel ran to its end, as where a test\n"
-        "skips all that needs a GPU",
+        help="of a script, too, exit code 1 if no launch of a kernel ran to its end, as where a\n"
+        "test skips all that needs a GPU",
+    )
+    either.add_argument(
+        "--allow-no-launch",
+        action="store_true",
+        help="of a program with kernels in it, too, exit code 0 without a launch",
     )
     parser.add_argument(
         "--junit",
@@ -91,8 +97,11 @@ def give_report(
             run.ran.failures.append(f"{run.name}: {stopped.reason}")
     elif run.error is not None:
         sys.stderr.write(run.error.rstrip("\n") + "\n")
-    if options.require_launch and not run.ran.launches and stopped is None:
-        run.ran.failures.append(f"{run.name}: no launch of a kernel ran to its end")
+    is_required = options.require_launch or (run.has_kernels and not options.allow_no_launch)
+    ran = run.ran
+    if is_required and stopped is None and not (ran.launches or ran.failures or run.exit_code):
+        way = "" if options.require_launch else " (--allow-no-launch, if that is right)"
+        ran.failures.append(f"{run.name}: no launch of a kernel ran to its end{way}")
     if json is not None:
         write_file_or_stdout(json, _json(run, seconds))
     if options.junit is not None:
@@ -116,8 +125,8 @@ def _json(run: Outcome, seconds: float) -> str:
     return report.as_json(
         run.ran.launches,
         run.ran.findings,
-        failures=run.ran.failures,
-        notes=run.ran.notes,
+        failures=list(map(for_people, run.ran.failures)),
+        notes=list(map(for_people, run.ran.notes)),
         script=run.name,
         arch=run.arch,
         exit_code=run.exit_code,
@@ -133,17 +142,15 @@ def _text(options: argparse.Namespace, run: Outcome, seconds: float, *, check: b
     tried = f", {len(run.seeds)} schedules: {seed_names(run.seeds)}" if run.seeds else ""
     lines = ["", f"ptxemu: {run.name} on {run.arch}, {seconds:.1f} s{tried}"]
     lines += report.launch_lines(ran.launches)
-    lines += [f"note: {with_readable_names(note)}" for note in ran.notes]
+    lines += [f"note: {for_people(note)}" for note in ran.notes]
     lines += report.finding_lines(
         ran.findings,
         with_notes=options.notes,
         codes=report.codes_of(options.fail_on),
         limit=limit_of(options),
     )
-    lines += [f"failed: {with_readable_names(failure)}" for failure in ran.failures]
+    lines += [f"failed: {for_people(failure)}" for failure in ran.failures]
     if run.exit_code:
         lines.append(f"{run.name} ended with exit code {run.exit_code}")
-    lines.append(
-        report.summary_line(ran.launches, ran.findings, checked=check, failures=ran.failures)
-    )
+    lines.append(report.summary_line(ran, checked=check))
     return "\n".join(lines) + "\n"

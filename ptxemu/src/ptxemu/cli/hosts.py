@@ -13,21 +13,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ptxemu.cli.kinds import PROGRAM_ARCH, SCRIPT_ARCH, SOURCE
 from ptxemu.cli.outcome import Outcome
 from ptxemu.cli.progress import Progress
-from ptxemu.cuda.fatbin import arch_of_program
+from ptxemu.cuda.fatbin import arch_of_program, has_kernels
 from ptxemu.cuda.in_process import InProcess
-from ptxemu.cuda.log import Log
 from ptxemu.cuda.nvcc import compile_program
 from ptxemu.cuda.program import run_program
 from ptxemu.cuda.script import run_script
+from ptxemu.launch_log import Log
 from ptxemu.launch_setup import OnLaunch
 from ptxemu.sched.policy import Policy
 
 ARCHS = ("sm_90a", "sm_100a", "sm_103a")
-SCRIPT_ARCH, PROGRAM_ARCH = "sm_100a", "sm_90a"
-"""The devices where nothing says which."""
-SOURCE = ".cu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,8 @@ def _run_program(
     log = Log(how.check, how.policy, how.progress, how.on_launch, how.unchecked)
     output = sys.stderr if how.leaves_stdout else None
     code = run_program(log, command, arch=arch, output=output)
-    return Outcome(name, arch, code, log, interruption=log.interruption)
+    launches = has_kernels(command[0])
+    return Outcome(name, arch, code, log, interruption=log.interruption, has_kernels=launches)
 
 
 def is_installed(package: str) -> bool:
@@ -122,9 +121,7 @@ def _run_script(command: Sequence[str], how: How) -> Outcome:
                 on_launch=how.on_launch,
                 unchecked=how.unchecked,
             )
-            # Launches of both ways in make one report, in their order.
-            log.launches, log.findings = emulation.launches, emulation.findings
-            log.failures, log.notes = emulation.failures, emulation.notes
+            log = emulation  # launches of both ways in make one report, in their order
             contexts.append(emulation)
         contexts.append(cutedsl.pretend_gpu(arch))
         tensors = Arguments([], [], has_bare_pointers=True)

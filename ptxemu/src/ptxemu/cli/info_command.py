@@ -6,11 +6,15 @@ import argparse
 import json
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from ptxemu import api
 from ptxemu.cli.help_text import HelpFormatter
+from ptxemu.cli.kernel_names import demangled
+from ptxemu.cli.kinds import SOURCE, ptx_of
+from ptxemu.cuda.fatbin import ptx_of_program
 from ptxemu.errors import IllegalInstructionError, UnsupportedInstructionError
 from ptxemu.isa import registry
 from ptxemu.machine.layout import Layout
@@ -35,7 +39,7 @@ def add_parser(commands: Any) -> None:
         description=_HELP,
         formatter_class=HelpFormatter,
     )
-    parser.add_argument("ptx", type=Path, help="a PTX file, or a saved launch")
+    parser.add_argument("ptx", type=Path, help="PTX, a saved launch, a source (.cu), a program")
     parser.add_argument("--kernel", help="only this entry point")
     parser.add_argument("--opcodes", action="store_true", help="also list every opcode with count")
     parser.add_argument("--json", action="store_true", help="machine-readable, complete")
@@ -44,17 +48,19 @@ def add_parser(commands: Any) -> None:
 
 def carry_out(options: argparse.Namespace) -> int:
     """Print the facts; 1 if an instruction is missing."""
-    module = _load(options.ptx)
-    syntax = module.syntax
-    names = [options.kernel] if options.kernel else module.kernels
-    for name in names:
-        if name not in syntax.kernels:
-            raise ValueError(f"--kernel: expected one of {', '.join(module.kernels)}; got {name!r}")
-    kernels = [describe(module, syntax.kernels[name]) for name in names]
+    file = str(options.ptx)
+    with ptx_of(options) if options.ptx.suffix == SOURCE else nullcontext():
+        modules = _load(options.ptx)
+    known = [(one, name) for one in modules for name in one.kernels]
+    chosen = [pair for pair in known if options.kernel in (None, pair[1])]
+    if options.kernel and not chosen:
+        names = ", ".join(name for _, name in known)
+        raise ValueError(f"--kernel: expected one of {names}; got {options.kernel!r}")
+    kernels = [describe(module, module.syntax.kernels[name]) for module, name in chosen]
     facts = {
-        "file": str(options.ptx),
-        "version": "{}.{}".format(*syntax.version),
-        "target": syntax.target,
+        "file": file,
+        "version": "{}.{}".format(*modules[0].syntax.version),
+        "target": modules[0].syntax.target,
         "kernels": kernels,
     }
     if options.json:
@@ -64,8 +70,10 @@ def carry_out(options: argparse.Namespace) -> int:
     return 1 if any(kernel["missing"] for kernel in kernels) else 0
 
 
-def _load(path: Path) -> api.Module:
-    return load_launch(path).module if is_saved_launch(path) else api.load(path)
+def _load(path: Path) -> list[api.Module]:
+    if is_saved_launch(path):
+        return [load_launch(path).module]
+    return list(map(api.load, ptx_of_program(str(path)))) or [api.load(path)]
 
 
 def describe(module: api.Module, function: Function) -> dict[str, Any]:
@@ -137,7 +145,7 @@ def _text(facts: dict[str, Any], *, with_opcodes: bool) -> str:
 
 
 def _kernel_text(kernel: dict[str, Any], *, with_opcodes: bool) -> list[str]:
-    lines = ["", f"kernel {kernel['name']}"]
+    lines = ["", f"kernel {demangled(kernel['name'])}"]
     forms, bases = len(kernel["opcodes"]), len({op.split(".")[0] for op in kernel["opcodes"]})
     lines.append(
         f"  {kernel['instructions']} instructions, {forms} forms of {bases} opcodes, "

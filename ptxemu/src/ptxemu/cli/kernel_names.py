@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from functools import cache
 
@@ -38,9 +39,10 @@ def readable(name: str, width: int = _WIDTH) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
-def with_readable_names(text: str) -> str:
-    """A message with the C++ names in it made readable."""
-    return re.sub(r"\b_Z\w+", lambda found: readable(found[0]), text)
+def for_people(text: str) -> str:
+    """A message with the C++ names in it made readable, and paths from this folder on."""
+    named = re.sub(r"\b_Z\w+", lambda found: readable(found[0]), text)
+    return named.replace(f"{os.getcwd()}{os.sep}", "")
 
 
 def file_name(kernel: str) -> str:

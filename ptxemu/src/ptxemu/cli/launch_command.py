@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu import api
-from ptxemu.check import Finding
 from ptxemu.cli import argument_spec, report
 from ptxemu.cli.argument_spec import Argument
 from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.host_report import add_report_options, give_report, run_saving
-from ptxemu.cli.hosts import SOURCE, How, compiled
+from ptxemu.cli.hosts import How, compiled
 from ptxemu.cli.interruption import add_time_limit_option, interruptible
+from ptxemu.cli.kernel_names import for_people, readable
+from ptxemu.cli.kinds import SOURCE, is_host_code, launch_options, ptx_of
 from ptxemu.cli.merging import of_orders, seed_names
 from ptxemu.cli.options import (
     add_failure_option,
@@ -41,12 +43,11 @@ from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.saved_launch import is_saved_launch, load_launch
 
 PTX_HELP = "a PTX file, or a saved launch (ptxemu exec --save), which needs no launch options"
-_SOURCE_HELP = ", or a CUDA source\n(.cu) with its host code, which nvcc compiles first"
-_PTX_OPTIONS = ("kernel", "grid", "block", "cluster", "smem", "arg")
-_LAUNCH_OPTIONS = (*_PTX_OPTIONS, "arch", "sms")
+_SOURCE_HELP = (
+    ", or host\ncode as of ptxemu exec: a program, a script, a CUDA source (.cu), which nvcc\n"
+    "compiles first; of a source with launch options its kernel is launched, without host code"
+)
 _SHOWN_ELEMENTS = 6
-OTHER_FILL = 0xFF
-"""The byte of uninitialised memory in a second run, which shows whether a result depends on it."""
 
 _HELP = {
     "run": "Launch a kernel on random, seeded inputs and show what it did to its arrays.",
@@ -178,7 +179,8 @@ def prepare(options: argparse.Namespace) -> tuple[LaunchSetup, list[Argument]]:
 
 def _saved(options: argparse.Namespace) -> tuple[LaunchSetup, list[Argument]]:
     """The launch in a file, with its memory in the place of arguments."""
-    given = [f"--{name}" for name in _LAUNCH_OPTIONS if getattr(options, name, None)]
+    given = launch_options(options)
+    given += [f"--{name}" for name in ("arch", "sms") if getattr(options, name, None)]
     if given:
         raise LaunchError(f"{options.ptx} is a saved launch, which leaves no choice of {given[0]}")
     setup = load_launch(options.ptx)
@@ -193,17 +195,18 @@ def carry_out(options: argparse.Namespace) -> int:
     if options.seeds is not None and options.save is not None:
         raise LaunchError("--save: of one schedule; leave out --seeds")
     if options.explore is not None or options.order is not None:
-        if options.ptx.suffix == SOURCE:
+        if is_host_code(options.ptx) and not launch_options(options):
             raise LaunchError("--explore, --order: of one launch; save it (ptxemu exec --save)")
         if options.seeds is not None or options.save is not None:
             raise LaunchError("--explore, --order: leave out --seeds and --save")
-    if options.ptx.suffix == SOURCE:
-        return _carry_out_source(options)
-    of_host_code = (options.arguments, options.junit, options.sarif, options.nvcc)
-    if any(of_host_code) or options.unchecked or options.require_launch:
-        given = "arguments, --nvcc, --junit, --sarif, --unchecked and --require-launch"
-        raise LaunchError(f"{given} are for sources (.cu)")
-    with interruptible(options.time_limit):
+    is_source = options.ptx.suffix == SOURCE
+    if is_host_code(options.ptx) and not (is_source and launch_options(options)):
+        return _carry_out_host(options)
+    of_host_code = (options.arguments, options.junit, options.sarif, options.nvcc * (not is_source))
+    if any(of_host_code) or options.unchecked or options.require_launch or options.allow_no_launch:
+        given = "arguments, --nvcc, --junit, --sarif, --unchecked and what is said of launches"
+        raise LaunchError(f"{given} are for host code")
+    with interruptible(options.time_limit), ptx_of(options) if is_source else nullcontext():
         outcome = run_all(options, _run_kernel, output_to_stderr=options.json)
     return _report(options, outcome)
 
@@ -225,14 +228,14 @@ def _run_kernel(options: argparse.Namespace) -> Outcome:
         )
         results.launches.append(result)
         results.findings = [*result.findings]
-        results.findings += _of_uninitialised(setup, arguments, result, options)
     except ExecutionError as error:
         results.failures.append(f"kernel {kernel}: {error}")
-        results.findings = [*error.findings]
+        results.findings, results.unfinished = [*error.findings], error.warp_instructions
     except Interruption as error:
         stopped = error
         results.failures.append(f"kernel {kernel}: {error.reason}")
         results.findings = results.findings or [*error.findings]
+        results.unfinished = error.warp_instructions
     finally:
         progress.finish()
     if options.save is not None:
@@ -291,7 +294,7 @@ def _report(options: argparse.Namespace, outcome: Outcome) -> int:
             ran.launches,
             ran.findings,
             arrays=list(outcome.arrays),
-            failure="\n".join(ran.failures) or None,
+            failure=for_people("\n".join(ran.failures)) or None,
             stopped=reason,
             **report.seed_facts(outcome.seeds),
             **({} if explored is None else {"orders": explored.to_json_dict()}),
@@ -310,12 +313,8 @@ def _report(options: argparse.Namespace, outcome: Outcome) -> int:
             codes=report.codes_of(options.fail_on),
             limit=limit_of(options),
         )
-        lines += [f"failed: {failure}" for failure in ran.failures]
-        lines.append(
-            report.summary_line(
-                ran.launches, ran.findings, checked=options.check, failures=ran.failures
-            )
-        )
+        lines += [f"failed: {for_people(failure)}" for failure in ran.failures]
+        lines.append(report.summary_line(ran, checked=options.check))
         text = "\n".join(lines) + "\n"
     sys.stdout.write(text)
     if stopped is not None:
@@ -323,15 +322,15 @@ def _report(options: argparse.Namespace, outcome: Outcome) -> int:
     return int(bool(ran.failures) or report.is_failure(ran.findings, options.fail_on))
 
 
-def _carry_out_source(options: argparse.Namespace) -> int:
-    """Compile a .cu, run its program, and report on its launches."""
-    given = [f"--{name}" for name in _PTX_OPTIONS if getattr(options, name, None)]
-    if given:
+def _carry_out_host(options: argparse.Namespace) -> int:
+    """Run host code, of a source its program, and report on its launches."""
+    if given := launch_options(options):
         raise LaunchError(f"{options.ptx}: its host code launches, so there is no {given[0]}")
     started = time.monotonic()
-    with interruptible(options.time_limit), compiled(str(options.ptx), _how(options)) as program:
-        options.program = program
-        run = run_all(options, _run_source, output_to_stderr=options.json)
+    with interruptible(options.time_limit), ExitStack() as stack:
+        if options.ptx.suffix == SOURCE:
+            options.program = stack.enter_context(compiled(str(options.ptx), _how(options)))
+        run = run_all(options, _run_host, output_to_stderr=options.json)
     seconds = time.monotonic() - started
     json = "-" if options.json else None
     return give_report(options, run, seconds, json=json, check=options.check)
@@ -351,41 +350,11 @@ def _how(options: argparse.Namespace, on_launch: OnLaunch | None = None) -> How:
     )
 
 
-def _run_source(options: argparse.Namespace) -> Outcome:
-    """Run the program of a .cu under one schedule."""
+def _run_host(options: argparse.Namespace) -> Outcome:
+    """Run host code under one schedule."""
     return run_saving(
         [str(options.ptx), *options.arguments], options.save, lambda save: _how(options, save)
     )
-
-
-def _of_uninitialised(
-    setup: LaunchSetup,
-    arguments: list[Argument],
-    result: api.LaunchResult,
-    options: argparse.Namespace,
-) -> list[Finding]:
-    """Whether what nobody wrote reached the arrays: the launch again, with other bytes there."""
-    reads = [f for f in result.findings if f.code.startswith("uninitialised")]
-    arrays = [(a.array, a.before) for a in arguments if a.array is not None]
-    if not reads:
-        return []
-    after = [array.copy() for array, _ in arrays]
-    for array, before in arrays:
-        array[...] = before
-    setup.launch(policy=replace(policy_of(options), fill=OTHER_FILL))
-    differs = []
-    for (array, _), data in zip(arrays, after, strict=True):
-        differs.append(array.tobytes() != data.tobytes())
-        array[...] = data
-    if not any(differs):
-        return []
-    first = reads[0]
-    text = first.message.split(": ", 2)[-1]
-    message = (
-        f"uninitialised-result: kernel {setup.kernel}: argument {differs.index(True)} depends on "
-        f"memory that nobody wrote; the first read of it: {text}"
-    )
-    return [replace(first, level="error", code="uninitialised-result", message=message)]
 
 
 def _dim3(text: str) -> tuple[int, int, int]:
@@ -401,7 +370,8 @@ def _dim3(text: str) -> tuple[int, int, int]:
 
 def _kernel(module: api.Module, asked: str | None) -> str:
     if asked is not None:
-        return asked
+        named = [name for name in module.kernels if readable(name, len(name)) == asked]
+        return named[0] if len(named) == 1 else asked
     if len(module.kernels) != 1:
         raise LaunchError(f"--kernel: choose one of {', '.join(module.kernels)}")
     return module.kernels[0]

@@ -5,9 +5,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
-from ptxemu.cli import exec_command, info_command, launch_command, mutate_command, trace_command
+from ptxemu.cli import (
+    exec_command,
+    info_command,
+    launch_command,
+    mutate_command,
+    report,
+    trace_command,
+)
 from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cuda.nvcc import NvccError
 from ptxemu.errors import PtxEmuError
@@ -39,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="ptxemu", description=_DESCRIPTION, formatter_class=HelpFormatter
     )
-    root.add_argument("--version", action="version", version=f"ptxemu {_version()}")
+    root.add_argument("--version", action="version", version=f"ptxemu {report.own_version()}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
     info_command.add_parser(commands)
     launch_command.add_parser(commands, "run", check=False)
@@ -48,13 +54,6 @@ def parser() -> argparse.ArgumentParser:
     mutate_command.add_parser(commands)
     exec_command.add_parser(commands)
     return root
-
-
-def _version() -> str:
-    try:
-        return version("ptxemu")
-    except PackageNotFoundError:  # run from its sources
-        return "of a checkout"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

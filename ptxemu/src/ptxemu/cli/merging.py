@@ -55,6 +55,7 @@ def merged(runs: Sequence[Tried]) -> Outcome:
         _findings((one, outcome.ran.findings) for one, outcome in outcomes),
         _failures(outcomes),
         list(dict.fromkeys(_notes(outcomes))),
+        max(outcome.ran.unfinished for _, outcome in outcomes),
     )
     return replace(
         first,

@@ -13,7 +13,7 @@ from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.launch_command import prepare
 from ptxemu.cli.options import add_json_file_option
 from ptxemu.cli.output_paths import write_file_or_stdout
-from ptxemu.cli.target import add_target_options, run_target
+from ptxemu.cli.target import add_target_options, resolved, run_target
 from ptxemu.errors import PtxEmuError
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.mutate import CATEGORIES, Equivalents, Replay, Report, Result, mutate, mutations_of
@@ -100,7 +100,8 @@ def add_parser(commands: Any) -> None:
 def carry_out(options: argparse.Namespace) -> int:
     """Try all mutants and report; 1 if one survived."""
     equivalents = Equivalents.parse(options.equivalent.read_text() if options.equivalent else "")
-    replays = _replays(options)
+    with resolved(options):
+        replays = _replays(options)
     if not replays:
         raise PtxEmuError("no launch was chosen: see --kernel and --launch")
     reports = []

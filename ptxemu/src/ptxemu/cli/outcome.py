@@ -19,6 +19,8 @@ class Ran(Protocol):
     failures: list[str]
     """Launches that could not run to their end, in words."""
     notes: list[str]
+    unfinished: int
+    """Warp instructions of launches that did not end."""
 
 
 @dataclass
@@ -29,11 +31,12 @@ class Results:
     findings: list[Finding] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unfinished: int = 0
 
     @classmethod
     def of(cls, ran: Ran) -> Results:
         """The same results."""
-        return cls(ran.launches, ran.findings, ran.failures, ran.notes)
+        return cls(ran.launches, ran.findings, ran.failures, ran.notes, ran.unfinished)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class Outcome:
     seeds: Sequence[int] = ()
     """Seeds of the schedules, where several were tried."""
     explored: Explored | None = None
+    has_kernels: bool = False
+    """It is a program with kernels in it, which is to launch some."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+from ptxemu.cli.kernel_names import readable
 from ptxemu.events import LaunchProgress
 
 _FIRST_AFTER_SECONDS = 2.0
@@ -58,5 +59,4 @@ class Progress:
 
 def _short(name: str, width: int = 20) -> str:
     """The name without what CuTe DSL writes before it, so short that the line fits 80 columns."""
-    name = name.removeprefix("kernel_cutlass_")
-    return name if len(name) <= width else name[: width - 3] + "..."
+    return readable(name.removeprefix("kernel_cutlass_"), width)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ptxemu.api import LaunchResult
@@ -12,16 +13,26 @@ from ptxemu.check import Finding
 from ptxemu.check.findings import LEVELS
 from ptxemu.cli import kernel_names
 from ptxemu.cli.merging import seed_names
+from ptxemu.cli.outcome import Ran
 
 MOST_SHOWN = 20
 """Findings in a text report without --all."""
+
+
+def own_version() -> str:
+    """The version of ptxemu."""
+    try:
+        return version("ptxemu")
+    except PackageNotFoundError:  # run from its sources
+        return "of a checkout"
 
 
 def launch_facts(result: LaunchResult) -> dict[str, Any]:
     """One launch, ready for JSON."""
     launch = result.launch
     return {
-        "kernel": result.kernel,
+        "kernel": kernel_names.demangled(result.kernel),
+        "symbol": result.kernel,
         "grid": list(launch.grid),
         "block": list(launch.block),
         "cluster": list(launch.cluster),
@@ -35,10 +46,19 @@ def as_json(launches: Sequence[LaunchResult], findings: Sequence[Finding], **mor
     """The whole report."""
     facts = {
         "launches": [launch_facts(result) for result in launches],
-        "findings": [finding.to_json_dict() for finding in findings],
+        "findings": [_finding_facts(finding) for finding in findings],
         **more,
     }
     return json.dumps(facts, indent=2) + "\n"
+
+
+def _finding_facts(finding: Finding) -> dict[str, Any]:
+    facts = finding.to_json_dict()
+    facts["message"] = kernel_names.for_people(finding.message)
+    for site in (facts["first"], facts["second"]):
+        if site is not None:
+            site["kernel"] = kernel_names.demangled(site["kernel"])
+    return facts
 
 
 def seed_facts(seeds: Sequence[int]) -> dict[str, Any]:
@@ -172,9 +192,10 @@ def schedule_fact(group: Sequence[Finding]) -> str:
 def _text_of(finding: Finding) -> str:
     """The finding's line with its kernel's name shortened."""
     site = finding.first or finding.second
-    if site is None:
-        return finding.message
-    return finding.message.replace(f"kernel {site.kernel}:", f"kernel {short_name(site.kernel)}:")
+    text = finding.message
+    if site is not None:
+        text = text.replace(f"kernel {site.kernel}:", f"kernel {short_name(site.kernel)}:")
+    return kernel_names.for_people(text)
 
 
 def short_name(kernel: str) -> str:
@@ -182,19 +203,10 @@ def short_name(kernel: str) -> str:
     return kernel_names.readable(kernel)
 
 
-def summary_line(
-    launches: Sequence[LaunchResult],
-    findings: Sequence[Finding],
-    *,
-    checked: bool,
-    failures: Sequence[str] = (),
-) -> str:
-    """The last line of a report.
-
-    Args:
-        failures: launches that could not run to their end, with the reason.
-    """
-    total = sum(result.warp_instructions for result in launches)
+def summary_line(ran: Ran, *, checked: bool) -> str:
+    """The last line of a report."""
+    launches, findings, failures = ran.launches, ran.findings, ran.failures
+    total = ran.unfinished + sum(result.warp_instructions for result in launches)
     parts = [_counted(len(launches), "launch", "launches")]
     if failures:
         ended = "launch" if len(failures) == 1 else "launches"
@@ -211,7 +223,7 @@ def summary_line(
         rest = [_counted(found[name], name, f"{name}s") for name in ("warning", "note")]
         line += f": {', '.join([errors, *rest])}"
     if failures:
-        line += f"; failed: {kernel_names.with_readable_names(failures[0].splitlines()[0])}"
+        line += f"; failed: {kernel_names.for_people(failures[0].splitlines()[0])}"
     return line
 
 

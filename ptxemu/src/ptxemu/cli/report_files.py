@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from ptxemu.check import Finding
 from ptxemu.check.findings import Site
 from ptxemu.cli import report
-from ptxemu.cli.kernel_names import with_readable_names
+from ptxemu.cli.kernel_names import for_people
 from ptxemu.cli.outcome import Ran
 
 _SARIF_LEVELS = {"error": "error", "warning": "warning", "note": "note"}
@@ -27,12 +27,13 @@ def junit(name: str, ran: Ran, exit_code: int, seconds: float, *, fail_on: str) 
     failures = errors = 0
     for number, result in enumerate(ran.launches):
         case = _case(suite, name, f"launch {number}: {report.short_name(result.kernel)}")
+        case.set("time", f"{result.seconds:.3f}")
         if report.is_failure(result.findings, fail_on):
             failures += 1
             codes = report.codes_of(fail_on)
             lines = report.finding_lines(result.findings, with_notes=False, codes=codes, limit=None)
             ElementTree.SubElement(case, "failure", message=lines[0]).text = "\n".join(lines)
-    for failure in map(with_readable_names, ran.failures):
+    for failure in map(for_people, ran.failures):
         errors += 1
         case = _case(suite, name, failure.split(":", 1)[0])
         ElementTree.SubElement(case, "error", message=failure.splitlines()[0]).text = failure
@@ -40,6 +41,8 @@ def junit(name: str, ran: Ran, exit_code: int, seconds: float, *, fail_on: str) 
     if exit_code:
         failures += 1
         ElementTree.SubElement(case, "failure", message=f"exit code {exit_code}")
+    if ran.notes:
+        ElementTree.SubElement(case, "system-out").text = for_people("\n".join(ran.notes))
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(failures))
     suite.set("errors", str(errors))
@@ -60,20 +63,22 @@ def sarif(ran: Ran) -> str:
     """
     groups = report.grouped(ran.findings, with_notes=True)
     rules = sorted({group[0].code for group in groups})
-    tool = {"name": "ptxemu", "rules": [{"id": code} for code in rules]}
+    tool = {
+        "name": "ptxemu",
+        "version": report.own_version(),
+        "rules": [{"id": code} for code in rules],
+    }
+    told = [{"level": "note", "message": {"text": for_people(note)}} for note in ran.notes]
+    invocation = {"executionSuccessful": not ran.failures, "toolExecutionNotifications": told}
     results = [_result(group) for group in groups]
     results += [
-        {
-            "ruleId": "launch-failed",
-            "level": "error",
-            "message": {"text": with_readable_names(failure)},
-        }
+        {"ruleId": "launch-failed", "level": "error", "message": {"text": for_people(failure)}}
         for failure in ran.failures
     ]
     log = {
         "$schema": _SCHEMA,
         "version": "2.1.0",
-        "runs": [{"tool": {"driver": tool}, "results": results}],
+        "runs": [{"tool": {"driver": tool}, "invocations": [invocation], "results": results}],
     }
     return json.dumps(log, indent=2) + "\n"
 
@@ -83,7 +88,7 @@ def _result(group: Sequence[Finding]) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": first.code,
         "level": _SARIF_LEVELS[first.level],
-        "message": {"text": with_readable_names(first.message)},
+        "message": {"text": for_people(first.message)},
         "occurrenceCount": sum(finding.count for finding in group),
     }
     if first.seeds:
@@ -103,8 +108,8 @@ def _location(site: Site) -> dict[str, Any] | None:
         return None
     return {
         "physicalLocation": {
-            "artifactLocation": {"uri": site.source_file},
+            "artifactLocation": {"uri": for_people(site.source_file)},
             "region": {"startLine": max(site.source_line, 1)},
         },
-        "message": {"text": str(site)},
+        "message": {"text": for_people(str(site))},
     }

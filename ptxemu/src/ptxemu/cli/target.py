@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ptxemu.cli.hosts import How, run_host
+from ptxemu.cli.kinds import SOURCE, is_host_code, launch_options, ptx_of
 from ptxemu.cli.launch_command import PTX_HELP, add_launch_options, prepare
 from ptxemu.cli.options import add_schedule_options, policy_of
 from ptxemu.cli.progress import Progress
@@ -59,6 +62,20 @@ class Chooser:
         name = self._options.kernel or ""
         is_chosen = (number == wanted if wanted is not None else is_first) and name in setup.kernel
         return self._on_launch(setup) if is_chosen else None
+
+
+@contextmanager
+def resolved(options: argparse.Namespace) -> Iterator[None]:
+    """Whatever kind of file is given, `options` name PTX or a script."""
+    path = options.ptx
+    if path is None or options.script or not is_host_code(path):
+        yield
+    elif path.suffix == SOURCE and launch_options(options):
+        with ptx_of(options):
+            yield
+    else:
+        options.ptx, options.script = None, [str(path)]
+        yield
 
 
 def run_target(options: argparse.Namespace, on_launch: OnLaunch, *, check: bool) -> list[str]:

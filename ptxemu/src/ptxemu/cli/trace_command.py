@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxemu.cli.help_text import HelpFormatter
-from ptxemu.cli.kernel_names import file_name
+from ptxemu.cli.kernel_names import demangled, file_name
 from ptxemu.cli.output_paths import output_folder, write_file
-from ptxemu.cli.target import add_target_options, run_target
+from ptxemu.cli.target import add_target_options, resolved, run_target
 from ptxemu.events import Observer
 from ptxemu.fan_out import FanOut
 from ptxemu.launch_setup import LaunchSetup
@@ -99,7 +99,8 @@ def carry_out(options: argparse.Namespace) -> int:
         launches.append(launch)
         return FanOut(launch.recorder, launch.counters, launch.memory_map)
 
-    failures = run_target(options, on_launch, check=False)
+    with resolved(options):
+        failures = run_target(options, on_launch, check=False)
     options.out.mkdir(parents=True, exist_ok=True)
     facts = []
     for number, launch in enumerate(launches):
@@ -130,7 +131,7 @@ def _write(
         write_file(files[2], _picture(options, launch, named))
     if not options.json:
         parts = [
-            f"kernel {launch.kernel}",
+            f"kernel {demangled(launch.kernel)}",
             "",
             text.counters_text(counts),
             "",

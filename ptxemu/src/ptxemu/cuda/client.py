@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from ptxemu.api import Module
 from ptxemu.cuda.fatbin import ImageError, ptx_for
-from ptxemu.cuda.log import Log
 from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.cuda.properties import device_properties
 from ptxemu.cuda.protocol import Operation, int32, read_launch, read_numbers, read_tensor_map
@@ -32,6 +31,7 @@ from ptxemu.errors import (
     StoppedError,
     UnsupportedInstructionError,
 )
+from ptxemu.launch_log import Log
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.machine.device import device_for
 from ptxemu.machine.layout import Layout
@@ -187,7 +187,7 @@ class Client:
             message.shared_bytes,
         )
         try:
-            result = self._log.run(setup)
+            result = self._log.run(setup, is_programmatic=message.is_programmatic)
         except ExecutionError as error:
             return int32(execution_status(error))
         text = "".join(result.printed)

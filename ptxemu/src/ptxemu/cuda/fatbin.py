@@ -202,18 +202,32 @@ def _zstd(data: bytes, size: int) -> bytes:
     return out.raw[:size]
 
 
+def has_kernels(program: str) -> bool:
+    """Whether a file has a section of kernels, as nvcc makes it; strip leaves its name."""
+    try:
+        return b".nv_fatbin" in Path(program).read_bytes()
+    except OSError:
+        return False
+
+
 def arch_of_program(path: str, archs: Sequence[str]) -> str | None:
     """The first of `archs` that a program has PTX for which runs only there; None: no such PTX."""
+    targets = set(map(_target, ptx_of_program(path)))
+    return next((arch for arch in archs if targets & {arch, arch[:-1] + "f"}), None)
+
+
+def ptx_of_program(path: str) -> list[str]:
+    """The PTX that a program has in it."""
     try:
         image = Path(path).read_bytes()
     except OSError:
-        return None
-    targets: set[str] = set()
+        return []
+    texts: list[str] = []
     at = image.find(_MAGIC_BYTES)
     while at >= 0:
         size = _HEADER.unpack_from(image.ljust(at + _HEADER.size, b"\0"), at)[3]
         with contextlib.suppress(ImageError, struct.error):
             found = entries(image[at : at + _HEADER.size + size])
-            targets.update(_target(_text(entry.payload)) for entry in found if entry.is_ptx)
+            texts += [_text(entry.payload) for entry in found if entry.is_ptx]
         at = image.find(_MAGIC_BYTES, at + 4)
-    return next((arch for arch in archs if targets & {arch, arch[:-1] + "f"}), None)
+    return texts

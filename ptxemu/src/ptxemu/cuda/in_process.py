@@ -12,6 +12,7 @@ import importlib.abc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -19,9 +20,9 @@ from typing import Any
 
 from ptxemu.cuda.build import SOURCES, Standin, standin
 from ptxemu.cuda.client import Client, HostMemory
-from ptxemu.cuda.log import Log
 from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.driver.rules import Status
+from ptxemu.launch_log import Log
 
 PACKAGES = ("triton", "cupy", "cupy_backends", "torch.utils.cpp_extension", "numba.cuda", "pycuda")
 """Packages that need the stand-in."""
@@ -65,7 +66,7 @@ class InProcess:
         self._hook = _Hook(self._load)
         self._environment: dict[str, str | None] = {}
         self._keep: list[Any] = []
-        self._restore: Callable[[], None] = _nothing
+        self._restore = ExitStack()
 
     def __enter__(self) -> InProcess:
         """Watch imports."""
@@ -83,7 +84,7 @@ class InProcess:
         """Watch no more; the stand-in stays loaded, as a library does."""
         if self._hook in sys.meta_path:
             sys.meta_path.remove(self._hook)
-        self._restore()
+        self._restore.close()
         for name, value in self._environment.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -104,6 +105,7 @@ class InProcess:
         library.ptxemu_connect(callback, memory.file)
         named = [ctypes.CDLL(str(made.folder / name)) for name in _LIBRARIES]
         self._keep = [library, memory, client, callback, *named]
+        self._hide_linker()
         self._redirect_extensions(library)
         self._set_variables(made)
 
@@ -116,8 +118,26 @@ class InProcess:
             library.ptxemu_redirect()
             return module
 
-        setattr(ExtensionFileLoader, "create_module", create_module)  # noqa: B010
-        self._restore = lambda: setattr(ExtensionFileLoader, "create_module", original)
+        self._replace(ExtensionFileLoader, "create_module", create_module)
+
+    def _hide_linker(self) -> None:
+        """Packages that link machine code with nvJitLink ask the driver, which keeps PTX."""
+        try:
+            import cuda.pathfinder as pathfinder
+        except ImportError:
+            return
+        original = pathfinder.load_nvidia_dynamic_lib
+
+        def load(name: str) -> Any:
+            if name == "nvJitLink":
+                raise pathfinder.DynamicLibNotFoundError("nvJitLink: ptxemu runs PTX")
+            return original(name)
+
+        self._replace(pathfinder, "load_nvidia_dynamic_lib", load)
+
+    def _replace(self, owner: Any, name: str, value: object) -> None:
+        self._restore.callback(setattr, owner, name, getattr(owner, name))
+        setattr(owner, name, value)
 
     def _set_variables(self, made: Standin) -> None:
         ptxas = _script(made.folder / "ptxas", PTXAS)
@@ -194,10 +214,6 @@ def _first(folder: Path, variable: str) -> str:
     """A search path that starts with `folder`."""
     rest = os.environ.get(variable)
     return f"{folder}:{rest}" if rest else str(folder)
-
-
-def _nothing() -> None:
-    """There is nothing to restore."""
 
 
 def _print(text: str) -> None:

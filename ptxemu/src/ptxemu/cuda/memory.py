@@ -95,8 +95,11 @@ class EmulatedMemory:
             if block.size:
                 view = self.view(block.base, block.size)
                 memory.register(view, block.name, base=block.base, is_shared=True)
-                if block.is_device:
-                    memory.blank.extend(self._holes(block))
+        memory.blank_now = self._blank
+        memory.blank.extend(self._blank())
+
+    def _blank(self) -> list[tuple[int, int]]:
+        return [h for b in self._blocks.values() if b.size and b.is_device for h in self._holes(b)]
 
     def _holes(self, block: Block) -> Iterator[tuple[int, int]]:
         """Addresses in a block on pages that the file does not have: nobody wrote or read them."""

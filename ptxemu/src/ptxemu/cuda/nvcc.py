@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -13,7 +14,10 @@ from ptxemu.cuda.build import standin
 from ptxemu.errors import PtxEmuError, UnreadableFileError
 
 _PACKAGES = "nvidia.cu13"
-_OPTIONS = ("-lineinfo", "-O3", "-cudart", "none", "-no-compress")
+_OPTIONS = ("-lineinfo", "-O3")
+_PROGRAM_OPTIONS = ("-cudart", "none", "-no-compress")
+_RELOCATABLE = re.compile(r"-+(rdc|relocatable-device-code)(=true)?|-+(dc|device-c)")
+_NO_MAIN = re.compile(r"undefined (reference to|symbol:) [`']?main\b")
 
 
 class NvccError(PtxEmuError):
@@ -32,26 +36,40 @@ def compile_program(source: Path, output: Path, *, arch: str, options: Sequence[
         NoCompilerError: there is no C compiler.
         UnreadableFileError: no such file.
     """
-    if not source.is_file():
-        raise UnreadableFileError(f"{source}: no such file")
     virtual = arch.replace("sm_", "compute_")
-    nvcc, more = find_nvcc()
     made = standin()
     command = [
-        nvcc,
-        *_OPTIONS,
-        *more,
+        *_PROGRAM_OPTIONS,
         f"-gencode=arch={virtual},code={virtual}",
-        str(source),
         *options,
         str(made.library),
         f"-L{made.folder}",
         "-Xlinker",
         f"-rpath={made.folder}",
-        "-o",
-        str(output),
     ]
-    said = run_nvcc(command)
+    _compile(source, output, command)
+
+
+def compile_ptx(source: Path, output: Path, *, arch: str, options: Sequence[str] = ()) -> None:
+    """Compile the kernels of a .cu file to PTX.
+
+    Raises:
+        NvccError: what nvcc says.
+        UnreadableFileError: no such file.
+    """
+    _compile(source, output, ["-ptx", f"-arch={arch}", *options])
+
+
+def _compile(source: Path, output: Path, options: Sequence[str]) -> None:
+    if not source.is_file():
+        raise UnreadableFileError(f"{source}: no such file")
+    if relocatable := next(filter(_RELOCATABLE.fullmatch, options), None):
+        raise NvccError(f"{source}: relocatable device code ({relocatable}) is not emulated")
+    nvcc, more = find_nvcc()
+    said = run_nvcc([nvcc, *_OPTIONS, *more, str(source), *options, "-o", str(output)])
+    if _NO_MAIN.search(said):
+        how = "--grid, --block and --arg (ptxemu check --help) launch a kernel of it"
+        raise NvccError(f"{source} has no main: {how}")
     if said:
         raise NvccError(f"nvcc refuses {source}:\n{said}")
 

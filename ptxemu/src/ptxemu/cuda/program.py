@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from ptxemu.cuda.build import Standin, standin
-from ptxemu.cuda.log import Log
 from ptxemu.cuda.server import Server
 from ptxemu.errors import UnreadableFileError
+from ptxemu.launch_log import Log
 
 _PATIENCE_SECONDS = 0.5
 """Time that a program has to end after it is told to."""

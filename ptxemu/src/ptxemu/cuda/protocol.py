@@ -44,6 +44,8 @@ class LaunchMessage(NamedTuple):
     cluster: tuple[int, int, int] | None
     shared_bytes: int
     is_cooperative: bool
+    is_programmatic: bool
+    """It may begin before the launch before it in its stream ends."""
     parameters: bytes
     """The parameter block."""
 
@@ -69,9 +71,8 @@ def read_launch(data: bytes) -> LaunchMessage:
     gx, gy, gz, bx, by, bz, cx, cy, cz, shared_bytes, flags, size = numbers
     parameters = data[_LAUNCH.size : _LAUNCH.size + size]
     cluster = (cx, cy, cz) if cx else None
-    return LaunchMessage(
-        function, (gx, gy, gz), (bx, by, bz), cluster, shared_bytes, bool(flags & 1), parameters
-    )
+    grid, block, kinds = (gx, gy, gz), (bx, by, bz), (bool(flags & 1), bool(flags & 2))
+    return LaunchMessage(function, grid, block, cluster, shared_bytes, *kinds, parameters)
 
 
 def read_tensor_map(data: bytes) -> TensorMapMessage:

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 
 from ptxemu.cuda.client import Client
-from ptxemu.cuda.log import Log
 from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.cuda.protocol import ANSWER_HEAD, HEAD
+from ptxemu.launch_log import Log
 
 _MOST_PROGRAMS = 60
 """Maximum programs whose memories fit into the address space at once."""

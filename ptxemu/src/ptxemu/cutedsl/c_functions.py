@@ -33,6 +33,7 @@ _LAUNCH_CONFIG_BYTES = 56
 _LAUNCH_ATTRIBUTE_BYTES = 72
 _COOPERATIVE_ATTRIBUTE = 2
 _CLUSTER_DIMENSION_ATTRIBUTE = 4
+_PROGRAMMATIC_ATTRIBUTE = 6
 _TENSOR_MAP_BYTES = 128
 
 _pointer = ctypes.c_void_p
@@ -244,7 +245,7 @@ def _launch(call: HostCall, config: int, kernel: int, arguments: int) -> None:
     raw = ctypes.string_at(config, _LAUNCH_CONFIG_BYTES)
     gx, gy, gz, bx, by, bz = struct.unpack_from("<6I", raw, 0)
     shared_bytes, _stream, attributes, count = struct.unpack_from("<QQQI", raw, 24)
-    cluster, is_cooperative = None, False
+    cluster, is_cooperative, is_programmatic = None, False, False
     for index in range(count):
         at = attributes + index * _LAUNCH_ATTRIBUTE_BYTES
         attribute = _u32.from_address(at).value
@@ -253,6 +254,8 @@ def _launch(call: HostCall, config: int, kernel: int, arguments: int) -> None:
             cluster = (x, y, z)
         elif attribute == _COOPERATIVE_ATTRIBUTE:
             is_cooperative = x != 0
+        elif attribute == _PROGRAMMATIC_ATTRIBUTE:
+            is_programmatic = x != 0
     handle = _driver.kernel(kernel)
     request = LaunchRequest(
         handle,
@@ -262,6 +265,7 @@ def _launch(call: HostCall, config: int, kernel: int, arguments: int) -> None:
         shared_bytes,
         _read_arguments(call, handle, arguments),
         is_cooperative,
+        is_programmatic,
     )
     _driver.check_launch(request, call.arch)
     call.launch(call, request)

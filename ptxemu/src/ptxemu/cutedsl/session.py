@@ -8,16 +8,14 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
-from ptxemu.api import LaunchResult
-from ptxemu.check import Finding
 from ptxemu.cutedsl.arguments import Arguments
 from ptxemu.cutedsl.c_functions import HostCall
 from ptxemu.cutedsl.host_function import Launcher
 from ptxemu.cutedsl.interception import Interception
 from ptxemu.cutedsl.patching import Patches
 from ptxemu.driver.rules import LaunchRequest
-from ptxemu.errors import ExecutionError, HazardError, Interruption, PtxEmuError
-from ptxemu.events import LaunchProgress, OnProgress
+from ptxemu.errors import HazardError, PtxEmuError
+from ptxemu.launch_log import Log, Progress
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.machine.device import device_for
 from ptxemu.sched.policy import Policy
@@ -26,11 +24,8 @@ ON_FINDING = ("raise", "collect")
 _SHOWN_FINDINGS = 5
 _ARCH_VARIABLE = "CUTE_DSL_ARCH"
 
-Progress = Callable[[str, LaunchProgress], None]
-"""Called with the kernel's name and how far its launch is."""
 
-
-class Emulation:
+class Emulation(Log):
     """Results of one `emulate` block.
 
     Attributes:
@@ -54,18 +49,10 @@ class Emulation:
         on_launch: OnLaunch | None,
         unchecked: re.Pattern[str] | None = None,
     ) -> None:
+        super().__init__(check, policy, on_progress, on_launch, unchecked)
         self.arch = arch
-        self.launches: list[LaunchResult] = []
-        self.findings: list[Finding] = []
-        self.failures: list[str] = []
-        self.notes: list[str] = []
-        self._check = check
         self._on_finding = on_finding
-        self._policy = policy
         self._allow_unregistered = allow_unregistered
-        self._on_progress = on_progress
-        self._on_launch = on_launch
-        self._unchecked = unchecked
         self._interception = Interception(self)
         self._patches = Patches()
         self._environment: str | None = None
@@ -107,17 +94,17 @@ class Emulation:
 
         def launch(call: HostCall, request: LaunchRequest) -> None:
             if self._captured is not None:
-                self._captured.append(lambda: run(call, request))  # a CUDA graph's node
+                self._captured.append(lambda: carry_out(call, request))  # a CUDA graph's node
             else:
-                run(call, request)
+                carry_out(call, request)
 
-        def run(call: HostCall, request: LaunchRequest) -> None:
+        def carry_out(call: HostCall, request: LaunchRequest) -> None:
             kernel = request.kernel
             module = kernel.image.module(self.arch)
             memory = arguments.memory(
                 module.syntax.kernels[kernel.name],
                 request.arguments,
-                self._note,
+                self.note,
                 allow_unregistered=self._allow_unregistered,
             )
             for address, block in call.allocations.items():
@@ -132,26 +119,7 @@ class Emulation:
                 request.cluster,
                 request.dynamic_shared_bytes,
             )
-            is_spared = self._unchecked is not None and bool(self._unchecked.search(kernel.name))
-            if is_spared and self._check:
-                self._note(f"kernel {kernel.name} was not checked, as --unchecked says")
-            try:
-                result = setup.launch(
-                    policy=self._policy,
-                    observer=None if self._on_launch is None else self._on_launch(setup),
-                    check=self._check and not is_spared,
-                    on_progress=self._progress_of(kernel.name),
-                )
-            except ExecutionError as error:
-                self.findings.extend(error.findings)
-                self.failures.append(f"kernel {kernel.name}: {error}")
-                raise
-            except Interruption as error:
-                self.findings.extend(error.findings)
-                self.failures.append(f"kernel {kernel.name}: {error.reason}")
-                raise
-            self.launches.append(result)
-            self.findings.extend(result.findings)
+            self.run(setup, is_programmatic=request.is_programmatic)
 
         return launch
 
@@ -179,16 +147,6 @@ class Emulation:
         """Run launches again; returns what was recorded: call each to run it."""
         captured, self._captured = self._captured, None
         return captured or []
-
-    def _progress_of(self, kernel: str) -> OnProgress | None:
-        report = self._on_progress
-        if report is None:
-            return None
-        return lambda progress: report(kernel, progress)
-
-    def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
 
     def _select_arch(self) -> None:
         """Compilations inside the block are for the emulated device."""

@@ -145,6 +145,8 @@ class LaunchRequest:
     dynamic_shared_bytes: int
     arguments: tuple[bytes, ...]
     is_cooperative: bool = False
+    is_programmatic: bool = False
+    """It may begin before the end of the launch before it."""
 
 
 class Driver:

@@ -40,8 +40,8 @@ def call(instruction: Instruction) -> Step:
         name = f"{target.name}: " if isinstance(target, Symbol) else ""
         unsupported(
             instruction,
-            f"{name}calls are inlined, so that a function cannot call itself (recursion), not even "
-            f"through others; of functions outside the module there are {', '.join(_FUNCTIONS)}",
+            f"{name}a function that calls itself, or through others (recursion), is not emulated, "
+            f"nor are functions outside the module but {', '.join(_FUNCTIONS)}",
         )
     names = _names(instruction, arguments)
     results = _names(instruction, returns)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
 
 _LANES: NDArray[np.int64] = np.arange(WARP_SIZE)
+_ALL_MEMBERS = b"\xff" * 4 * WARP_SIZE
+"""A member mask of all lanes in each of them."""
 _CANONICAL_NAN = np.uint32(0x7FFFFFFF)
 Parts = Callable[["Warp", Mask], list[Mask]]
 
@@ -46,6 +48,8 @@ def _parts(instruction: Instruction) -> Parts:
 
     def split(warp: Warp, mask: Mask) -> list[Mask]:
         values = read(warp)
+        if mask is FULL and values.tobytes() == _ALL_MEMBERS:
+            return [mask]
         parts: list[Mask] = []
         for value in np.unique(values[mask]).tolist():
             lanes = mask & (values == value)
@@ -114,8 +118,8 @@ def shuffle(instruction: Instruction) -> Step:
 
     def step(warp: Warp, mask: Mask) -> None:
         source, in_range = sources(warp)
+        members(warp, mask)
         if mask is not FULL:
-            members(warp, mask)
             _check_sources(warp, mask, source, instruction)
         values = read(warp)[source]
         write(warp, values, mask)

@@ -108,7 +108,7 @@ class LaneMemory:
             return
         machine.progress += 1
         if machine.observer is not None:
-            self._report_write(warp, region, inside, same)
+            self._report_write(warp, region, inside, values, same)
 
     def update(self, warp: Warp, mask: Mask, combine: Combine) -> Values:
         """Replace each lane's words by what `combine` makes of them, in lane order.
@@ -309,14 +309,28 @@ class LaneMemory:
         )
 
     def _report_write(
-        self, warp: Warp, region: Region, inside: NDArray[np.int64], same: NDArray[np.bool_]
+        self,
+        warp: Warp,
+        region: Region,
+        inside: NDArray[np.int64],
+        values: Values,
+        same: NDArray[np.bool_],
     ) -> None:
         """Report a store, and which lanes wrote what was there already."""
         silent = same.tobytes().count(1)
-        if silent in (0, len(same)):
-            self._report(warp, region, inside, AccessKind.WRITE, is_silent=silent > 0)
-        else:
-            self._report(warp, region, inside, AccessKind.WRITE, silent_pieces=same)
+        if not silent:
+            self._report(warp, region, inside, AccessKind.WRITE)
+            return
+        held = values[..., same]
+        self._report(
+            warp,
+            region,
+            inside,
+            AccessKind.WRITE,
+            is_silent=silent == len(same),
+            silent_pieces=same if silent < len(same) else None,
+            is_varied=bool((held != held.item(0)).any()),
+        )
 
     def _report(
         self,
@@ -327,6 +341,7 @@ class LaneMemory:
         *,
         is_silent: bool = False,
         silent_pieces: NDArray[np.bool_] | None = None,
+        is_varied: bool = False,
     ) -> None:
         machine = warp.cta.machine
         if machine.observer is None or not region.is_observed or self._space == "const":
@@ -346,6 +361,7 @@ class LaneMemory:
                 *self._order,
                 is_silent,
                 silent_pieces,
+                is_varied=is_varied,
             )
         )
 

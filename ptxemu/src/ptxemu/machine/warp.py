@@ -212,12 +212,36 @@ def _gathered(warp: Warp, group: Group) -> bool:
 
 
 def _diverged(warp: Warp) -> Group:
-    """All groups await lanes that wait elsewhere: the first one goes on without."""
-    first = min(warp.groups, key=lambda g: g.pc)
+    """All groups await lanes that wait elsewhere: the first one goes on without.
+
+    By the ISA those that wait at another such instruction never come.
+    """
+    comes = [g for g in warp.groups if not _never_comes(warp, g)]
+    first = min(comes or warp.groups, key=lambda g: g.pc)
+    if not comes:
+        instructions = warp.program.function.instructions
+        there = instructions[_never_comes(warp, first)[0].pc]
+        warp.cta.machine.complain(
+            "error",
+            "divergent-members",
+            f"lanes {lane_names(first.mask)} wait for lanes that wait for them at {there.span} "
+            f"({there.opcode}): on hardware none goes on",
+            warp,
+            instructions[first.pc],
+        )
     joins = [g for g in warp.groups if _joins_elsewhere(warp, g)]
     for group in joins if first in joins else [first]:
         group.awaited, group.may_diverge = None, True
     return first
+
+
+def _never_comes(warp: Warp, group: Group) -> list[Group]:
+    """The groups that `group` awaits and that wait at an instruction which it does not meet."""
+    assert group.awaited is not None
+    instructions = warp.program.function.instructions
+    opcode = instructions[group.pc].opcode
+    others = [g for g in warp.groups if g is not group and (g.mask & group.awaited).any()]
+    return [g for g in others if instructions[g.pc].opcode != opcode]
 
 
 def _joins_elsewhere(warp: Warp, group: Group) -> bool:

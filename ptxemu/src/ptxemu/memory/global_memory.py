@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -63,6 +64,8 @@ class GlobalMemory:
         self.allow_unregistered = allow_unregistered
         self.blank: list[tuple[int, int]] = []
         """Ranges of addresses that nobody has written: begin and end of each."""
+        self.blank_now: Callable[[], list[tuple[int, int]]] = list
+        """Tells which of these ranges are left after a launch."""
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:

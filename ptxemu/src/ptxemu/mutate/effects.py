@@ -309,6 +309,10 @@ class EffectRecorder(Checker):
         effect = any(self._gains(before, actor.know, *range(ROWS)))
         if operation.issuer is agent and operation.kind in ("wgmma", "tcgen05.ld"):
             effect = True
+        if operation.kind == "wgmma":
+            # One warp's wait is enough here, by the ISA's letter each waits: what tells others that
+            # this warp has is not redundant.
+            self._happens(actor, (GENERIC,))
         self._note(actor.instruction.pc, accesses=effect, arrivals=effect)
 
     def _note(self, pc: int, *, accesses: bool, arrivals: bool) -> None:

@@ -23,8 +23,8 @@ class Policy:
             (mbarrier.try_wait) gives up, as it may at any time; if 0, only when all wait.
         lanes_apart: probability that lanes of a warp part before an instruction; they meet again
             when one waits for them (bar.warp.sync, shfl.sync). If 0, they go in step.
-        fill: the byte that shared memory and TMEM hold at first; a result that depends on it
-            depends on memory that nobody wrote.
+        fill: the byte that shared memory and TMEM hold at first; the check runs a launch again with
+            another one if it reads memory that nobody wrote.
         limit: warp instructions after which the run is stopped with a StepLimitError.
         processes: most processes that share the clusters of a long launch, if nothing listens to it
             and no instruction of the kernel ties clusters together. The results are the same if
@@ -38,7 +38,7 @@ class Policy:
     timeouts: float = 0.0
     lanes_apart: float = 0.0
     limit: int = DEFAULT_LIMIT
-    fill: int = 0
+    fill: int = 0xFF
     processes: int = 1
     warp_lanes: bool = True
 

@@ -79,6 +79,11 @@ class Scheduler:
             self._crew.give_up(error)
             raise
 
+    @property
+    def warp_instructions(self) -> int:
+        """Number of instructions that all warps have executed."""
+        return self._totals()[1]
+
     def _begin(self) -> None:
         self._waiting = start_clusters(self._machine)
         self._start_clusters()

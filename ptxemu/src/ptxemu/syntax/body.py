@@ -19,24 +19,45 @@ _INSTRUCTION = re.compile(
     re.ASCII | re.DOTALL,
 )
 
-SourcePosition: TypeAlias = tuple[str | None, int | None]
+SourcePosition: TypeAlias = tuple[str | None, int | None, str | None]
+"""File and line, and those of the library's code that is inlined there."""
+_NOWHERE: SourcePosition = (None, None, None)
+_LIBRARY = re.compile(
+    r"/cuda(-[\d.]+)?/(.*/)?include/|/nvidia/.*/include/|/triton/language/|/nvidia_cutlass_dsl/"
+    r"|/include/(cccl|crt|cub|cute|cutlass|cooperative_groups|thrust)/"
+)
 
 
 class Locations:
-    """The source file and line that the last `.loc` named."""
+    """The source file and line that the last `.loc` named.
+
+    Of inlined code it is the innermost line that is in no library: the user's.
+    """
 
     def __init__(self, files: dict[int, str]) -> None:
         self._files = files
-        self.current: SourcePosition = (None, None)
+        self._users: dict[tuple[str, ...], SourcePosition] = {}
+        """The user's line of each `.loc` before, by its words; a library's where there is none."""
+        self.current = _NOWHERE
 
     def reset(self) -> None:
         """Forget the last `.loc`: a function begins."""
-        self.current = (None, None)
+        self.current = _NOWHERE
 
     def move(self, text: str) -> None:
         """`file line column` and, where code was inlined, what follows; line 0 is no line."""
-        number, line = (int(word[:9]) for word in text.split(None, 2)[:2])
-        self.current = (self._files.get(number, f"file {number}"), line) if line else (None, None)
+        place, _, after = text.partition(",")
+        words, around = tuple(place.split()), tuple(after.split()[-3:])
+        own = self._position(words)
+        if around and own[0] is not None and _LIBRARY.search(own[0]):
+            file, line, _ = self._users.get(around) or self._position(around)
+            if file is not None and not _LIBRARY.search(file):
+                own = file, line, f"{own[0]}:{own[1]}"
+        self.current = self._users[words] = own
+
+    def _position(self, words: tuple[str, ...]) -> SourcePosition:
+        number, line = (int(word[:9]) for word in words[:2])
+        return (self._files.get(number, f"file {number}"), line, None) if line else _NOWHERE
 
     def span(self, ptx_line: int) -> Span:
         """The position of a statement that begins on a PTX line."""

@@ -11,6 +11,7 @@ int cuMemcpyHtoD_v2(uint64_t, const void *, size_t), cuMemcpyDtoH_v2(void *, uin
 int cuMemsetD32_v2(uint64_t, unsigned, size_t), cuCtxSynchronize(void), cuMemFree_v2(uint64_t);
 int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
                    void *, void **, void **);
+int cuDeviceGetMemPool(void **, int), cuMemAllocFromPoolAsync(uint64_t *, size_t, void *, void *);
 int cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
 int cuGetErrorName(int, const char **), cuTexObjectCreate(void);
 
@@ -52,6 +53,10 @@ int main(void) {
     size = sizeof block;
     void *extra[] = {(void *)1, &block, (void *)2, &size, NULL};
     EXPECT(cuLaunchKernel(function, 1, 1, 1, 64, 1, 1, 0, NULL, NULL, extra) == 0);
+    void *pool;
+    uint64_t pooled;
+    EXPECT(cuDeviceGetMemPool(&pool, 0) == 0 && pool != NULL);
+    EXPECT(cuMemAllocFromPoolAsync(&pooled, 256, pool, NULL) == 0 && cuMemFree_v2(pooled) == 0);
     EXPECT(cuCtxSynchronize() == 0 && cuMemcpyDtoH_v2(host, x, 256) == 0);
     EXPECT(host[0] == 15 && host[8] == 10 && host[39] == 10 && host[40] == 7);
     EXPECT(cuGetProcAddress_v2("cuTensorMapEncodeTiled", &encode, 12000, 0, &found) == 0);

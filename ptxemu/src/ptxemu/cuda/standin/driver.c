@@ -72,11 +72,13 @@ API int cuCtxPopCurrent_v2(void **result) {
     return SUCCESS;
 }
 API int cuCtxGetDevice(int *device) { return *device = 0, SUCCESS; }
+API int cuCtxGetDevice_v2(int *device, void *handle) { return (void)handle, *device = 0, SUCCESS; }
 API int cuCtxGetFlags(unsigned *flags) { return *flags = 0, SUCCESS; }
 API int cuCtxGetApiVersion(void *handle, unsigned *version) {
     return (void)handle, *version = DRIVER_VERSION, SUCCESS;
 }
 API int cuCtxSynchronize(void) { return synchronize(); }
+API int cuCtxSynchronize_v2(void *handle) { return (void)handle, synchronize(); }
 API int cuCtxSetLimit(int limit, size_t value) { return (void)limit, (void)value, SUCCESS; }
 API int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     if (least != NULL) *least = 0;

@@ -8,6 +8,21 @@ API int cuMemAlloc_v2(void **result, size_t size) {
     return size ? memory_allocate(result, size, MEMORY_DEVICE) : INVALID_VALUE;
 }
 API int cuMemAllocAsync(void **result, size_t size) { return cuMemAlloc_v2(result, size); }
+API int cuMemAllocFromPoolAsync(void **result, size_t size) { return cuMemAlloc_v2(result, size); }
+
+/* There is one pool, which keeps nothing. */
+API int cuDeviceGetDefaultMemPool(void **pool) { return *pool = (void *)1, SUCCESS; }
+API int cuDeviceGetMemPool(void **pool) { return *pool = (void *)1, SUCCESS; }
+API int cuDeviceSetMemPool(int device) { return (void)device, SUCCESS; }
+API int cuMemPoolSetAttribute(void *pool) { return (void)pool, SUCCESS; }
+API int cuMemPoolGetAttribute(void *pool, int attribute, uint64_t *value) {
+    /* The first three are ints: whether memory is used again. */
+    if (attribute <= 3) *(int *)value = 0;
+    else *value = 0;
+    return (void)pool, SUCCESS;
+}
+API int cuMemPoolSetAccess(void *pool) { return (void)pool, SUCCESS; }
+API int cuMemPoolTrimTo(void *pool) { return (void)pool, SUCCESS; }
 API int cuMemAllocManaged(void **result, size_t size) {
     return memory_allocate(result, size, MEMORY_MANAGED);
 }

@@ -11,7 +11,9 @@
 #define ATTRIBUTE_BYTES 72
 #define COOPERATIVE 2
 #define CLUSTER_DIMENSION 4
+#define PROGRAMMATIC 6
 #define FLAG_COOPERATIVE 1u
+#define FLAG_PROGRAMMATIC 2u
 
 static int sticky;
 static __thread int last_error;
@@ -68,7 +70,8 @@ static int run(Function *function, const Shape *shape, const void *block, size_t
         .block = shape->block,
         .cluster = shape->cluster,
         .shared_bytes = shape->shared_bytes,
-        .flags = shape->is_cooperative ? FLAG_COOPERATIVE : 0,
+        .flags = (shape->is_cooperative ? FLAG_COOPERATIVE : 0) |
+                 (shape->is_programmatic ? FLAG_PROGRAMMATIC : 0),
         .size = (uint32_t)size,
     };
     struct iovec parts[2] = {{&words, sizeof words}, {(void *)block, size}};
@@ -110,8 +113,8 @@ int launch(Function *function, const Shape *shape, void **arguments, Stream *str
 }
 
 /* Read an array of cudaLaunchAttribute (CUlaunchAttribute has the same layout). Attributes that
- * do not change what a launch computes, such as priorities or programmatic dependence, are left
- * alone: launches run one after the other. */
+ * do not change what a launch computes, such as priorities, are left alone: launches run one after
+ * the other. */
 int shape_attributes(Shape *shape, const char *attributes, unsigned count) {
     for (unsigned i = 0; i < count; i++) {
         const char *attribute = attributes + i * ATTRIBUTE_BYTES;
@@ -121,6 +124,7 @@ int shape_attributes(Shape *shape, const char *attributes, unsigned count) {
         memcpy(&value, attribute + 8, sizeof value);
         if (id == CLUSTER_DIMENSION) shape->cluster = value;
         if (id == COOPERATIVE) shape->is_cooperative = value.x != 0;
+        if (id == PROGRAMMATIC) shape->is_programmatic = value.x != 0;
     }
     return SUCCESS;
 }

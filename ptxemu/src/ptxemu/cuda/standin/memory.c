@@ -13,9 +13,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define ALIGNMENT 512
-#define GUARD 512
 #define PAGE 4096
+#define ALIGNMENT PAGE /* a page is one block's: what nobody wrote is known by pages */
+#define GUARD 512
 
 typedef struct {
     uint64_t base, size, next; /* next: where the search for room goes on */
@@ -119,14 +119,12 @@ int memory_allocate(void **result, size_t size, enum MemoryKind kind) {
     return status;
 }
 
-/* Give pages back that lie in the block alone. */
+/* Give the block's pages back. */
 static void drop_pages(const Block *block) {
     const Region *region = block->kind == MEMORY_DEVICE ? &device : &shared;
     uint64_t first = block->base - region->base + region->file_offset, last = first + block->size;
-    first = (first + PAGE - 1) / PAGE * PAGE;
-    last = last / PAGE * PAGE;
-    if (last > first)
-        fallocate(memory_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, first, last - first);
+    last = (last + PAGE - 1) / PAGE * PAGE;
+    fallocate(memory_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, first, last - first);
 }
 
 int memory_free(const void *address) {

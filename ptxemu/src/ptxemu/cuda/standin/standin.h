@@ -111,7 +111,7 @@ typedef struct {
 typedef struct {
     Dim3 grid, block, cluster; /* cluster.x == 0: none is asked for */
     uint32_t shared_bytes;
-    int is_cooperative;
+    int is_cooperative, is_programmatic;
 } Shape;
 
 /* link.c */

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ptxemu.api import LaunchResult
 from ptxemu.check import Finding
 from ptxemu.errors import ExecutionError, Interruption, StoppedError, UnsupportedInstructionError
 from ptxemu.events import LaunchProgress
+from ptxemu.global_writes import Earlier
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.sched.policy import Policy
 
 INTERRUPTED = 130
 """Exit code of what Ctrl-C ended, as a shell says."""
 Progress = Callable[[str, LaunchProgress], None]
+"""Called with the kernel's name and how far its launch is."""
 
 
 @dataclass
@@ -36,8 +38,12 @@ class Log:
     notes: list[str] = field(default_factory=list)
     """Notes for readers of the results: refused calls, functions that are not emulated."""
 
+    unfinished: int = 0
+    """Warp instructions of launches that did not end."""
     stopped: str = field(default="", init=False)
     """Why launches are to end: nobody waits for them any more."""
+    earlier: Earlier | None = field(default=None, init=False)
+    """The last launch, if it lets the next one begin before its end."""
     interruption: Interruption | None = field(default=None, init=False)
     """The signal or the time limit that ended the run."""
 
@@ -52,8 +58,11 @@ class Log:
             self.interruption = by if isinstance(by, Interruption) else plain
         self.stop(self.interruption.reason)
 
-    def run(self, setup: LaunchSetup) -> LaunchResult:
+    def run(self, setup: LaunchSetup, *, is_programmatic: bool = False) -> LaunchResult:
         """Run a launch and remember what it did.
+
+        Args:
+            is_programmatic: it may begin before the end of the launch before.
 
         Raises:
             PtxEmuError: as `Module.launch`; failures are remembered too.
@@ -64,6 +73,9 @@ class Log:
         is_spared = self.unchecked is not None and self.unchecked.search(kernel) is not None
         if is_spared and self.check:
             self.note(f"kernel {kernel} was not checked, as --unchecked says")
+        if is_programmatic:
+            setup = replace(setup, earlier=self.earlier)
+        self.earlier = None
         try:
             result = setup.launch(
                 policy=self.policy,
@@ -71,20 +83,18 @@ class Log:
                 check=self.check and not is_spared,
                 on_progress=lambda now: self._tell(kernel, now),
             )
-        except ExecutionError as error:
+        except (ExecutionError, StoppedError, Interruption) as error:
             self.findings.extend(error.findings)
-            self.failures.append(f"kernel {kernel}: {error}")
-            raise
-        except StoppedError as error:
-            self.findings.extend(error.findings)
-            raise
-        except Interruption as error:
-            self.findings.extend(error.findings)
-            self.fail(f"kernel {kernel}: {error.reason}")
+            self.unfinished += error.warp_instructions
+            if isinstance(error, ExecutionError):
+                self.failures.append(f"kernel {kernel}: {error}")
+            elif isinstance(error, Interruption):
+                self.fail(f"kernel {kernel}: {error.reason}")
             raise
         except UnsupportedInstructionError as error:
             self.failures.append(f"kernel {kernel}: {error}")
             raise
+        self.earlier = result.earlier
         self.launches.append(result)
         self.findings.extend(result.findings)
         return result
