@@ -235,6 +235,7 @@ def mend_kernel(x: Queries, of_dq: Any, attn_sink: Any, result: cute.Tensor, cho
     end = cutlass.min(first + rows, x.indices.shape[0] * x.heads)
     if is_taken(choice, Int32(FIRST)) and first < end:
         if was_reached(x, of_dq, result, first, end, lane):
+            cute.arch.sync_warp()  # lanes write what others have read; a vote orders nothing
             for row in cutlass.range(first, end, unroll=1):
                 if is_own(x, of_dq, row):
                     if cutlass.const_expr(of_dq is None):

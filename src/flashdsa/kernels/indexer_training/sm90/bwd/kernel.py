@@ -85,6 +85,7 @@ def mend_kernel(x: Backward):
     query = block * WARPS + thread // WARP_SIZE
     if query < x.dw.shape[0]:
         if was_reached(x.dw, query, lane):
+            cute.arch.sync_warp()  # lane 0 writes what all lanes have read; a vote orders nothing
             for head in cutlass.range(x.dw.shape[1], unroll=1):
                 write_head(x, query, head, lane)
 

@@ -107,6 +107,8 @@ def load_piece(role: gather.Gatherer, row: Int32, tile: Int32, slot: Int32, lane
     if lane == 0:
         ctx.memory.masks.array(Int32, ctx.plan.stages)[state.stage] = Int32(mask)
     form, pitch = ctx.plan.form, ctx.plan.row_pitch
+    if cutlass.const_expr(form.split):
+        cute.arch.sync_warp()  # the arrivals of the lanes below speak for lane 0's mask, too
     offset = state.stage * ctx.plan.piece_bytes + lane * pitch
     if row >= 0:
         pages = gather.pages_of(role, slot)
