@@ -154,7 +154,8 @@ def test_only_sums_in_order_have_no_other_order() -> None:
     for ordered in (False, True):
         with emulation(small_device((8, 0))) as emulator:
             _call_backward(inputs, BACKEND, deterministic=ordered)
-        noted = {finding.code for finding in emulator.findings}
+        # Several warps hold a small tile, and write it alike.
+        noted = {finding.code for finding in emulator.findings} - {"same-value-race"}
         assert noted == ({"unordered-float-additions"} if not ordered else set())
 
 
