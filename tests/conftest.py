@@ -22,8 +22,6 @@ from hypothesis import settings
 
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.packages import missing_packages
-from flashdsa.backends.features import TRITON_LEAST
-from flashdsa.cli.availability import CAPABILITIES
 from flashdsa.errors import UnsupportedError
 from flashdsa.jit.sources import package_hash
 from flashdsa.ops import OPERATIONS
@@ -41,12 +39,12 @@ package_hash()  # before kernels are imported: it is remembered, and compared wi
 HAS_GPU = torch.cuda.is_available()
 CAPABILITY_HERE = torch.cuda.get_device_capability() if HAS_GPU else None
 BACKENDS = {
-    one.backend: None
+    one.backend: one.features
     for one in registry.implementations()
     if one.automatic and one.backend != "torch"
 }
-"""Every backend but those that have tests of their own: the emulated ones, which are slow, and
-torch, most of whose code is the CPU's (tests/backends/test_torch.py)."""
+"""Features of every backend but those that have tests of their own: the emulated ones, which are
+slow, and torch, most of whose code is the CPU's (tests/backends/test_torch.py)."""
 
 
 def _device_of(backend: str) -> str:
@@ -55,13 +53,8 @@ def _device_of(backend: str) -> str:
 
 def _missing_backends() -> list[str]:
     """The backends whose GPU is not here."""
-    return [name for name in BACKENDS if name != "cpu" and not _runs_here(name)]
-
-
-def _runs_here(backend: str) -> bool:
-    if backend == "triton":
-        return CAPABILITY_HERE is not None and CAPABILITY_HERE >= TRITON_LEAST
-    return CAPABILITY_HERE in CAPABILITIES[backend]
+    here = CAPABILITY_HERE
+    return [name for name, one in BACKENDS.items() if one.gpus and not (here and one.runs_on(here))]
 
 
 @pytest.fixture(scope="session")

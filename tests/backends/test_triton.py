@@ -210,14 +210,14 @@ def test_races_of_equal_values_by_one_instruction_do_not_count() -> None:
 
 
 def test_without_triton_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashdsa.backends.registry.find_spec", lambda name: None)
+    monkeypatch.setattr("flashdsa.backends.registry.is_installed", lambda name: False)
     monkeypatch.setattr(registry, "_selected", {})
     call = Problem("sparse_mla_fwd", "cuda", "bfloat16", d_qk=576, d_v=512, capability=(8, 0))
     with pytest.raises(UnsupportedError) as error:
         registry.select(call, "triton")
     assert str(error.value).endswith("triton: triton is not installed; pip install 'triton'")
     assert registry.select(call).backend == "torch"
-    monkeypatch.setattr("flashdsa.cli.availability.find_spec", lambda name: None)
+    monkeypatch.setattr("flashdsa.cli.availability.is_installed", lambda name: False)
     for backend in ("triton", BACKEND):
         assert reason_against(backend, HostMachine("", 1, 1, 1, 1, "", ())) == (
             "triton is not installed; pip install 'triton'"

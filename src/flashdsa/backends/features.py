@@ -151,6 +151,18 @@ class Features:
         feature = getattr(self, "row_formats" if name == "kv_format" else name, ANY)
         return len(feature.values) > 1 if isinstance(feature, OneOf) else feature not in (False, ())
 
+    @property
+    def gpus(self) -> str:
+        """The compute capabilities of the GPUs that run the kernels, in words; "": no matter."""
+        if self.capabilities:
+            return dotted(self.capabilities)
+        return f"{dotted([self.least_capability])} or newer" if any(self.least_capability) else ""
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether a GPU of this compute capability runs the kernels."""
+        own = self.capabilities
+        return capability in own if own else capability >= self.least_capability
+
     def missing(self, problem: Problem) -> Iterator[Reason]:
         """Each feature that `problem` needs and this set lacks."""
         for name, wanted, choices in (
@@ -160,10 +172,8 @@ class Features:
             if wanted not in choices:
                 yield Reason(name, choices, wanted)
         here = problem.capability
-        if here is not None and self.capabilities and here not in self.capabilities:
-            yield Reason(CAPABILITY, (dotted(self.capabilities),), dotted([here]))
-        if here is not None and here < self.least_capability:
-            yield Reason(CAPABILITY, (or_newer(self.least_capability),), dotted([here]))
+        if here is not None and not self.runs_on(here):
+            yield Reason(CAPABILITY, (self.gpus,), dotted([here]))
         for name in SIZES:
             size: int | None = getattr(problem, name)
             supported: IntSet = getattr(self, name)
@@ -196,8 +206,3 @@ FLAGS = tuple(one.name for one in fields(Features) if one.type == "bool")
 def dotted(capabilities: Iterable[tuple[int, int]]) -> str:
     """Write compute capabilities as people do: "10.0 or 10.3"."""
     return " or ".join(f"{major}.{minor}" for major, minor in capabilities)
-
-
-def or_newer(capability: tuple[int, int]) -> str:
-    """Write the least of compute capabilities: "8.0 or newer"."""
-    return f"{dotted([capability])} or newer"

@@ -53,7 +53,7 @@ class Implementation:
     def reasons_against(self, problem: Problem) -> list[Reason]:
         """Why it cannot serve `problem`; empty when it can."""
         reasons = list(self.features.missing(problem))
-        if self.package and find_spec(self.package) is None:
+        if self.package and not is_installed(self.package):
             reasons.append(Reason(PACKAGE, (), self.package, NOT_INSTALLED[self.package]))
         return reasons
 
@@ -79,6 +79,12 @@ class Implementation:
             return function(runner, operands, **needed)  # type: ignore[no-any-return]
 
         return bind
+
+
+@cache
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported; asked for every new problem, so it is remembered."""
+    return find_spec(package) is not None
 
 
 Serve = Callable[[Sequence[Any]], Any]

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from flashdsa.backends.emulated.packages import install_command, missing_packages
-from flashdsa.backends.features import NOT_INSTALLED, TRITON_LEAST, dotted, or_newer
+from flashdsa.backends.features import NOT_INSTALLED, dotted
+from flashdsa.backends.registry import is_installed
 from flashdsa.errors import UnsupportedError
-from flashdsa.hw import ARCHITECTURES
 from flashdsa.settings import BACKENDS
 
 if TYPE_CHECKING:
     from flashdsa.backends.registry import Implementation
     from flashdsa.bench.machine import HostMachine
 
-CAPABILITIES = {arch.backend: arch.capabilities for arch in ARCHITECTURES.values()}
-"""CUDA compute capabilities of the GPUs that run a backend's kernels."""
 NOT_IMPLEMENTED = "has no implementation in this version"
 
 
 def reason_against(backend: str, machine: HostMachine) -> str | None:
     """Why no implementation of `backend` could run here; None where one could."""
-    if backend.endswith("triton") and find_spec("triton") is None:
+    from flashdsa.ops import registry
+
+    if backend.endswith("triton") and not is_installed("triton"):
         return NOT_INSTALLED["triton"]
     if backend.startswith("emulate"):
         lacking = missing_packages()
@@ -31,16 +30,11 @@ def reason_against(backend: str, machine: HostMachine) -> str | None:
             which = f"package{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
             return f"needs the Python {which}; {install_command(lacking)}"
         return None
+    features = next(one.features for one in registry.implementations() if one.backend == backend)
+    if not features.gpus or any(features.runs_on(gpu.capability) for gpu in machine.gpus):
+        return None
     found = ", ".join(f"{gpu.name} ({dotted([gpu.capability])})" for gpu in machine.gpus)
-    if backend == "triton":
-        wanted, serves = or_newer(TRITON_LEAST), TRITON_LEAST.__le__
-    elif backend in CAPABILITIES:
-        wanted, serves = dotted(CAPABILITIES[backend]), CAPABILITIES[backend].__contains__
-    else:
-        return None
-    if any(serves(gpu.capability) for gpu in machine.gpus):
-        return None
-    return f"needs a GPU of compute capability {wanted}; found {found or 'no GPU'}"
+    return f"needs a GPU of compute capability {features.gpus}; found {found or 'no GPU'}"
 
 
 def require_runnable(backend: str) -> None:

@@ -128,8 +128,8 @@ def counts(finding: Finding) -> bool:
     """Whether it is an error of the kernel.
 
     Where a tile has fewer elements than a CTA has threads, several warps hold the same elements and
-    write them to the same places of shared memory, by one instruction. ptxemu calls that a race of
-    equal values.
+    write them to the same places of shared memory, by one instruction. Where these are equal to
+    each other, too, such as zeros, ptxemu calls that a race of equal values; else it notes it.
     """
     first, second = finding.first, finding.second
     return not (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,15 +13,15 @@ from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import readable
 from flashdsa.backends.packed_rows import aligned_pages, form_of, num_rows
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.launch import FP8_LEAST, launch, shape_of_forward
+from flashdsa.backends.triton.launch import has_fp8, launch, shape_of_forward
 from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
+    from flashdsa.backends.registry import Serve
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 
 LOG2_E = math.log2(math.e)
 MOST_SPLITS = 16
-Serve = Callable[[Sequence[Any]], Any]
 
 
 class Source(NamedTuple):
@@ -135,7 +135,7 @@ def _forward(
     written = x.out, x.lse, torch.empty_like(x.lse) if x.max_logits is None else x.max_logits
     sink = x.lse if x.attn_sink is None else x.attn_sink.contiguous()
     constants |= {"D_V": d_v, "SINK": x.attn_sink is not None, "SPLITS": splits}
-    constants |= {"PARTS": 4 if constants["FORM"] else 1, "FP8": runner.capability >= FP8_LEAST}
+    constants |= {"PARTS": 4 if constants["FORM"] else 1, "FP8": has_fp8(runner)}
     launch(
         runner,
         attention.forward,

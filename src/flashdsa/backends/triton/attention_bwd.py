@@ -11,10 +11,11 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.attention import LOG2_E, Serve, Source, sources_of
+from flashdsa.backends.triton.attention import LOG2_E, Source, sources_of
 from flashdsa.backends.triton.launch import BACKWARD, SUMS, launch
 
 if TYPE_CHECKING:
+    from flashdsa.backends.registry import Serve
     from flashdsa.ops.attention_backward import MlaBwdOperands
 
 WORKSPACE_BYTES = 2**30

@@ -14,7 +14,7 @@ from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.memory import readable, written_apart
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.launch import FP8_LEAST, SCORES, SCORES_BYTES, launch, shape_of
+from flashdsa.backends.triton.launch import SCORES, SCORES_BYTES, has_fp8, launch, shape_of
 from flashdsa.backends.triton.topk import Scores, choose
 from flashdsa.problem import PAGE_BYTES, PAGE_SIZE
 
@@ -107,14 +107,9 @@ def keys_of(runner: Runner, cache: Tensor, table: Tensor, of_entry: int) -> Keys
     """A cache's keys."""
     step = cache.stride(0) if len(cache) > 1 else PAGE_BYTES
     pages = cache.as_strided(((len(cache) - 1) * step + PAGE_BYTES,), (1,))
-    rows = pages.view(torch.uint8 if narrow(runner) else torch.float8_e4m3fn)
+    rows = pages.view(torch.float8_e4m3fn if has_fp8(runner) else torch.uint8)
     num_entries = len(cache) * (PAGE_SIZE // of_entry)
     return Keys(rows, pages.view(torch.float32), table, of_entry, num_entries, step)
-
-
-def narrow(runner: Runner) -> bool:
-    """Whether e4m3 numbers have to become bf16, which is exact."""
-    return runner.capability < FP8_LEAST
 
 
 def score(
@@ -138,8 +133,8 @@ def score(
 
     (rows, width), num_heads = out.shape, q.shape[1]
     shape = shape_of(SCORES, runner.capability, num_heads)
-    if q.dtype == torch.float8_e4m3fn and narrow(runner):
-        q = q.to(torch.bfloat16)
+    if q.dtype == torch.float8_e4m3fn and not has_fp8(runner):
+        q = q.to(torch.bfloat16)  # which is exact
     table = ends if keys.table is None else keys.table
     scales = weights if keys.scales is None else keys.scales
     launch(

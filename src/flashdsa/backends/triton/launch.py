@@ -52,6 +52,11 @@ FP8_LEAST = (8, 9)
 """The oldest compute capability with products and conversions of e4m3."""
 
 
+def has_fp8(runner: Runner) -> bool:
+    """Whether the GPU has products and conversions of e4m3."""
+    return runner.capability >= FP8_LEAST
+
+
 def shape_of_forward(num_heads: int, capability: tuple[int, int]) -> Shape:
     """The forward's tile for a number of heads."""
     if num_heads <= FEW_HEADS.heads:

@@ -15,8 +15,8 @@ from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.memory import readable, written_apart
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.indexer import Keys, narrow, rows_at_once, score
-from flashdsa.backends.triton.launch import PREFILL_RUN
+from flashdsa.backends.triton.indexer import Keys, rows_at_once, score
+from flashdsa.backends.triton.launch import PREFILL_RUN, has_fp8
 from flashdsa.backends.triton.topk import Scores, choose
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _of(runner: Runner, x: PrefillOperands) -> tuple[Tensor, Keys]:
     if values_are_checked():
         ranges_of(x)
     q, k = x.q_index, x.k_index
-    if k.dtype == torch.float8_e4m3fn and narrow(runner):
+    if k.dtype == torch.float8_e4m3fn and not has_fp8(runner):
         q, k = q.to(torch.bfloat16), k.to(torch.bfloat16)
     scales = None if x.k_scale is None else x.k_scale.contiguous()
     return readable(q), Keys(readable(k), scales)

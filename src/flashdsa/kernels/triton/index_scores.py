@@ -9,25 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from flashdsa.kernels.triton.packed_rows import e4m3
+
 COLUMNS = tl.constexpr(128)
 PAGE = tl.constexpr(64)
 KEY_BYTES = tl.constexpr(64 * 128)
 NEVER = tl.constexpr(-1)
 """Bits of a score that is not to be chosen: those of a NaN that no score has."""
 NAN = tl.constexpr(0x7FC00000)
-
-
-@triton.jit
-def as_bf16(code):
-    """bf16 of e4m3 bytes, by integers: GPUs before 8.9 have no instruction for it.
-
-    An exponent of 4 bits with bias 7 lies in bf16's field of 8 bits with bias 127, so the number
-    is 2^-120 times its value; subnormal ones, too. A NaN's bits (0x7f) become NaN.
-    """
-    magnitude = (code & 0x7F).to(tl.uint32)
-    small = (magnitude << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
-    value = tl.where(magnitude == 0x7F, float("nan"), small)
-    return tl.where(code >= 128, -value, value).to(tl.bfloat16)
 
 
 @triton.jit
@@ -81,7 +70,7 @@ def score(
     column = tl.arange(0, COLUMNS)
     tile = tl.load(keys + at[:, None] + column[None, :], mask=seen[:, None], other=0.0)
     if NARROW:
-        tile = as_bf16(tile)
+        tile = e4m3(tile, False).to(tl.bfloat16)
     if SCALED:
         scale = tl.load(scales + of_scale, mask=seen, other=0.0)
     head = tl.arange(0, BLOCK_H)
