@@ -219,7 +219,7 @@ def ways_tables() -> str:
 def engines_table() -> str:
     """Speeds of vLLM's backends in Markdown, ours first."""
     from workbench.draws.run import machine_of, read_document
-    from workbench.engines.vllm_run import speeds
+    from workbench.engines.vllm_run import busy_times, speeds
 
     lines = []
     for path in sorted((ROOT / RESULTS / "engines").glob("*speed*.json")):
@@ -237,9 +237,10 @@ def engines_table() -> str:
             "",
             "| users after context | "
             + " | ".join(f"`{name}`" for name in shown)
-            + " | ours over the best other |",
-            "| --- |" + " --: |" * (len(shown) + 1),
+            + " | ours over the best other | GPU time, best other's over ours |",
+            "| --- |" + " --: |" * (len(shown) + 2),
         ]
+        busy = busy_times(rows)
         for cell, values in found.items():
             kind, users, _, tokens = cell.split()
             is_step = kind == "step"
@@ -248,7 +249,10 @@ def engines_table() -> str:
             said = f"{users} after {int(tokens):,}" if is_step else f"prompt of {int(tokens):,}"
             unit = "tokens/s" if is_step else "ms"
             cells = " | ".join(f"{values[name]:,.0f} {unit}" for name in shown)
-            lines.append(f"| {said} | {cells} | {ratio:.2f} |")
+            of_gpu = busy.get(f"{users} x {tokens}", {})
+            least = min((of_gpu[name] for name in others if name in of_gpu), default=None)
+            gpu = "-" if least is None else f"{least / of_gpu[ours]:.2f}"
+            lines.append(f"| {said} | {cells} | {ratio:.2f} | {gpu} |")
         lines.append("")
     return "\n".join(lines)
 

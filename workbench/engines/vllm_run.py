@@ -258,3 +258,15 @@ def speeds(rows: list[Row]) -> dict[str, dict[str, float]]:
                 for backend, one in times.items()
             }
     return found
+
+
+def busy_times(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """Milliseconds that a cell's kernels take, by cell and backend: the least of the rounds."""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        for name, kernels in row["kernels"].items():
+            times = [one[2] for one in kernels if one[0] == "all kernels"]
+            of_cell = found.setdefault(name, {})
+            for time in times:
+                of_cell[row["backend"]] = min(time, of_cell.get(row["backend"], time))
+    return found

@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from itertools import count
 from pathlib import Path
@@ -154,7 +155,7 @@ def kernels(call: Callable[[], object]) -> list[tuple[str, int, float]]:
 
 def run(folder: Path, backend: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """Medians: step, seconds by "users x context"; first, seconds by "1 x prompt"; kernels of
-    the smaller prompt and context, by the same names."""
+    the smaller prompt and of all `steps` of each decode, by the same names."""
     engine = Engine(folder, backend, arguments)
     first = {}
     engine.decode(1, CONTEXTS[0])  # the first steps of a process take longer
@@ -166,14 +167,15 @@ def run(folder: Path, backend: str, arguments: dict[str, Any]) -> dict[str, Any]
         for context in CONTEXTS
         for users in USERS
     }
-    shown = {
-        f"1 x {PROMPTS[0]}": kernels(lambda: engine.first_token(PROMPTS[0])),
-        f"{USERS[-1]} x {CONTEXTS[0]}": kernels(lambda: engine.decode(USERS[-1], CONTEXTS[0])),
-    }
+    shown = {f"1 x {PROMPTS[0]}": kernels(lambda: engine.first_token(PROMPTS[0]))}
+    for name in step:
+        users, context = map(int, name.split(" x "))
+        shown[name] = kernels(partial(engine.decode, users, context))
     config = engine.engine.vllm_config
     return {
         "vllm": version("vllm"),
         "kernels": shown,
+        "steps": STEPS + WARM,
         "step": step,
         "first": first,
         "graphs": config.compilation_config.cudagraph_mode.name,
