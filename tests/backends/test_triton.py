@@ -68,6 +68,8 @@ PATHS = [
             extra_topk=20, ranges="extra_kv", invalid=True, topk_length=True, poison=True),
     forward("forward, fp16, a query without a key", 2, 40, 8, 24, dtype=torch.float16,
             invalid=True, empty_rows=True, marks=SLOW),
+    forward("forward, ranges that end below 0", 4, 40, 8, 24, extra_keys=30, extra_topk=5,
+            ranges="kv and extra_kv", empty_rows=True, poison=True),
     forward("v32, any scale", 2, 64, 40, 40, packed="fp32", invalid=True, poison=True),
     forward("v4", 2, 128, 8, 40, d_qk=512, packed="ue8m0", kv_format="v4", page_size=64,
             invalid=True, poison=True),

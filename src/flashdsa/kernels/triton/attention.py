@@ -25,7 +25,8 @@ def slots_of(ids, limits, query, num_rows, width, LIST: tl.constexpr, ROWS_OF_ID
     start = tl.zeros([], tl.int32)
     if LIST == "range":
         start = tl.minimum(tl.maximum(tl.load(ids + query), 0), num_rows)
-        count = tl.maximum(tl.minimum(tl.load(limits + query), num_rows) - start, 0)
+        # No difference of what a caller gives: an end of INT32_MIN would wrap around.
+        count = tl.maximum(tl.minimum(tl.load(limits + query), num_rows), start) - start
     elif LIST == "lengths":
         count = tl.minimum(tl.maximum(tl.load(limits + query), 0), width) * ROWS_OF_ID
     else:
