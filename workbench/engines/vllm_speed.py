@@ -34,7 +34,7 @@ USERS = (1, 8, 64)
 PROMPTS = (4096, 32768)
 STEPS, WARM = 48, 8
 REPEATS = 3
-KERNELS = 24
+KERNELS = 8
 PAGE_TOKENS = 64
 ARGUMENTS: dict[str, Any] = {
     "skip_tokenizer_init": True,

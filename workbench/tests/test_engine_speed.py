@@ -94,16 +94,19 @@ def test_rounds_run_there_and_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert ran == ["OURS", "THEIRS", "THEIRS", "OURS"]
     assert found["schema"] == vllm_run.SCHEMA and found["machine"]["cpu"]
     assert vllm_run.speeds(found["rows"]) == {
-        "step 8 x 100": {"OURS": pytest.approx(8 / 0.2), "THEIRS": pytest.approx(8 / 0.3)},
-        "first 1 x 50": {"OURS": pytest.approx(400), "THEIRS": pytest.approx(600)},
+        "step 8 x 100": {"OURS": pytest.approx(80), "THEIRS": pytest.approx(40)},
+        "first 1 x 50": {"OURS": pytest.approx(200), "THEIRS": pytest.approx(400)},
     }
+    busy = [{"8 x 100": [["all kernels", 9, time], ["one", 1, 1.0]]} for time in (3.0, 2.0)]
+    of_gpu = [{"backend": "OURS", "kernels": one} for one in [*busy, {"8 x 100": []}]]
+    assert vllm_run.busy_times(of_gpu) == {"8 x 100": {"OURS": 2.0}}
     with pytest.raises(RuntimeError, match="BROKEN: no memory"):
         vllm_run.measure_speed(("BROKEN",), tmp_path, run)
     times = iter((0.1, 0.2))
     monkeypatch.setattr(vllm_run, "in_a_process", run)
     words = ["engines", "speed", "OURS", "--rounds", "2", "--folder", str(tmp_path)]
     shown = CliRunner().invoke(cli, words)
-    assert shown.exit_code == 0 and "53 tokens/s" in shown.stdout and "300 ms" in shown.stdout
+    assert shown.exit_code == 0 and "80 tokens/s" in shown.stdout and "200 ms" in shown.stdout
 
 
 def test_a_server_gets_llms_arguments_as_flags_and_the_prompts(
