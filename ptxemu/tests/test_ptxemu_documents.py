@@ -58,18 +58,17 @@ def commands(path: Path) -> Iterator[list[str]]:
 
 def what_lacks(words: list[str]) -> str:
     """Why a command cannot run on this machine, if so."""
-    if any(word.endswith((".cu", "last_block", ".launch")) for word in words):
-        try:
-            nvcc.find_nvcc()
-        except nvcc.NvccError as error:
-            return str(error)
-        if shutil.which("g++") is None:
-            return "there is no C++ compiler, which nvcc calls for the host's code"
-    for script in (word for word in words if word.endswith(".py")):
-        text = (ROOT.parent / script).read_text()
-        for name in re.findall(r"^(?:import|from) (triton|cutlass|torch)", text, re.MULTILINE):
-            if find_spec(name) is None:
-                return f"{name} is not installed"
+    scripts = [(ROOT.parent / word).read_text() for word in words if word.endswith(".py")]
+    imports = re.findall(r"^(?:import|from) (triton|cutlass|torch)", "\n".join(scripts), re.M)
+    if missing := [name for name in imports if find_spec(name) is None]:
+        return f"{missing[0]} is not installed"
+    is_compiled = any(word.endswith((".cu", "last_block", ".launch")) for word in words)
+    if (is_compiled or "triton" in imports) and shutil.which("g++") is None:
+        return "there is no C++ compiler"
+    try:
+        _ = is_compiled and nvcc.find_nvcc()
+    except nvcc.NvccError as error:
+        return str(error)
     return ""
 
 
