@@ -21,8 +21,9 @@ from ptxemu.errors import ExecutionError
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.sched.policy import Policy
 
-SOURCE = Path(__file__).parent / "mended_bugs.cu"
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "real-bugs.md"
+FOLDER = Path(__file__).parent
+SOURCES = {"sm_90a": FOLDER / "mended_bugs.cu", "sm_100a": FOLDER / "mended_bugs_sm100.cu"}
+PAGE = FOLDER.parents[1] / "docs" / "reference" / "real-bugs.md"
 POLICIES = (Policy(), Policy(seed=1, asynchronous="late"), Policy(seed=2, asynchronous="eager"))
 NUMBERS = 1024
 Ints = NDArray[np.int32]
@@ -143,8 +144,8 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, api.Module]:
     except nvcc.NvccError as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("bugs")
-    for arch in ("sm_90a", "sm_100a"):
-        nvcc.compile_ptx(SOURCE, folder / arch, arch=arch)
+    for arch, source in SOURCES.items():
+        nvcc.compile_ptx(source, folder / arch, arch=arch)
     return {path.name: api.load(path) for path in folder.iterdir()}
 
 
@@ -217,7 +218,8 @@ def test_before_its_fix_it_stops(
 
 def listed() -> Iterator[str]:
     """The page's lines on the programs."""
-    faults = re.findall(r"^// (.+): (.+)\nKERNEL\((\w+)\)", SOURCE.read_text(), re.MULTILINE)
+    text = "".join(source.read_text() for source in SOURCES.values())
+    faults = re.findall(r"^// (.+): (.+)\nKERNEL\((\w+)\)", text, re.MULTILINE)
     assert [name for _, _, name in faults] == list(BUGS)
     for where, fault, name in faults:
         bug = BUGS[name]
