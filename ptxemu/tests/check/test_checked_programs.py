@@ -39,6 +39,9 @@ BYTE = "add.u32 %r7, %r2, %r0; st.shared.u8 [%r7], %r0;\n"
 VECTOR = """and.b32 %r4, %r1, 112; add.u32 %r4, %r2, %r4;
 ld.shared.v4.b32 {%r5, %r6, %r7, %r8}, [%r4];
 """
+MATRIX = "wmma.store.d.sync.aligned.row.m16n16k16.shared.f32 [%r2], {%f0, %f1, %f2, %f3, %f4, %f5, "
+MATRIX += "%f6, %f7}, 16;\n"
+VOLATILE = [part.replace("shared", "volatile.shared") for part in (WRITE, READ)]
 ADD, LOAD = "atom.shared.add.u32 %r6, [%r2], 1;\n", "ld.shared.b32 %r5, [%r2];\n"
 MANY = "ld.shared.b32 %r6, [%r3];\n" * (MOST_NOTED // 2 - 4)
 ODD = "and.b32 %r6, %r0, 1; setp.eq.u32 %p0, %r6, 0;\n"
@@ -103,6 +106,18 @@ LANES = {
     "bytes of one word": Program(BYTE + "ld.shared.u8 %r5, [%r7];"),
     "a byte of a word": Program(BYTE + LOAD, RACE),
     **pair("a vector covers words of other lanes", f"{WRITE}«{SYNC}»{VECTOR}", RACE),
+    **pair("a matrix that wmma stores", f"{MATRIX}«{SYNC}»{READ}", RACE),
+    "matrices that wmma stores": Program(MATRIX + MATRIX),
+    # Volatile data are plain to CUDA C++; a volatile flag is a relaxed one.
+    **pair("volatile words", f"{VOLATILE[0]}«{SYNC}»{VOLATILE[1]}", RACE),
+    "a volatile flag": Program(BY_FLAG.replace("{0}.cta", "volatile").replace("{1}.cta", "volatile")
+                               .replace("ld.shared.b32 %r5, [%r2];", "")),
+    "volatile words behind fences": Program(
+        f"{HALF.format('lt')}{VOLATILE[0]}fence.acq_rel.cta; st.volatile.shared.b32 [%r3+128], 1;\n"
+        f"xor.b32 %r4, %r1, 60; add.u32 %r4, %r2, %r4; SPIN: ld.volatile.shared.b32 %r6, "
+        "[%r4+128]; setp.ne.u32 %p2, %r6, 1; @%p2 bra SPIN; fence.acq_rel.cta;\n"
+        f"ld.volatile.shared.b32 %r5, [%r4]; {KEEP}END:"
+    ),
     "atomics": Program(ADD + ADD, UNWRITTEN),
     "an atomic and a plain read": Program(ADD + LOAD, f"{RACE}, {UNWRITTEN}"),
     "an atomic and a plain store": Program(

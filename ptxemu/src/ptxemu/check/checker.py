@@ -74,7 +74,7 @@ class Checker(Observer):
         self._meets: dict[int, bool] = {}
         """Whether lanes meet at an instruction, by its pc."""
         self._undetermined = self._races.undetermined
-        self._lane_races = LaneRaces(self._collected, self._races.is_fixed) if warp_lanes else None
+        self._lane_races = LaneRaces(self._collected, self._races) if warp_lanes else None
         self._memory = ShadowMemory(self._races, self._cta_names.__getitem__, blank)
         self._mbarriers = Mbarriers(self._collected, self._cta_names.__getitem__)
         self._phases = Phases(self._collected, self._cta_names.__getitem__, self._operations_of)

@@ -38,6 +38,8 @@ class Form(NamedTuple):
     is_strong: bool
     is_noted: bool
     """It is one of single lanes."""
+    is_volatile: bool
+    """A volatile write, or a volatile read that looks at no flag: a plain one to CUDA C++."""
 
 
 class Noted(NamedTuple):

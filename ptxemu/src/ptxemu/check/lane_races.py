@@ -2,7 +2,8 @@
 
 The rest of the check takes a warp as one agent. Its lanes are threads, though, ordered by a barrier
 of the warp or of the CTA; by what some lane releases and another one acquires; and, so as to report
-nothing that is sound on hardware, by elect and by matrix instructions, for which all lanes wait.
+nothing that is sound on hardware, by elect and by matrix instructions, for which all lanes wait
+(what wmma.store stores comes behind its wait). Volatile data are plain ones, as in CUDA C++.
 Shuffles, votes, match and redux make lanes wait, too, and order no memory (PTX ISA, "bar.warp.sync"
 alone promises that; CUDA C++ Programming Guide, "Warp Shuffle Functions", "Warp Vote Functions": no
 memory barrier): what only they part is an error against the ISA, `shuffle-order`.
@@ -13,7 +14,7 @@ can race. In most stretches no word is accessed by two lanes of which one writes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,6 +41,7 @@ from ptxemu.machine.lanes import lane_names, mask_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ptxemu.check.races import Races
     from ptxemu.check.state import WarpActor
     from ptxemu.syntax.ast import Instruction
 
@@ -54,15 +56,16 @@ BY_EXCHANGE = "shuffle-order"
 _EXCHANGES = ("shfl", "vote", "match", "redux")
 _CONVERGENT = {"sync", "aligned"}
 _BARRIERS = ("bar", "barrier")
+_STORES = ("wmma", "store")
+"""Lanes meet before its stores, not behind them."""
 
 
 class LaneRaces:
     """Notes what warps do, and reports pairs of accesses of different lanes in no order."""
 
-    def __init__(self, findings: Findings, is_fixed: Callable[[Instruction], bool]) -> None:
-        """`is_fixed`: whether a store's value has nothing to do with data."""
+    def __init__(self, findings: Findings, races: Races) -> None:
         self._findings = findings
-        self._is_fixed = is_fixed
+        self._races = races
         self._stretches: dict[WarpActor, Stretch] = {}
         self._forms: dict[int, Form] = {}
         """Forms by pc and kind of access."""
@@ -135,7 +138,7 @@ class LaneRaces:
         forms = self._loads_forms.get(loads)
         if forms is None:
             forms = self._loads_forms[loads] = [
-                Form(i, size, is_write=False, is_strong=False, is_noted=True)
+                Form(i, size, is_write=False, is_strong=False, is_noted=True, is_volatile=False)
                 for i, size in zip(loads.instructions, loads.sizes, strict=True)
             ]
         stretch = self._stretches.get(warp)
@@ -166,15 +169,18 @@ class LaneRaces:
 
     def _form_of(self, access: Access) -> Form:
         instruction, kind = access.instruction, access.kind
+        is_read = kind is AccessKind.READ
         return Form(
             instruction,
             access.size,
-            kind is not AccessKind.READ,
+            not is_read,
             access.order != "weak" or kind is AccessKind.ATOMIC,
             access.proxy is Proxy.GENERIC
             and access.space is not Space.TMEM
             and instruction.modifiers[0] != "mbarrier"
-            and not makes_lanes_meet(instruction),
+            and (instruction.modifiers[:2] == _STORES or not makes_lanes_meet(instruction)),
+            access.order == "volatile"
+            and (not is_read or self._races.undetermined.reads_data(instruction)),
         )
 
     def finish(self) -> None:
@@ -300,7 +306,7 @@ class LaneRaces:
         if is_equal:
             equal = "the value was the same in this run, which other data need not be: "
             writes = [one.form for one in (first, second) if one.form.is_write]
-            if len(writes) == 2 and all(self._is_fixed(one.instruction) for one in writes):
+            if len(writes) == 2 and all(self._races.is_fixed(one.instruction) for one in writes):
                 code = "same-value-race"
                 equal = "harmless, since the value is the same whatever the data are: "
         address = _start(second, b)
@@ -335,6 +341,8 @@ def _pairs(noted: list[Noted], accesses: list[int]) -> Iterator[tuple[int, int]]
         for other in accesses:
             form = noted[other].form
             is_strong = form.is_strong and noted[write].form.is_strong
+            if is_strong and not form.is_write and form.is_volatile:
+                is_strong = not noted[write].form.is_volatile
             if other == write or is_strong or (form.is_write and other < write):
                 continue
             yield min(write, other), max(write, other)
@@ -383,8 +391,8 @@ def _lanes_of(agent: Agent, count: int) -> bytes | None:
 
 
 def _code(space: Space, first: Form, second: Form) -> str:
-    """The code of two accesses in no order, of which one at most is strong."""
-    if not (first.is_strong or second.is_strong):
+    """The code of two accesses in no order, of which one is weak or both are volatile."""
+    if first.is_strong == second.is_strong:
         return CODE
     if first.is_write and second.is_write:
         return "lost-update"

@@ -17,6 +17,7 @@ from ptxemu.events import Access, AccessKind
 if TYPE_CHECKING:
     from ptxemu.check.findings import Findings, Site
     from ptxemu.check.state import Event
+    from ptxemu.syntax.ast import Instruction
 
 
 class Undetermined:
@@ -33,6 +34,10 @@ class Undetermined:
     def started(self, program: Any) -> None:
         """The kernel's program is known."""
         self._data_reads = data_reads(program)
+
+    def reads_data(self, instruction: Instruction) -> bool:
+        """Whether a strong load, or an atomic, looks at no flag."""
+        return instruction.pc in self._data_reads
 
     def judge(self, first: Event, second: Event) -> tuple[str, str] | None:
         """The code and the missing edge of two strong accesses in each other's scope.
