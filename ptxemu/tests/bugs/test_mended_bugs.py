@@ -125,10 +125,7 @@ BUGS = {
     "triton_11731": Bug("dsmem-exit", 64, lambda x: x[:64], **PAIR),
     "tlx_2292": Bug("dsmem-entry", 64, swapped, **PAIR),
     "tilelang_2699": Bug("race", 64, lambda x: [x[63], *x[:63][::-1]], arch="sm_100a"),
-    "cutlass_3316": Bug(
-        "", 32, lambda x: x[:32], **BLACKWELL,
-        missed="the check knows no start of a pair; `alloc` waits for both here",
-    ),
+    "cutlass_3316": Bug("tmem-alloc-entry", 32, lambda x: x[:32], **BLACKWELL),
     "cutlass_3643_wait": Bug("missing-wait", 32, lambda x: x[:256], **BLACKWELL),
     "cutlass_3643_scope": Bug("remote-mbarrier-scope", 32, lambda x: x[:256], **BLACKWELL),
 }  # fmt: skip

@@ -30,13 +30,17 @@ HOW = {"arch": "sm_100a", "shared": 1024}
 EARLY, MISSING = "warning tmem-load-used-early", "isa tmem-load-not-waited"
 FREED_EARLY, NO_FENCE = "error tmem-dealloc-race", "note missing-tcgen05-fence"
 # Tensor memory of a pair of CTAs: neither frees it while the other one still uses its own.
-PAIR = """
+STARTED = "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;\n"
+PAIR = (
+    STARTED
+    + """
 mov.u32 %r5, %ctaid.x; mad.lo.u32 %r0, %r5, 32, %r0;
 mov.u32 %r1, smem; tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%r1], 32;
 ld.shared.b32 %r2, [%r1]; mov.u32 %r3, 7; tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r3};
 tcgen05.wait::st.sync.aligned; tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r4}, [%r2];
 tcgen05.wait::ld.sync.aligned;
 """
+)
 MEET = """tcgen05.fence::before_thread_sync; barrier.cluster.arrive.aligned;
 barrier.cluster.wait.aligned; tcgen05.fence::after_thread_sync;
 """
@@ -95,6 +99,10 @@ PROGRAMS = {
              "barrier.cluster.wait.aligned;\n", FREED_EARLY),
         )
     },
+    "a pair allocates before both are known to run": Program(
+        PAIR.removeprefix(STARTED) + MEET + FREED, "isa tmem-alloc-entry",
+        {"grid": 2, "cluster": 2},
+    ),
     **{
         f"five warps: {name}": Program(f"{START}{body}END:\n", found, {"block": 160, "out": 160})
         for name, body, found in (

@@ -176,6 +176,7 @@ class Checker(Observer):
                 meets = self._meets[instruction.pc] = makes_lanes_meet(instruction)
             if meets:
                 actor.lagging = None
+                self._lifetimes.pairs(actor, instruction)
                 if self._lane_races is not None:
                     self._lane_races.met(actor, agent, lanes, instruction)
         if self._earlier is not None:

@@ -58,6 +58,7 @@ LEVELS: dict[str, str] = {
     "signal-after-exit": "warning",
     "dsmem-exit": "error",
     "dsmem-entry": "error",
+    "tmem-alloc-entry": "error",
     "wgmma-fence-missing": "warning",
 }
 """Every code of the check itself with its level; the machine's complaints bring their own."""
@@ -71,6 +72,7 @@ AGAINST_THE_ISA = frozenset(
         "remote-mbarrier-scope",
         "skipped-aligned",
         "tmem-alloc-after-relinquish",
+        "tmem-alloc-entry",
         "tmem-alloc-grows",
         "tmem-lanes",
         "tmem-load-not-waited",

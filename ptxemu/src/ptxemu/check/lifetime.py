@@ -25,9 +25,15 @@ if TYPE_CHECKING:
 
     from ptxemu.check.findings import Findings, Place, Site
     from ptxemu.check.state import Actor, Event, WarpActor
+    from ptxemu.syntax.ast import Instruction
 
 _COPIES = ("cp.async.bulk", "cp.reduce.async.bulk")
 _READERS = (*_COPIES, "tcgen05.ld")
+_PAIRED = ("tcgen05", "alloc", "cta_group::2")
+_NEEDS_START = (
+    "needs a cluster barrier before it, at which all CTAs arrive (barrier.cluster.arrive.relaxed "
+    "is enough)"
+)
 
 
 class Lifetimes:
@@ -38,6 +44,8 @@ class Lifetimes:
         self._labels: dict[int, str] = {}
         self._slots: dict[int, slice] = {}
         """Columns of a CTA's warps in its cluster's clocks."""
+        self._peers: dict[int, int] = {}
+        """The other CTA of a CTA's pair."""
         self._met: set[tuple[int, Actor]] = set()
         """CTAs whose start an agent knows of."""
         self._touches: dict[int, dict[tuple[Actor, bool], Event]] = {}
@@ -56,6 +64,8 @@ class Lifetimes:
         self._slots[cta.index] = slice(cta.rank * len(cta.warps), (cta.rank + 1) * len(cta.warps))
         self._touches[cta.index] = {}
         self._signals[cta.index] = {}
+        if cta.rank ^ 1 < len(cta.cluster.ctas):
+            self._peers[cta.index] = cta.cluster.ctas[cta.rank ^ 1].index
 
     def touched(self, cta: int, event: Event) -> None:
         """An operation, or a warp of another CTA, accessed the CTA's shared memory or TMEM."""
@@ -81,8 +91,7 @@ class Lifetimes:
         if actor.cta == cta or (cta, actor) in self._met or cta not in self._slots:
             return
         self._met.add((cta, actor))
-        part = actor.know.parts.get(actor.home)
-        if part is not None and part.clocks[[GENERIC, SEEN], self._slots[cta]].max() > 0:
+        if self._has_started(cta, actor):
             return
         label = self._labels[cta]
         self._findings.add(
@@ -90,9 +99,30 @@ class Lifetimes:
             races.place(event),
             None,
             lambda first, _: (
-                f"{first} of shared memory of {label}, which may not have started: needs a cluster "
-                "barrier before it, at which all CTAs arrive (barrier.cluster.arrive.relaxed is "
-                "enough)"
+                f"{first} of shared memory of {label}, which may not have started: {_NEEDS_START}"
+            ),
+        )
+
+    def _has_started(self, cta: int, actor: Actor) -> bool:
+        part = actor.know.parts.get(actor.home)
+        clocks = None if part is None else part.clocks[[GENERIC, SEEN], self._slots[cta]]
+        return clocks is not None and clocks.max() > 0
+
+    def pairs(self, actor: WarpActor, instruction: Instruction) -> None:
+        """A warp executes what its lanes meet for: does a pair's allocation know of the peer?"""
+        if instruction.modifiers[:3] != _PAIRED:
+            return
+        peer = self._peers.get(actor.cta)
+        if peer is None or peer not in self._slots or self._has_started(peer, actor):
+            return
+        label = self._labels[peer]
+        self._findings.add(
+            "tmem-alloc-entry",
+            (actor, instruction, ""),
+            None,
+            lambda first, _: (
+                f"{first}: the peer, {label}, may not have started, which the ISA wants to be sure "
+                f"of: {_NEEDS_START}"
             ),
         )
 
