@@ -22,6 +22,10 @@ def enter_pair(
         warp: of the CTA, uniform. cta_group: of all tcgen05 instructions.
     """
     hold = memory.tmem_start.pointer(Int32)
+    # A pair allocates together: the peer must have started (PTX ISA, tcgen05.alloc).
+    if cutlass.const_expr(cta_group == 2):
+        cute.arch.cluster_arrive_relaxed()
+        cute.arch.cluster_wait()
     if warp == 0:
         tmem.allocate(hold, memory.plan.tmem.allocated, cta_group)
     initialise_barriers(memory, thread)
