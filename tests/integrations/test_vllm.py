@@ -190,8 +190,9 @@ def test_vllm_is_told_what_the_backends_serve(made: Any) -> None:
         assert served.get_supported_head_sizes() == [576, 512]
         assert served.get_supported_kernel_block_sizes() == [("multiple of", 64)]
         assert served.customize_spec("spec") == ("aligned", "spec")
-        for major, expected in ((9, True), (10, False)):
-            assert served.supports_compute_capability(SimpleNamespace(major=major)) == expected
+        for major, minor in ((7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)):
+            here = SimpleNamespace(major=major, minor=minor)
+            assert served.supports_compute_capability(here) == (major >= 8)
         for cache in (None, *served.supported_kv_cache_dtypes):
             assert served.supports_combination(576, torch.bfloat16, cache, 64, True) is None
         reason = served.supports_combination(576, torch.bfloat16, "fp8", 64, True)

@@ -16,12 +16,12 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, Mult
 from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
 from vllm.v1.attention.ops.metadata import compute_token_to_req_indices
 
+from flashdsa.backends.catalog import registry
 from flashdsa.errors import UnsupportedError
 from flashdsa.integrations.vllm import INDEXER_NAME, NAME, attend, indexer
 from flashdsa.ops.kv_cache import read_kv_cache
 from flashdsa.problem import D_QK, D_V, PAGE_SIZE
 
-HOPPER = 9
 PACKED_CACHE = "fp8_ds_mla"
 """vLLM's name of packed rows of 656 bytes."""
 
@@ -242,8 +242,12 @@ class FlashDsaMLASparseBackend(AttentionBackend):  # type: ignore[misc]
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
-        """GPUs that flashdsa has a forward for."""
-        return bool(capability.major == HOPPER)
+        """GPUs that flashdsa has a forward for: own kernels or Triton's."""
+        here = capability.major, capability.minor
+        return any(
+            one.automatic and one.features.gpus != "" and one.features.runs_on(here)
+            for one in registry.implementations("sparse_mla_fwd")
+        )
 
 
 class FlashDsaMLASparseIndexerBackend(FlashDsaMLASparseBackend):
