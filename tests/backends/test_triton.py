@@ -136,16 +136,15 @@ def test_every_path_is_right_and_free_of_races(
         assert failures(path.judge(make_sparse_mla_inputs(path.case, seed=seed), BACKEND)) == []
 
 
-def test_old_versions_of_triton_copy_without_stages_for_wgmma(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They lack a fence; the tests above see that none is missing in the version that is here."""
-    for found, stages in (((3, 6), 1), ((3, 7), 2), ((4, 0), 2)):
+def test_old_versions_of_triton_get_a_fence_for_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lack one; the tests above see that none is missing in the version that is here."""
+    ampere, hopper = (Recorder(small_device(one)) for one in ((8, 0), (9, 0)))
+    for found, needed in (((3, 6), True), ((3, 7), False), ((4, 0), False)):
         monkeypatch.setattr(launch, "triton_version", lambda found=found: found)
-        assert launch.shape_of_forward(64, (9, 0)) == launch.FORWARD["hopper"]._replace(
-            stages=stages
-        )
-        assert launch.shape_of_forward(64, (8, 0)) == launch.FORWARD["others"]
+        assert launch.fenced(hopper) is needed
+        assert not launch.fenced(ampere)
+    assert launch.tile("forward", (9, 0), 64) == launch.TILES["forward"]["hopper"]
+    assert launch.tile("forward", (8, 0), 64) == launch.TILES["forward"]["others"]
 
 
 def test_only_sums_in_order_have_no_other_order() -> None:

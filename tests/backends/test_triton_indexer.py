@@ -136,7 +136,7 @@ def test_training(device: Emulator) -> None:
 @pytest.mark.usefixtures("a100")
 def test_deterministic_gradients_of_two_blocks_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexer_training, "WORKSPACE_BYTES", 4 * 128 * 40)
-    monkeypatch.setitem(launch.INDEX_BACKWARD, "others", launch.Shape(16, 32, 4))
+    monkeypatch.setitem(launch.TILES["indexer's backward"], "others", launch.Shape(16, 32, 4))
     inputs = make_indexer_training_inputs(TRAINING, SEED)
     check = judge_indexer_training.check_index_backward
     assert wrong(check(inputs, TRITON, deterministic=True)) == []

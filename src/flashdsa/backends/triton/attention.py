@@ -13,7 +13,7 @@ from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import readable
 from flashdsa.backends.packed_rows import aligned_pages, form_of, num_rows
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.launch import has_fp8, launch, shape_of_forward
+from flashdsa.backends.triton.launch import FEW_HEADS, fenced, has_fp8, launch, tile
 from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
@@ -124,7 +124,9 @@ def _forward(
     if not num_queries or not slots:
         write_without_keys(x)
         return
-    shape = shape_of_forward(num_heads, runner.capability)
+    kernel = "packed" if constants["FORM"] or constants["EXTRA_FORM"] else "forward"
+    few = ", few heads" if num_heads <= FEW_HEADS else ""
+    shape = tile(kernel + few, runner.capability, num_heads)
     blocks = -(-num_heads // shape.heads)
     splits = 1
     if not batch_invariant:
@@ -135,7 +137,7 @@ def _forward(
     written = x.out, x.lse, torch.empty_like(x.lse) if x.max_logits is None else x.max_logits
     sink = x.lse if x.attn_sink is None else x.attn_sink.contiguous()
     constants |= {"D_V": d_v, "SINK": x.attn_sink is not None, "SPLITS": splits}
-    constants |= {"PARTS": 4 if constants["FORM"] else 1, "FP8": has_fp8(runner)}
+    constants |= {"PARTS": shape.parts, "FP8": has_fp8(runner), "FENCED": fenced(runner)}
     launch(
         runner,
         attention.forward,

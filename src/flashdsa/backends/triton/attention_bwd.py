@@ -12,7 +12,7 @@ from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.triton.attention import LOG2_E, Source, sources_of
-from flashdsa.backends.triton.launch import BACKWARD, SUMS, launch
+from flashdsa.backends.triton.launch import launch, tile
 
 if TYPE_CHECKING:
     from flashdsa.backends.registry import Serve
@@ -80,24 +80,25 @@ def _backward(
         if deterministic:
             _add_in_order(runner, call, (dkv, dextra))
         else:
-            _add(runner, call, (dkv, dextra), range(0, q.shape[1], BACKWARD.heads))
+            _add(runner, call, (dkv, dextra), None)
     return call.dq, dkv.to(dkv_dtype), dextra.to(dkv_dtype), d_sink
 
 
-def _add(runner: Runner, call: Call, gradients: Pair, heads: range) -> None:
-    """Launch a program for each query and each of these blocks of heads."""
+def _add(runner: Runner, call: Call, gradients: Pair, first_head: int | None) -> None:
+    """Launch a program for each query and each block of heads, or that from `first_head` on."""
     from flashdsa.kernels.triton import attention_bwd
 
     (num_queries, num_heads, _), (first, second) = call.q.shape, call.sources
+    shape = tile("backward", runner.capability, num_heads)
+    blocks = -(-num_heads // shape.heads) if first_head is None else 1
     launch(
         runner,
         attention_bwd.backward,
-        (num_queries, len(heads), 1),
+        (num_queries, blocks, 1),
         (*call[:5], *gradients, first.kv, first.ids, first.limits, second.kv, second.ids,
-         second.limits, num_heads, heads.start, first.rows, first.width, first.slots, second.rows,
-         second.width, second.slots, call.sm_scale * LOG2_E, call.sm_scale),
-        BACKWARD,
-        BLOCK_H=BACKWARD.heads, BLOCK_K=BACKWARD.keys, **call.constants,
+         second.limits, num_heads, first_head or 0, first.rows, first.width, first.slots,
+         second.rows, second.width, second.slots, call.sm_scale * LOG2_E, call.sm_scale),
+        shape, BLOCK_H=shape.heads, BLOCK_K=shape.keys, **call.constants,
     )  # fmt: skip
 
 
@@ -116,8 +117,8 @@ def _add_in_order(runner: Runner, call: Call, gradients: Pair) -> None:
     for part in call.parts(step):
         of_first.zero_()
         of_second.zero_()
-        for head in range(0, num_heads, BACKWARD.heads):
-            _add(runner, part, (of_first, of_second), range(head, head + 1))
+        for head in range(0, num_heads, tile("backward", runner.capability, num_heads).heads):
+            _add(runner, part, (of_first, of_second), head)
         first, second = part.sources
         add_sums(runner, first, of_first, gradients[0], constants)
         if constants["EXTRA"]:
@@ -143,6 +144,7 @@ def add_sums(
         valid = (ids >= 0) & (row < source.rows)
         if constants["LIST"] == "lengths":
             valid &= slot < source.limits[:, None].long() * block
+    shape = tile("sum of rows", runner.capability, 1)
     rows, order = row.where(valid, source.rows).flatten().sort(stable=True)
     starts = torch.searchsorted(rows, torch.arange(source.rows + 1, device=rows.device))
     launch(
@@ -150,8 +152,8 @@ def add_sums(
         attention_bwd.sum_rows,
         (source.rows, 1, 1),
         (parts, order, starts, total),
-        SUMS,
-        BLOCK=SUMS.keys,
+        shape,
+        BLOCK=shape.keys,
         D_V=constants["D_V"],
         D_ROPE=constants["D_ROPE"],
     )

@@ -13,7 +13,7 @@ from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.triton.attention import LOG2_E, Source
 from flashdsa.backends.triton.attention_bwd import WORKSPACE_BYTES, add_sums
-from flashdsa.backends.triton.launch import HEAD_SUMS, INDEX_BACKWARD, launch, shape_of
+from flashdsa.backends.triton.launch import fenced, launch, tile
 
 if TYPE_CHECKING:
     from flashdsa.ops.indexer_training import (
@@ -71,7 +71,7 @@ def _sums(
     out = runner.empty(queries, width, dtype=torch.float32)
     ids, limits, kind = _list(indices, topk_length)
     if queries:
-        shape = shape_of(HEAD_SUMS, runner.capability, num_heads)
+        shape = tile("sums over heads", runner.capability, num_heads)
         launch(
             runner,
             head_sums,
@@ -79,6 +79,7 @@ def _sums(
             (readable(q), readable(keys), readable(weights), ids, limits, out, num_heads,
              len(keys), width, scale),
             shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, D=columns, LIST=kind, TARGET=target,
+            FENCED=fenced(runner),
         )  # fmt: skip
     return out
 
@@ -117,7 +118,7 @@ def _add_gradients(
     from flashdsa.kernels.triton.indexer_training import backward
 
     (queries, num_heads, columns), width = x.q_index.shape, x.indices.shape[1]
-    shape = shape_of(INDEX_BACKWARD, runner.capability, num_heads)
+    shape = tile("indexer's backward", runner.capability, num_heads)
     heads = range(0, num_heads, shape.heads)
     ids, limits, kind = _list(x.indices, x.topk_length)
     step = max(1, WORKSPACE_BYTES // (4 * columns * width)) if ordered else max(queries, 1)
@@ -133,6 +134,7 @@ def _add_gradients(
                  x.grad_scores[own], dq[own], to, d_weights[own], num_heads, first_head, len(dk),
                  width),
                 shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, LIST=kind, ORDERED=ordered,
+                FENCED=fenced(runner),
             )  # fmt: skip
         if ordered and len(dk):
             rows = Source(dk, columns, 1, len(dk), ids[own], limits[own], width, width)

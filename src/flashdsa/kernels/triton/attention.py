@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flashdsa.kernels.triton.packed_rows import load_part, load_rope, place_rows
+from flashdsa.kernels.triton.packed_rows import fence, load_part, load_rope, place_rows
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -53,42 +53,49 @@ def row_numbers(
 def attend(
     state_max, state_sum, acc, q, q_rope, kv, stride, page_rows, num_rows, ids, limits, width,
     query, split, scale, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
-    PARTS: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr, LIST: tl.constexpr,
-    ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr,
+    PARTS: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr, FENCED: tl.constexpr,
+    LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Add a split's slots of one list to a program's state."""
     start, count = slots_of(ids, limits, query, num_rows, width, LIST, ROWS_OF_ID)
     begin, end = part_of(count, split, SPLITS, BLOCK_K)
     FACTORS: tl.constexpr = FORM is not None and FORM.scale == "fp32"
+    p = tl.zeros([q[0].shape[0], BLOCK_K], tl.float32 if FACTORS else q[0].dtype)
     for first in range(begin, end, BLOCK_K):
         slot = first + tl.arange(0, BLOCK_K)
         row, valid = row_numbers(ids, query, start, slot, end, num_rows, width, LIST, ROWS_OF_ID)
         data, scales = place_rows(kv, row, stride, page_rows, FORM)
-        s = tl.zeros([q[0].shape[0], BLOCK_K], tl.float32)
-        if D_ROPE > 0:
-            s = tl.dot(q_rope, tl.trans(load_rope(data, valid, D_V, D_ROPE, FORM)), s)
         rows = ()
         factors = ()
         for n in tl.static_range(PARTS):
-            part, factor = load_part(data, scales, valid, n, D_V, FORM, FP8)
-            if FACTORS:
-                s += tl.dot(q[n], tl.trans(part)) * factor[None, :]
-            else:
-                s = tl.dot(q[n], tl.trans(part), s)
+            part, factor = load_part(data, scales, valid, n, D_V // PARTS, FORM, FP8)
             rows = rows + (part,)
             factors = factors + (factor,)
-        s = tl.where(valid[None, :], s * scale, float("-inf"))
-        new_max = tl.maximum(state_max, tl.max(s, 1))
-        # A row without a valid key so far has maximum -inf; subtracting 0 keeps exp2(-inf) = 0.
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        p = tl.exp2(s - shift[:, None])
-        rescale = tl.exp2(state_max - shift)
-        state_sum = state_sum * rescale + tl.sum(p, 1)
-        state_max = new_max
+        rope = rows[0]
+        if D_ROPE > 0:
+            rope = load_rope(data, valid, D_V, D_ROPE, FORM)
+        rescale = tl.full([q[0].shape[0]], 1.0, tl.float32)
+        # Always so. Where Triton sees no product of a product, warps share keys: 64 heads are rows
+        # of four warps only.
+        if first < end:
+            fence(FENCED)
+            s = tl.zeros([q[0].shape[0], BLOCK_K], tl.float32)
+            if D_ROPE > 0:
+                s += tl.dot(q_rope, tl.trans(rope)) * scale
+            for n in tl.static_range(PARTS):
+                s += tl.dot(q[n], tl.trans(rows[n])) * (factors[n] * scale)[None, :]
+            s = tl.where(valid[None, :], s, float("-inf"))
+            new_max = tl.maximum(state_max, tl.max(s, 1))
+            # A row without a valid key so far has maximum -inf; less 0 keeps exp2(-inf) = 0.
+            shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+            found = tl.exp2(s - shift[:, None])
+            rescale = tl.exp2(state_max - shift)
+            state_sum = state_sum * rescale + tl.sum(found, 1)
+            state_max = new_max
+            p = found.to(p.dtype)
         added = ()
         for n in tl.static_range(PARTS):
-            weights = p * factors[n][None, :] if FACTORS else p
-            weights = weights.to(rows[n].dtype)
+            weights = (p * factors[n][None, :]).to(rows[n].dtype) if FACTORS else p
             added = added + (tl.dot(weights, rows[n], acc[n] * rescale[:, None]),)
         acc = added
     return state_max, state_sum, acc
@@ -100,8 +107,8 @@ def forward(
     extra_page_rows, extra_rows, extra_ids, extra_limits, extra_width, sink, out, lse, max_logits,
     parts, num_heads, scale, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, D_V: tl.constexpr,
     D_ROPE: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr,
-    SINK: tl.constexpr, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr,
-    EXTRA: tl.constexpr, EXTRA_LIST: tl.constexpr, EXTRA_FORM: tl.constexpr,
+    FENCED: tl.constexpr, SINK: tl.constexpr, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr,
+    FORM: tl.constexpr, EXTRA: tl.constexpr, EXTRA_LIST: tl.constexpr, EXTRA_FORM: tl.constexpr,
 ):  # fmt: skip
     """O (S, H, D_V), lse and max_logits (S, H) of (S, ceil(H / BLOCK_H), SPLITS) programs.
 
@@ -132,13 +139,13 @@ def forward(
     total = tl.zeros([BLOCK_H], tl.float32)
     top, total, acc = attend(
         top, total, acc, latent, rope, kv, stride, page_rows, num_rows, ids, limits, width, query,
-        split, scale, BLOCK_K, D_V, D_ROPE, PARTS, SPLITS, FP8, LIST, ROWS_OF_ID, FORM,
+        split, scale, BLOCK_K, D_V, D_ROPE, PARTS, SPLITS, FP8, FENCED, LIST, ROWS_OF_ID, FORM,
     )  # fmt: skip
     if EXTRA:
         top, total, acc = attend(
             top, total, acc, latent, rope, extra_kv, extra_stride, extra_page_rows, extra_rows,
             extra_ids, extra_limits, extra_width, query, split, scale, BLOCK_K, D_V, D_ROPE, PARTS,
-            SPLITS, FP8, EXTRA_LIST, 1, EXTRA_FORM,
+            SPLITS, FP8, FENCED, EXTRA_LIST, 1, EXTRA_FORM,
         )  # fmt: skip
     if SPLITS > 1:
         rows = tl.num_programs(0).to(tl.int64) * num_heads

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flashdsa.kernels.triton.packed_rows import e4m3
+from flashdsa.kernels.triton.packed_rows import e4m3, fence
 
 COLUMNS = tl.constexpr(128)
 PAGE = tl.constexpr(64)
@@ -35,7 +35,7 @@ def score(
     q, keys, scales, weights, begins, ends, table, out, num_rows, run, width, num_entries,
     page_stride, table_stride, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
     NUM_HEADS: tl.constexpr, RUN: tl.constexpr, TABLE_PAGE: tl.constexpr, SCALED: tl.constexpr,
-    FROM_0: tl.constexpr, NARROW: tl.constexpr,
+    FROM_0: tl.constexpr, NARROW: tl.constexpr, FENCED: tl.constexpr,
 ):  # fmt: skip
     """Scores (S, width) in each row's range, of (ceil(S / run), ceil(width / BLOCK_T)) programs.
 
@@ -84,6 +84,7 @@ def score(
             q + place[:, None] * COLUMNS + column[None, :], mask=there[:, None], other=0.0
         )
         weight = tl.load(weights + place, mask=there, other=0.0)
+        fence(FENCED)
         dots = tl.maximum(tl.dot(tile, tl.trans(wide)), 0.0, propagate_nan=tl.PropagateNan.ALL)
         terms = dots * weight[None, :]
         if BLOCK_H > NUM_HEADS:

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from flashdsa.kernels.triton.attention import row_numbers, slots_of
 from flashdsa.kernels.triton.attention_bwd import add
+from flashdsa.kernels.triton.packed_rows import fence
 
 COLUMNS = tl.constexpr(128)
 STEP = tl.constexpr(64)
@@ -17,6 +18,7 @@ STEP = tl.constexpr(64)
 def head_sums(
     q, keys, weights, ids, limits, out, num_heads, num_rows, width, scale, BLOCK_T: tl.constexpr,
     BLOCK_H: tl.constexpr, D: tl.constexpr, LIST: tl.constexpr, TARGET: tl.constexpr,
+    FENCED: tl.constexpr,
 ):  # fmt: skip
     """Sums over heads (S, width) fp32, of (S, ceil(width / BLOCK_T)) programs: with z = q . key of
     a slot, weights relu(z), or for TARGET exp2(scale z - weights).
@@ -39,6 +41,7 @@ def head_sums(
             column = begin + tl.arange(0, STEP)
             rows = tl.load(keys + row[:, None] * D + column, mask=valid[:, None], other=0.0)
             of_heads = tl.load(q + place[:, None] * D + column, mask=there[:, None], other=0.0)
+            fence(FENCED)
             z = tl.dot(rows, tl.trans(of_heads), z)
         weight = tl.load(weights + place, mask=there, other=0.0)
         if TARGET:
@@ -57,6 +60,7 @@ def head_sums(
 def backward(
     q, keys, weights, ids, limits, grad, dq, dk, d_weights, num_heads, first_head, num_rows, width,
     BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, LIST: tl.constexpr, ORDERED: tl.constexpr,
+    FENCED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sum_h weights relu(z), of (S, blocks of heads from `first_head`) programs.
 
@@ -82,6 +86,7 @@ def backward(
         rows = tl.load(keys + of_row, mask=valid[:, None], other=0.0)
         of_slot = query.to(tl.int64) * width + slot
         g = tl.load(grad + of_slot, mask=valid, other=0.0)
+        fence(FENCED)
         z = tl.dot(rows, tl.trans(of_heads))
         # Comparisons and not products: what is not finite in a query without slots adds 0.
         gate = (z > 0.0) & valid[:, None]
