@@ -61,7 +61,14 @@ CANDIDATES: dict[str, list[Shape]] = {
         *_grid((16,), (32, 64, 128), (4, 8), (1, 2), 4),
     ],
     "packed, few heads": _grid((16,), (16, 32, 64, 128), (4, 8), (1, 2), 4),
-    "backward": _grid((16, 32), (16, 32), (4, 8), (1, 2)),
+    "backward": [
+        *_grid((64,), (32, 64), (8,), (1, 2, 3)),
+        *_grid((16, 32), (16, 32, 64), (4, 8), (1, 2, 3)),
+    ],
+    "backward of rows": [
+        *_grid((16, 32, 64), (64,), (8,), (1, 2, 3)),
+        *_grid((16, 32), (16, 32), (4, 8), (1, 2)),
+    ],
     "scores": _grid((32, 64), (64, 128, 256), (4, 8), (1, 2, 3)),
     "sums over heads": _grid((32, 64, 128), (64, 128, 256), (4, 8), (2, 3)),
     "indexer's backward": _grid((32, 64), (32, 64, 128), (4, 8), (1, 2)),
@@ -119,6 +126,7 @@ SIZES: dict[str, dict[str, Size]] = {
     "packed": _packs(128),
     "packed, few heads": _packs(16),
     "backward": _attends(attention.make_backward, _case(128), _case(64), _case(16)),
+    "backward of rows": _attends(attention.make_backward, _case(128), _case(64), _case(16)),
     "scores": {
         "32 rows of 16384": Size(indexer.make_indexer, indexer.indexer_case(32, 16384)),
         "1 row of 131072": Size(indexer.make_indexer, indexer.indexer_case(1, 131072)),

@@ -6,12 +6,21 @@ import triton
 import triton.language as tl
 
 from flashdsa.kernels.triton.attention import row_numbers, slots_of
-from flashdsa.kernels.triton.attention_bwd import add
 from flashdsa.kernels.triton.packed_rows import fence
 
 COLUMNS = tl.constexpr(128)
 STEP = tl.constexpr(64)
 """Columns that are multiplied at once."""
+
+
+@triton.jit
+def add(to, values, valid, ORDERED: tl.constexpr):
+    """Add to rows, which no other program adds to if ORDERED."""
+    if ORDERED:
+        before = tl.load(to, mask=valid[:, None], other=0.0)
+        tl.store(to, before + values, mask=valid[:, None])
+    else:
+        tl.atomic_add(to, values, mask=valid[:, None], sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["num_rows"])
