@@ -28,8 +28,8 @@ TILES = {
     "forward, few heads": {"others": Shape(16, 32, 4)},
     "packed": {"hopper": Shape(64, 32, 8, parts=4), "others": Shape(32, 32, 8, parts=4)},
     "packed, few heads": {"others": Shape(16, 32, 4, parts=4)},
-    "backward": {"hopper": Shape(64, 32, 8, 3), "others": Shape(16, 16, 4)},
-    "backward of rows": {"hopper": Shape(32, 64, 8, 2), "others": Shape(16, 32, 4, 1)},
+    "backward": {"hopper": Shape(64, 32, 8, 3), "others": Shape(16, 32, 8)},
+    "backward of rows": {"hopper": Shape(64, 64, 8), "others": Shape(16, 32, 8)},
     "sum of rows": {"others": Shape(1, 8, 4)},
     "scores": {
         "hopper": Shape(128, 128, 4, 2),

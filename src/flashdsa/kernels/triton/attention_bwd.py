@@ -141,22 +141,27 @@ def of_rows(
         if tl.max(valid.to(tl.int32)) > 0:
             latent = tl.zeros([BLOCK_K, D_V], tl.float32)
             rope = tl.zeros([BLOCK_K, D_ROPE if D_ROPE > 0 else 16], tl.float32)
+            # A loop for each: of two products that follow each other Triton converts the first.
             for first_head in range(0, num_heads, BLOCK_H):
                 head = first_head + tl.arange(0, BLOCK_H)
                 there = (head < num_heads)[:, None]
                 at = (first_row + head)[:, None]
-                of_slots = parts + at * slots + slot[None, :]
-                ds = tl.load(of_slots + plane, mask=there, other=0.0)
-                p = tl.load(of_slots, mask=there, other=0.0)
+                ds = tl.load(parts + plane + at * slots + slot[None, :], mask=there, other=0.0)
                 of_q = q + at * (D_V + D_ROPE)
                 of_latent = tl.load(of_q + column[None, :], mask=there, other=0.0)
-                grad = tl.load(do + at * D_V + column[None, :], mask=there, other=0.0)
                 fence(FENCED)
                 latent = tl.dot(tl.trans(ds), of_latent, latent)
-                latent = tl.dot(tl.trans(p), grad, latent)
                 if D_ROPE > 0:
                     of_rope = tl.load(of_q + others[None, :], mask=there, other=0.0)
                     rope = tl.dot(tl.trans(ds), of_rope, rope)
+            for first_head in range(0, num_heads, BLOCK_H):
+                head = first_head + tl.arange(0, BLOCK_H)
+                there = (head < num_heads)[:, None]
+                at = (first_row + head)[:, None]
+                p = tl.load(parts + at * slots + slot[None, :], mask=there, other=0.0)
+                grad = tl.load(do + at * D_V + column[None, :], mask=there, other=0.0)
+                fence(FENCED)
+                latent = tl.dot(tl.trans(p), grad, latent)
             if ORDERED:
                 row = query.to(tl.int64) * own_slots + slot
             to = dkv + row[:, None] * (D_V + D_ROPE)
