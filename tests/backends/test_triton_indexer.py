@@ -114,6 +114,9 @@ def test_parts_of_a_row_and_pieces_of_rows(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(indexer, "SCORES_BYTES", 4 * 1000)
     case = IndexerCase("", (400, 390), 60, num_heads=16, nan_keys=True, sorted=True)
     assert wrong(decoded(case)) == []
+    ranges = (*causal(1, 300), *causal(2, 250, 300))  # two parts; one, done at once
+    prompts = replace(PREFILL, ranges=ranges, sorted=False, strided=False, num_heads=16)
+    assert wrong(prefilled(prompts)) == []
 
 
 @pytest.mark.usefixtures("a100")

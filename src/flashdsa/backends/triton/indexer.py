@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from flashdsa.ops.indexer import IndexerOperands, TopkIndexerOperands
 
 
+PROGRAMS = 32
+"""Programs that score at least, for each SM, if there are so many tiles: some take longer."""
+
+
 def bind(
     runner: Runner,
     operands: TopkIndexerOperands,
@@ -135,12 +139,13 @@ def score(
     shape = tile("scores", runner.capability, num_heads)
     if q.dtype == torch.float8_e4m3fn and not has_fp8(runner):
         q = q.to(torch.bfloat16)  # which is exact
+    runs = -(-rows // run)
     table = ends if keys.table is None else keys.table
     scales = weights if keys.scales is None else keys.scales
     launch(
         runner,
         index_scores.score,
-        (-(-rows // run), -(-width // shape.keys), 1),
+        (runs, min(-(-width // shape.keys), -(-PROGRAMS * runner.num_sms // runs)), 1),
         (readable(q), keys.rows, scales, readable(weights), ends if begins is None else begins,
          ends, table, out, rows, run, width, keys.num_entries, keys.step, table.stride(0)),
         shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, NUM_HEADS=num_heads,

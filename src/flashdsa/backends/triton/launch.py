@@ -32,7 +32,7 @@ TILES = {
     "backward of rows": {"hopper": Shape(64, 64, 8), "others": Shape(16, 32, 8)},
     "sum of rows": {"others": Shape(1, 8, 4)},
     "scores": {
-        "hopper": Shape(128, 128, 4, 2),
+        "hopper": Shape(128, 256, 8, 3),
         "blackwell": Shape(128, 128, 4, 1),
         "others": Shape(128, 128, 8, 2),
     },
@@ -51,7 +51,7 @@ TILES = {
 FEW_HEADS = 16
 PREFILL_RUN = 32
 """Queries of a prompt that share a tile of keys."""
-SCORES_BYTES = 2**25
+SCORES_BYTES = 2**27
 """Scores that are held at once; those of one run of queries may take more."""
 MOST_SCORES = 16384
 """Scores among which a program chooses, at most: 4 times any topk."""
