@@ -70,7 +70,12 @@ CANDIDATES: dict[str, list[Shape]] = {
         *_grid((16, 32), (16, 32), (4, 8), (1, 2)),
     ],
     "scores": _grid((32, 64), (64, 128, 256), (4, 8), (1, 2, 3)),
-    "sums over heads": _grid((32, 64, 128), (64, 128, 256), (4, 8), (2, 3)),
+    "target": [
+        *_grid((64,), (64,), (4, 8), (1, 2, 3)),
+        *_grid((128,), (64,), (8,), (1, 2)),
+        *_grid((16, 32), (32, 64, 128), (4, 8), (2, 3)),
+    ],
+    "index scores": _grid((32, 64), (64, 128, 256), (4, 8), (2, 3)),
     "indexer's backward": _grid((32, 64), (32, 64, 128), (4, 8), (1, 2)),
 }
 
@@ -133,7 +138,8 @@ SIZES: dict[str, dict[str, Size]] = {
         "fp8 prompt": Size(prefill.make_task, Case(2048, 8192, 64, 2048, "fp8")),
         "bf16 prompt": Size(prefill.make_task, Case(2048, 8192, 64, 2048, "bf16")),
     },
-    "sums over heads": _trains("target", 128, 16) | _trains("scores", 64),
+    "target": _trains("target", 128, 64, 16),
+    "index scores": _trains("scores", 64, 32),
     "indexer's backward": _trains("backward", 64, 32),
 }
 

@@ -154,8 +154,8 @@ def test_the_command_shows_both() -> None:
 
 def test_tiles_are_tried_by_processes(tmp_path: Path) -> None:
     out = tmp_path / "tiles.json"
-    assert run(f"tiles sums --emulated --processes 1 --out {out}").exit_code == 0
-    found = json.loads(out.read_text())["kernels"]["sums over heads"]
+    assert run(f"tiles target --emulated --processes 1 --out {out}").exit_code == 0
+    found = json.loads(out.read_text())["kernels"]["target"]
     assert found["failed"] == {} and len(found["rough_us"]) == 2
     assert all(found["today"] in times and len(times) == 3 for times in found["us"].values())
 

@@ -83,6 +83,33 @@ def sources_of(
     return first, second, constants
 
 
+def without_gaps(
+    runner: Runner, first: Source, second: Source, constants: dict[str, Any]
+) -> tuple[Source, Source, dict[str, Any]]:
+    """The same sources whose lists of ids have the valid ones alone, in their order."""
+    from flashdsa.kernels.triton import attention
+
+    shape, sources, kinds = tile("valid ids", runner.capability, 1), [], {}
+    lists = (first, "LIST", constants["ROWS_OF_ID"]), (second, "EXTRA_LIST", 1)
+    for source, name, block in lists:
+        kind = constants[name]
+        if kind != "range" and source.slots:
+            queries = len(source.ids)
+            ids = runner.empty(*source.ids.shape, dtype=torch.int32)
+            counts = runner.empty(queries, dtype=torch.int32)
+            launch(
+                runner,
+                attention.valid_ids,
+                (queries, 1, 1),
+                (source.ids, source.limits, ids, counts, source.rows, source.width),
+                shape, BLOCK=shape.keys, LIST=kind, ROWS_OF_ID=block,
+            )  # fmt: skip
+            source, kind = source._replace(ids=ids, limits=counts), "lengths"
+        sources.append(source)
+        kinds[name] = kind
+    return sources[0], sources[1], constants | kinds
+
+
 def bind(
     runner: Runner, operands: SparseMlaOperands, *, d_v: int, max_logits: bool, **choices: Any
 ) -> Serve:
@@ -130,6 +157,8 @@ def _forward(
     blocks = -(-num_heads // shape.heads)
     splits = 1
     if not batch_invariant:
+        if num_queries * blocks >= runner.num_sms:
+            first, second, constants = without_gaps(runner, first, second, constants)
         wanted = min(runner.num_sms // (num_queries * blocks), slots // (4 * shape.keys))
         splits = 1 << max(min(wanted, MOST_SPLITS), 1).bit_length() - 1
     rows = num_queries * num_heads
@@ -141,7 +170,7 @@ def _forward(
     launch(
         runner,
         attention.forward,
-        (num_queries, blocks, splits),
+        (num_queries * blocks, splits, 1),
         (
             readable(x.q),
             *first[:-1],

@@ -11,7 +11,7 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.attention import LOG2_E, Source, sources_of
+from flashdsa.backends.triton.attention import LOG2_E, Source, sources_of, without_gaps
 from flashdsa.backends.triton.launch import fenced, launch, tile
 
 if TYPE_CHECKING:
@@ -73,6 +73,8 @@ def _backward(
     if x.attn_sink is not None:
         lse, d_sink = sink_backward(lse, x.attn_sink, delta)
     first, second, constants = sources_of(x, index_block)
+    if len(q):
+        first, second, constants = without_gaps(runner, first, second, constants)
     del constants["FORM"], constants["EXTRA_FORM"]
     constants |= {"D_V": d_v, "D_ROPE": d_qk - d_v, "FENCED": fenced(runner)}
     lse2 = (lse * LOG2_E).contiguous()

@@ -15,6 +15,9 @@ from flashdsa.backends.triton.attention import LOG2_E, Source
 from flashdsa.backends.triton.attention_bwd import WORKSPACE_BYTES, add_sums
 from flashdsa.backends.triton.launch import fenced, launch, tile
 
+FILL = 2
+"""Programs for each SM below which those of a query share its slots."""
+
 if TYPE_CHECKING:
     from flashdsa.ops.indexer_training import (
         AttentionTargetOperands,
@@ -70,16 +73,18 @@ def _sums(
     (queries, num_heads, columns), width = q.shape, indices.shape[1]
     out = runner.empty(queries, width, dtype=torch.float32)
     ids, limits, kind = _list(indices, topk_length)
-    if queries:
-        shape = tile("sums over heads", runner.capability, num_heads)
+    if queries and width:
+        shape = tile("target" if target else "index scores", runner.capability, num_heads)
+        parts = max(1, min(FILL * runner.num_sms // queries, -(-width // shape.keys)))
+        d_v = 1 << columns.bit_length() - 1
         launch(
             runner,
             head_sums,
-            (queries, -(-width // shape.keys), 1),
+            (queries * parts, 1, 1),
             (readable(q), readable(keys), readable(weights), ids, limits, out, num_heads,
-             len(keys), width, scale),
-            shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, D=columns, LIST=kind, TARGET=target,
-            FENCED=fenced(runner),
+             len(keys), width, scale, parts),
+            shape, BLOCK_K=shape.keys, BLOCK_H=shape.heads, D_V=d_v, D_ROPE=columns - d_v,
+            LIST=kind, TARGET=target, FENCED=fenced(runner),
         )  # fmt: skip
     return out
 

@@ -31,20 +31,22 @@ TILES = {
     "backward": {"hopper": Shape(64, 32, 8, 3), "others": Shape(16, 32, 8)},
     "backward of rows": {"hopper": Shape(64, 64, 8), "others": Shape(16, 32, 8)},
     "sum of rows": {"others": Shape(1, 8, 4)},
+    "valid ids": {"others": Shape(1, 2048, 4, 1)},
     "scores": {
         "hopper": Shape(128, 256, 8, 3),
         "blackwell": Shape(128, 128, 4, 1),
         "others": Shape(128, 128, 8, 2),
     },
-    "sums over heads": {
-        "hopper": Shape(128, 64, 8, 3),
-        "blackwell": Shape(128, 64, 8, 1),
-        "others": Shape(128, 64, 8, 3),
+    "target": {"hopper": Shape(64, 64, 8, 3), "others": Shape(32, 32, 8)},
+    "index scores": {
+        "hopper": Shape(64, 128, 8, 3),
+        "blackwell": Shape(64, 128, 8, 1),
+        "others": Shape(64, 64, 8, 2),
     },
     "indexer's backward": {
-        "hopper": Shape(64, 32, 8, 2),
-        "blackwell": Shape(64, 32, 8, 1),
-        "others": Shape(64, 64, 8, 2),
+        "hopper": Shape(64, 64, 8, 3),
+        "blackwell": Shape(64, 64, 8, 1),
+        "others": Shape(64, 32, 8, 2),
     },
 }
 """Tiles by kernel and family of GPUs. "others" fit 99 KB of shared memory, which all GPUs have."""

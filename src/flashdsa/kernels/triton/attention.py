@@ -49,6 +49,30 @@ def row_numbers(
     return row, used & (row >= 0) & (row < num_rows)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def valid_ids(
+    ids, limits, out, counts, num_rows, width, BLOCK: tl.constexpr, LIST: tl.constexpr,
+    ROWS_OF_ID: tl.constexpr,
+):  # fmt: skip
+    """The ids (S, width) of valid slots without gaps, in their order, and how many, of S programs.
+
+    Args:
+        ids, limits: lists, by `slots_of`. out: (S, width), written where there is one.
+    """
+    query = tl.program_id(0).to(tl.int64)
+    _, count = slots_of(ids, limits, query, num_rows, width, LIST, ROWS_OF_ID)
+    before = tl.zeros([], tl.int32)
+    for first in range(0, width, BLOCK):
+        slot = first + tl.arange(0, BLOCK)
+        used = slot * ROWS_OF_ID < count
+        found = tl.load(ids + query * width + slot, mask=used, other=-1)
+        valid = (found >= 0) & (found.to(tl.int64) * ROWS_OF_ID < num_rows)
+        number = tl.cumsum(valid.to(tl.int32), 0)
+        tl.store(out + query * width + before + number - 1, found, mask=valid)
+        before += tl.max(number, 0)
+    tl.store(counts + query, before)
+
+
 @triton.jit
 def attend(
     state_max, state_sum, acc, q, q_rope, kv, stride, page_rows, num_rows, ids, limits, width,
@@ -110,7 +134,7 @@ def forward(
     FENCED: tl.constexpr, SINK: tl.constexpr, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr,
     FORM: tl.constexpr, EXTRA: tl.constexpr, EXTRA_LIST: tl.constexpr, EXTRA_FORM: tl.constexpr,
 ):  # fmt: skip
-    """O (S, H, D_V), lse and max_logits (S, H) of (S, ceil(H / BLOCK_H), SPLITS) programs.
+    """O (S, H, D_V), lse and max_logits (S, H) of (S * ceil(H / BLOCK_H), SPLITS) programs.
 
     Args:
         q: (S, H, D_V + D_ROPE). kv, extra_kv: rows at `stride` elements; of a FORM, a `RowFormat`,
@@ -119,8 +143,9 @@ def forward(
         scale: of the logits in base 2.
         parts: (SPLITS, S, H, D_V + 2) fp32 with more than one split: sum of p v, of p, maximum.
     """
-    query, split = tl.program_id(0), tl.program_id(2)
-    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    blocks = tl.cdiv(num_heads, BLOCK_H)
+    query, split = tl.program_id(0) // blocks, tl.program_id(1)
+    head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
     there = head < num_heads
     row = query.to(tl.int64) * num_heads + head
     source = q + row * (D_V + D_ROPE)
@@ -148,7 +173,7 @@ def forward(
             SPLITS, FP8, FENCED, EXTRA_LIST, 1, EXTRA_FORM,
         )  # fmt: skip
     if SPLITS > 1:
-        rows = tl.num_programs(0).to(tl.int64) * num_heads
+        rows = (tl.num_programs(0) // blocks).to(tl.int64) * num_heads
         to = parts + (split * rows + row) * (D_V + 2)
         for n in tl.static_range(PARTS):
             place = to[:, None] + (n * columns + tl.arange(0, columns))[None, :]
@@ -160,9 +185,9 @@ def forward(
 
 
 @triton.jit
-def part_of(count, split, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr):
+def part_of(count, split, splits, BLOCK_K: tl.constexpr):
     """Slots from the first to the second number that a split takes, whole blocks."""
-    blocks = tl.cdiv(tl.cdiv(count, BLOCK_K), SPLITS)
+    blocks = tl.cdiv(tl.cdiv(count, BLOCK_K), splits)
     begin = tl.minimum(split * blocks * BLOCK_K, count)
     return begin, tl.minimum(begin + blocks * BLOCK_K, count)
 
