@@ -145,7 +145,7 @@ SIZES: dict[str, dict[str, Size]] = {
 
 
 class Device(NamedTuple):
-    """Where calls run: "cuda", or "cpu", small ones emulated."""
+    """Place of the calls: "cuda", or "cpu", small ones emulated."""
 
     name: str
 
@@ -197,13 +197,13 @@ def tiled(kernel: str, family: str, shape: Shape) -> Iterator[None]:
 
 
 def called(kernel: str, family: str, shape: Shape, call: Call) -> Any:
-    """What a call gives with this tile."""
+    """Return the result of a call with this tile."""
     with tiled(kernel, family, shape):
         return call()
 
 
 def difference(found: Any, expected: Any) -> str:
-    """What is wrong in a result beside another one: norms of floats, few other ids."""
+    """Say what is wrong in a result beside another one: norms of floats, few other ids."""
     if isinstance(found, tuple):
         return "; ".join(filter(None, map(difference, found, expected)))
     if not found.is_floating_point():

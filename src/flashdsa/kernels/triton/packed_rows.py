@@ -15,7 +15,7 @@ COLUMNS = tl.constexpr(128)
 
 @triton.jit
 def fence(FENCED: tl.constexpr):
-    """What cp.async has written is there for wgmma, too: before 3.7 Triton does not say so."""
+    """Show wgmma what cp.async has written: before 3.7 Triton does not."""
     if FENCED:
         asm: tl.constexpr = "fence.proxy.async.shared::cta; mov.b32 $0, $1;"
         tl.inline_asm_elementwise(asm, "=r,r", [tl.zeros([], tl.int32)], tl.int32, False, 1)
