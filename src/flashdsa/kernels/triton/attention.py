@@ -99,15 +99,15 @@ def attend(
         if D_ROPE > 0:
             rope = load_rope(data, valid, D_V, D_ROPE, FORM)
         rescale = tl.full([q[0].shape[0]], 1.0, tl.float32)
+        fence(FENCED)
+        s = tl.zeros([q[0].shape[0], BLOCK_K], tl.float32)
+        if D_ROPE > 0:
+            s += tl.dot(q_rope, tl.trans(rope)) * scale
+        for n in tl.static_range(PARTS):
+            s += tl.dot(q[n], tl.trans(rows[n])) * (factors[n] * scale)[None, :]
         # Always so. Where Triton sees no product of a product, warps share keys: 64 heads are rows
         # of four warps only.
         if first < end:
-            fence(FENCED)
-            s = tl.zeros([q[0].shape[0], BLOCK_K], tl.float32)
-            if D_ROPE > 0:
-                s += tl.dot(q_rope, tl.trans(rope)) * scale
-            for n in tl.static_range(PARTS):
-                s += tl.dot(q[n], tl.trans(rows[n])) * (factors[n] * scale)[None, :]
             s = tl.where(valid[None, :], s, float("-inf"))
             new_max = tl.maximum(state_max, tl.max(s, 1))
             # A row without a valid key so far has maximum -inf; less 0 keeps exp2(-inf) = 0.
