@@ -76,7 +76,7 @@ PATHS = [
     forward("v41 beside v41_fp4", 2, 64, 8, 24, d_qk=512, packed="ue8m0", kv_format="v41",
             page_size=64, extra_keys=40, extra_topk=20, extra_format="v41_fp4", invalid=True,
             poison=True, marks=SLOW),
-    backward("backward, 2 blocks of heads", 2, 40, 20, 24, invalid=True, poison=True,
+    backward("backward, 3 blocks of heads", 2, 40, 40, 24, invalid=True, poison=True,
              duplicates=True, topk_length=True, attn_sink="finite", ordered=False),
     backward("in order, blocks beside a range", 2, 40, 8, 4, d_qk=512, index_block=4,
              extra_keys=40, extra_topk=20, ranges="extra_kv", invalid=True, poison=True,

@@ -46,15 +46,15 @@ def differentiate(
         if D_ROPE > 0:
             others = D_V + tl.arange(0, D_ROPE)
             rope = tl.load(kv + place + others[None, :], mask=valid[:, None], other=0.0)
-        fence(FENCED)
-        s = tl.dot(q, tl.trans(rows)) * scale
-        if D_ROPE > 0:
-            s += tl.dot(q_rope, tl.trans(rope)) * scale
-        dp = tl.dot(do, tl.trans(rows))
-        to = parts[:, None] + slot[None, :]
-        if first < end:  # always so: see `attend`
+        if first < end:  # always so: see `attend`; Triton 3.6 fails with products before it
+            fence(FENCED)
+            s = tl.dot(q, tl.trans(rows)) * scale
+            if D_ROPE > 0:
+                s += tl.dot(q_rope, tl.trans(rope)) * scale
+            dp = tl.dot(do, tl.trans(rows))
             p = tl.where(valid[None, :], tl.exp2(s - lse2[:, None]), 0.0)
             ds = tl.where(valid[None, :], p * (dp - delta[:, None]) * sm_scale, 0.0).to(kind)
+            to = parts[:, None] + slot[None, :]
             tl.store(to, p.to(kind), mask=there[:, None])
             tl.store(to + plane, ds, mask=there[:, None])
         dq = tl.dot(ds, rows, dq)

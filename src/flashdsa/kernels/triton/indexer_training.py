@@ -110,9 +110,9 @@ def backward(
         rows = tl.load(keys + of_row, mask=valid[:, None], other=0.0)
         of_slot = query.to(tl.int64) * width + slot
         g = tl.load(grad + of_slot, mask=valid, other=0.0)
-        fence(FENCED)
-        z = tl.dot(rows, tl.trans(of_heads))
-        if first < count:  # always so: see `attend`
+        if first < count:  # always so: see `attend`; Triton 3.6 fails with the product before it
+            fence(FENCED)
+            z = tl.dot(rows, tl.trans(of_heads))
             # Comparisons and not products: what is not finite in a query without slots adds 0.
             gate = (z > 0.0) & valid[:, None]
             of_weight += tl.sum(tl.where(gate, g[:, None] * z, 0.0), 0)
