@@ -89,7 +89,7 @@ def without_gaps(
     """The same sources whose lists of ids have the valid ones alone, in their order."""
     from flashdsa.kernels.triton import attention
 
-    shape, sources, kinds = tile("valid ids", runner.capability, 1), [], {}
+    shape, sources, kinds = tile("valid ids", runner.capability), [], {}
     lists = (first, "LIST", constants["ROWS_OF_ID"]), (second, "EXTRA_LIST", 1)
     for source, name, block in lists:
         kind = constants[name]
@@ -153,13 +153,13 @@ def _forward(
         return
     kernel = "packed" if constants["FORM"] or constants["EXTRA_FORM"] else "forward"
     few = ", few heads" if num_heads <= FEW_HEADS else ""
-    shape = tile(kernel + few, runner.capability, num_heads)
+    shape = tile(kernel + few, runner.capability)
     blocks = -(-num_heads // shape.heads)
     splits = 1
     if not batch_invariant:
         if num_queries * blocks >= runner.num_sms:
             first, second, constants = without_gaps(runner, first, second, constants)
-        wanted = min(runner.num_sms // (num_queries * blocks), slots // (4 * shape.keys))
+        wanted = min(runner.num_sms // (num_queries * blocks), slots // (2 * shape.keys))
         splits = 1 << max(min(wanted, MOST_SPLITS), 1).bit_length() - 1
     rows = num_queries * num_heads
     parts = runner.empty(splits * rows * (d_v + 2) if splits > 1 else 1, dtype=torch.float)

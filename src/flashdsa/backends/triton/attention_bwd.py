@@ -12,7 +12,7 @@ from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.triton.attention import LOG2_E, Source, sources_of, without_gaps
-from flashdsa.backends.triton.launch import fenced, launch, tile
+from flashdsa.backends.triton.launch import FEW_HEADS, fenced, launch, tile
 
 if TYPE_CHECKING:
     from flashdsa.backends.registry import Serve
@@ -68,7 +68,7 @@ def _backward(
     """dQ, dKV, dextra_kv and d_sink; those of operands that are not there are empty."""
     d_qk, d_v = x.q.shape[2], x.dO.shape[2]
     q, do = readable(x.q), readable(x.dO)
-    delta = (x.O.float() * do.float()).sum(-1)
+    delta = _products(runner, readable(x.O), do)
     lse, d_sink = x.lse, x.lse.new_empty(0)
     if x.attn_sink is not None:
         lse, d_sink = sink_backward(lse, x.attn_sink, delta)
@@ -86,6 +86,20 @@ def _backward(
     return call.dq, dkv.to(dkv_dtype), dextra.to(dkv_dtype), d_sink
 
 
+def _products(runner: Runner, a: Tensor, b: Tensor) -> Tensor:
+    """Sums of products over the last of three dimensions, fp32."""
+    from flashdsa.kernels.triton.attention_bwd import row_products
+
+    out, rows = runner.empty(*a.shape[:2], dtype=torch.float), a.shape[0] * a.shape[1]
+    shape = tile("products", runner.capability)
+    if rows:
+        launch(
+            runner, row_products, (-(-rows // shape.keys), 1, 1), (a, b, out, rows), shape,
+            BLOCK=shape.keys, D=a.shape[2],
+        )  # fmt: skip
+    return out
+
+
 def _differentiate(
     runner: Runner, call: Call, gradients: tuple[Tensor, Tensor], ordered: bool
 ) -> None:
@@ -97,8 +111,9 @@ def _differentiate(
     from flashdsa.kernels.triton import attention_bwd
 
     (num_queries, num_heads, d_qk), constants = call.q.shape, call.constants
-    of_queries = tile("backward", runner.capability, num_heads)
-    of_rows = tile("backward of rows", runner.capability, num_heads)
+    few = (FEW_HEADS,) if num_heads <= FEW_HEADS else ()
+    of_queries = tile("backward", runner.capability, *few)
+    of_rows = tile("backward of rows", runner.capability, *few)
     multiple = max(of_queries.keys, of_rows.keys)
     padded = [-(-source.slots // multiple) * multiple for source in call.sources]
     size = sum(max(4 * num_heads * more, ordered * 4 * d_qk * source.slots)
@@ -162,7 +177,7 @@ def add_sums(
         valid = (ids >= 0) & (row < source.rows)
         if constants["LIST"] == "lengths":
             valid &= slot < source.limits[:, None].long() * block
-    shape = tile("sum of rows", runner.capability, 1)
+    shape = tile("sum of rows", runner.capability)
     rows, order = row.where(valid, source.rows).flatten().sort(stable=True)
     starts = torch.searchsorted(rows, torch.arange(source.rows + 1, device=rows.device))
     launch(

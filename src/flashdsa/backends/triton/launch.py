@@ -26,12 +26,16 @@ FAMILIES = {9: "hopper", 10: "blackwell"}
 TILES = {
     "forward": {"hopper": Shape(64, 64, 8, 3), "others": Shape(32, 32, 8)},
     "forward, few heads": {"others": Shape(16, 32, 4)},
-    "packed": {"hopper": Shape(64, 32, 8, parts=4), "others": Shape(32, 32, 8, parts=4)},
-    "packed, few heads": {"others": Shape(16, 32, 4, parts=4)},
+    "packed": {"hopper": Shape(64, 64, 8, 3, parts=4), "others": Shape(32, 32, 8, parts=4)},
+    "packed, few heads": {
+        "hopper": Shape(64, 64, 8, 3, parts=4),  # mma.sync's operands would be decoded twice
+        "others": Shape(16, 32, 4, parts=4),
+    },
     "backward": {"hopper": Shape(64, 32, 8, 3), "others": Shape(16, 32, 8)},
     "backward of rows": {"hopper": Shape(64, 64, 8), "others": Shape(16, 32, 8)},
     "sum of rows": {"others": Shape(1, 8, 4)},
     "valid ids": {"others": Shape(1, 2048, 4, 1)},
+    "products": {"others": Shape(1, 16, 4, 1)},
     "scores": {
         "hopper": Shape(128, 256, 8, 3),
         "blackwell": Shape(128, 128, 4, 1),
@@ -86,8 +90,8 @@ def family_of(capability: tuple[int, int], kernel: str) -> str:
     return family if family in TILES[kernel] else "others"
 
 
-def tile(kernel: str, capability: tuple[int, int], num_heads: int) -> Shape:
-    """A kernel's tile on a GPU, with no more heads than there are."""
+def tile(kernel: str, capability: tuple[int, int], num_heads: int = 128) -> Shape:
+    """A kernel's tile on a GPU, with no more heads than so many."""
     family = family_of(capability, kernel)
     shape = TILES[kernel][family]
     return shape._replace(heads=min(shape.heads, max(16, 1 << (num_heads - 1).bit_length())))

@@ -15,6 +15,17 @@ from flashdsa.kernels.triton.attention import row_numbers, slots_of
 from flashdsa.kernels.triton.packed_rows import fence
 
 
+@triton.jit(do_not_specialize=["rows"])
+def row_products(a, b, out, rows, BLOCK: tl.constexpr, D: tl.constexpr):
+    """Sums of a * b (rows, D), fp32, BLOCK rows a program."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    place = row[:, None] * D + tl.arange(0, D)[None, :]
+    there = (row < rows)[:, None]
+    x = tl.load(a + place, mask=there, other=0.0).to(tl.float32)
+    y = tl.load(b + place, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + row, tl.sum(x * y, 1), mask=row < rows)
+
+
 @triton.jit
 def add_or_write(to, values, valid, ORDERED: tl.constexpr):
     """Add to rows that others add to; ORDERED write them."""

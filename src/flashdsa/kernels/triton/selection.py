@@ -64,17 +64,25 @@ def select(
         # Masks of whole vectors; what lies outside the row's range is read, and does not count.
         bits = tl.load(scores + base + number, mask=base + number < width, other=0)
         key = keys_of(bits, (base + number >= begin) & (number < count), MARKED)
-    # INVARIANT: `found` keys are at least `low`, no fewer than wanted; of `high` there are fewer.
+    # INVARIANT: `found` keys are at least `low`, no fewer than wanted, `fewer` at least `high`.
     found = tl.sum((key > 0).to(tl.int32), 0)
     wanted = tl.minimum(found, topk)
     high = tl.max(key, 0) + 1
     low = tl.min(tl.where(key > 0, key, high), 0)
+    fewer = tl.zeros([], tl.int32)
+    guess = True
     while (found > wanted) & (high - low > 1):
+        # By turns where a straight line meets the number wanted, and the middle.
         middle = low + (high - low) // 2
+        if guess:
+            share = (found - wanted).to(tl.float32) / (found - fewer).to(tl.float32)
+            step = ((high - low).to(tl.float32) * share).to(tl.uint32)
+            middle = low + tl.minimum(tl.maximum(step, 1), high - low - 1)
+        guess = guess == 0
         above = tl.sum((key >= middle).to(tl.int32), 0)
         enough = above >= wanted
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
-        found = tl.where(enough, above, found)
+        found, fewer = tl.where(enough, above, found), tl.where(enough, fewer, above)
     greater, equal = key > low, key == low
     ties = wanted - tl.sum(greater.to(tl.int32), 0)
     # Two sums in one: both stay below 2^16.
