@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -322,8 +322,9 @@ class Pool:
             except queue.Empty:
                 break
             assert worker.stdin is not None and worker.stdout is not None
-            worker.stdin.write(json.dumps([kernel, *shape]) + "\n")
-            worker.stdin.flush()
+            with suppress(BrokenPipeError):
+                worker.stdin.write(json.dumps([kernel, *shape]) + "\n")
+                worker.stdin.flush()
             if answer := worker.stdout.readline():
                 self.found[kernel][shape] = Candidate(*json.loads(answer))
             else:
