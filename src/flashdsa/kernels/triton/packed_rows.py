@@ -29,8 +29,9 @@ def place_rows(kv, row, stride, page_rows, FORM: tl.constexpr):
         data = kv + row * stride
         scales = data
     else:
-        page = kv + (row // page_rows) * stride
-        slot = row % page_rows
+        number = row.to(tl.int32)  # of a valid one; divisions of 64 bits are slow
+        page = kv + (number // page_rows).to(tl.int64) * stride
+        slot = number % page_rows
         if FORM.split:
             data = page + slot * FORM.data_bytes
             scales = page + page_rows * FORM.data_bytes + slot * FORM.scale_bytes
