@@ -19,6 +19,7 @@ from workbench.cli.overlap import overlap
 from workbench.cli.ranking import ranking
 from workbench.cli.reference import reference
 from workbench.cli.sanitize import sanitize
+from workbench.cli.tiles import tiles
 from workbench.cli.v4_layer import v4_layer
 from workbench.cli.ways import ways
 
@@ -34,6 +35,7 @@ def cli() -> None:
       bench     an operation beside other libraries
       draws     the same of shapes drawn from a written distribution
       ways      what each way of an operation earns, by drawn shapes
+      tiles     which tiles of Triton's kernels are fastest on this GPU
       lab       tensor-core instructions laid open, and their hazards
       model     predicted times on a GPU that is not here
       overlap   what neighbouring queries of your indices share
@@ -54,7 +56,7 @@ def cli() -> None:
 
 for command in (
     bench, draws, lab, launch, sanitize, mutate, model, overlap, reference, ranking, engines,
-    export, v4_layer, ways,
+    export, v4_layer, ways, tiles,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -78,7 +78,7 @@ PATHS = [
     forward("v41 beside v41_fp4", 2, 64, 8, 24, d_qk=512, packed="ue8m0", kv_format="v41",
             page_size=64, extra_keys=40, extra_topk=20, extra_format="v41_fp4", invalid=True,
             poison=True, marks=SLOW),
-    backward("backward, 2 blocks of heads", 2, 40, 20, 24, invalid=True, poison=True,
+    backward("backward, 3 blocks of heads", 2, 40, 40, 24, invalid=True, poison=True,
              duplicates=True, topk_length=True, attn_sink="finite", ordered=False),
     backward("in order, blocks beside a range", 2, 40, 8, 4, d_qk=512, index_block=4,
              extra_keys=40, extra_topk=20, ranges="extra_kv", invalid=True, poison=True,
@@ -138,16 +138,15 @@ def test_every_path_is_right_and_free_of_races(
         assert failures(path.judge(make_sparse_mla_inputs(path.case, seed=seed), BACKEND)) == []
 
 
-def test_old_versions_of_triton_copy_without_stages_for_wgmma(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """They lack a fence; the tests above see that none is missing in the version that is here."""
-    for found, stages in (((3, 6), 1), ((3, 7), 2), ((4, 0), 2)):
+def test_old_versions_of_triton_get_a_fence_for_wgmma(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lack one; the tests above see that none is missing in the version that is here."""
+    ampere, hopper = (Recorder(small_device(one)) for one in ((8, 0), (9, 0)))
+    for found, needed in (((3, 6), True), ((3, 7), False), ((4, 0), False)):
         monkeypatch.setattr(launch, "triton_version", lambda found=found: found)
-        assert launch.shape_of_forward(64, (9, 0)) == launch.FORWARD["hopper"]._replace(
-            stages=stages
-        )
-        assert launch.shape_of_forward(64, (8, 0)) == launch.FORWARD["others"]
+        assert launch.fenced(hopper) is needed
+        assert not launch.fenced(ampere)
+    assert launch.tile("forward", (9, 0), 64) == launch.TILES["forward"]["hopper"]
+    assert launch.tile("forward", (8, 0), 64) == launch.TILES["forward"]["others"]
 
 
 def test_only_sums_in_order_have_no_other_order() -> None:

@@ -114,6 +114,9 @@ def test_parts_of_a_row_and_pieces_of_rows(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(indexer, "SCORES_BYTES", 4 * 1000)
     case = IndexerCase("", (400, 390), 60, num_heads=16, nan_keys=True, sorted=True)
     assert wrong(decoded(case)) == []
+    ranges = (*causal(1, 300), *causal(2, 250, 300))  # two parts; one, done at once
+    prompts = replace(PREFILL, ranges=ranges, sorted=False, strided=False, num_heads=16)
+    assert wrong(prefilled(prompts)) == []
 
 
 @pytest.mark.usefixtures("a100")
@@ -136,7 +139,7 @@ def test_training(device: Emulator) -> None:
 @pytest.mark.usefixtures("a100")
 def test_deterministic_gradients_of_two_blocks_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexer_training, "WORKSPACE_BYTES", 4 * 128 * 40)
-    monkeypatch.setitem(launch.INDEX_BACKWARD, "others", launch.Shape(16, 32, 4))
+    monkeypatch.setitem(launch.TILES["indexer's backward"], "others", launch.Shape(16, 32, 4))
     inputs = make_indexer_training_inputs(TRAINING, SEED)
     check = judge_indexer_training.check_index_backward
     assert wrong(check(inputs, TRITON, deterministic=True)) == []

@@ -44,6 +44,7 @@ OUTPUTS = {
     "sanitize --build-controls": "controls",
     "sanitize --out": "x.json",
     "mutate --rows": "rows",
+    "tiles --out": "x.json",
     "v4-layer --out": "x.json",
     "ways decode --out": "x.json",
 }
@@ -149,6 +150,14 @@ def test_the_command_shows_both() -> None:
     for text in ("194,208", "230,148", "-36.0 KB, -15.8 points", "cta_group"):
         assert text in shown.output
     assert CliRunner().invoke(cli, ["reference", "--keys", "64", "--json"]).exit_code == 0
+
+
+def test_tiles_are_tried_by_processes(tmp_path: Path) -> None:
+    out = tmp_path / "tiles.json"
+    assert run(f"tiles target --emulated --processes 1 --out {out}").exit_code == 0
+    found = json.loads(out.read_text())["kernels"]["target"]
+    assert found["failed"] == {} and len(found["rough_us"]) == 2
+    assert all(found["today"] in times and len(times) == 3 for times in found["us"].values())
 
 
 # The last tests here: the pretended GPU stays until they have ended.

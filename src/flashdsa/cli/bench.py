@@ -86,6 +86,7 @@ def bench(
       flashdsa bench memory              does the peak stay flat when S grows?
       flashdsa bench all --out out/mine.json
       flashdsa bench mla_bwd --backend sm90        on an H100 or H200, a minute
+      flashdsa bench --backend triton --quick      on an NVIDIA GPU since A100
     """
     from flashdsa.bench.runner import default_folder, run_bench
     from flashdsa.bench.timer import new_timer

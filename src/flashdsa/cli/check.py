@@ -113,6 +113,7 @@ def check(
     Examples
       flashdsa check --backend cpu
       flashdsa check --backend torch --device cuda
+      flashdsa check --backend triton       on an NVIDIA GPU since A100, a minute
       flashdsa check --operation mla_bwd --operation sparse_mla_fwd
       flashdsa check --backend emulate-sm90 --quick
       flashdsa check --seed 12345

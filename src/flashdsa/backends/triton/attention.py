@@ -13,7 +13,7 @@ from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import readable
 from flashdsa.backends.packed_rows import aligned_pages, form_of, num_rows
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.launch import has_fp8, launch, shape_of_forward
+from flashdsa.backends.triton.launch import FEW_HEADS, fenced, has_fp8, launch, tile
 from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
@@ -83,6 +83,33 @@ def sources_of(
     return first, second, constants
 
 
+def without_gaps(
+    runner: Runner, first: Source, second: Source, constants: dict[str, Any]
+) -> tuple[Source, Source, dict[str, Any]]:
+    """The same sources whose lists of ids have the valid ones alone, in their order."""
+    from flashdsa.kernels.triton import attention
+
+    shape, sources, kinds = tile("valid ids", runner.capability), [], {}
+    lists = (first, "LIST", constants["ROWS_OF_ID"]), (second, "EXTRA_LIST", 1)
+    for source, name, block in lists:
+        kind = constants[name]
+        if kind != "range" and source.slots:
+            queries = len(source.ids)
+            ids = runner.empty(*source.ids.shape, dtype=torch.int32)
+            counts = runner.empty(queries, dtype=torch.int32)
+            launch(
+                runner,
+                attention.valid_ids,
+                (queries, 1, 1),
+                (source.ids, source.limits, ids, counts, source.rows, source.width),
+                shape, BLOCK=shape.keys, LIST=kind, ROWS_OF_ID=block,
+            )  # fmt: skip
+            source, kind = source._replace(ids=ids, limits=counts), "lengths"
+        sources.append(source)
+        kinds[name] = kind
+    return sources[0], sources[1], constants | kinds
+
+
 def bind(
     runner: Runner, operands: SparseMlaOperands, *, d_v: int, max_logits: bool, **choices: Any
 ) -> Serve:
@@ -124,22 +151,26 @@ def _forward(
     if not num_queries or not slots:
         write_without_keys(x)
         return
-    shape = shape_of_forward(num_heads, runner.capability)
+    kernel = "packed" if constants["FORM"] or constants["EXTRA_FORM"] else "forward"
+    few = ", few heads" if num_heads <= FEW_HEADS else ""
+    shape = tile(kernel + few, runner.capability)
     blocks = -(-num_heads // shape.heads)
     splits = 1
     if not batch_invariant:
-        wanted = min(runner.num_sms // (num_queries * blocks), slots // (4 * shape.keys))
+        if num_queries * blocks >= runner.num_sms:
+            first, second, constants = without_gaps(runner, first, second, constants)
+        wanted = min(runner.num_sms // (num_queries * blocks), slots // (2 * shape.keys))
         splits = 1 << max(min(wanted, MOST_SPLITS), 1).bit_length() - 1
     rows = num_queries * num_heads
     parts = runner.empty(splits * rows * (d_v + 2) if splits > 1 else 1, dtype=torch.float)
     written = x.out, x.lse, torch.empty_like(x.lse) if x.max_logits is None else x.max_logits
     sink = x.lse if x.attn_sink is None else x.attn_sink.contiguous()
     constants |= {"D_V": d_v, "SINK": x.attn_sink is not None, "SPLITS": splits}
-    constants |= {"PARTS": 4 if constants["FORM"] else 1, "FP8": has_fp8(runner)}
+    constants |= {"PARTS": shape.parts, "FP8": has_fp8(runner), "FENCED": fenced(runner)}
     launch(
         runner,
         attention.forward,
-        (num_queries, blocks, splits),
+        (num_queries * blocks, splits, 1),
         (
             readable(x.q),
             *first[:-1],

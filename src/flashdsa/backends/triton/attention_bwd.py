@@ -1,4 +1,4 @@
-"""Sparse MLA's backward by Triton: dKV by atomic additions, or by sums in the order of slots."""
+"""Sparse MLA's backward by Triton: dQ, then dKV by atomic additions or by sums in order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.attention import LOG2_E, Source, sources_of
-from flashdsa.backends.triton.launch import BACKWARD, SUMS, launch
+from flashdsa.backends.triton.attention import LOG2_E, Source, sources_of, without_gaps
+from flashdsa.backends.triton.launch import FEW_HEADS, fenced, launch, tile
 
 if TYPE_CHECKING:
     from flashdsa.backends.registry import Serve
     from flashdsa.ops.attention_backward import MlaBwdOperands
 
-WORKSPACE_BYTES = 2**30
-"""Rows of slots at a time, if sums are ordered; those of one query may be more."""
-Pair = tuple[Tensor, Tensor]
+WORKSPACE_BYTES = 2**29
+"""P and dS of queries at a time, and as much again of rows if sums are ordered; those of one query
+may be more."""
+OF_LIST = ("D_V", "D_ROPE", "LIST", "ROWS_OF_ID")
+MOST_BLOCKS = 64
+"""Blocks of slots that programs of their own take, at most: a range may be short."""
 
 
 class Call(NamedTuple):
@@ -65,64 +68,95 @@ def _backward(
     """dQ, dKV, dextra_kv and d_sink; those of operands that are not there are empty."""
     d_qk, d_v = x.q.shape[2], x.dO.shape[2]
     q, do = readable(x.q), readable(x.dO)
-    delta = (x.O.float() * do.float()).sum(-1)
+    delta = _products(runner, readable(x.O), do)
     lse, d_sink = x.lse, x.lse.new_empty(0)
     if x.attn_sink is not None:
         lse, d_sink = sink_backward(lse, x.attn_sink, delta)
     first, second, constants = sources_of(x, index_block)
+    if len(q):
+        first, second, constants = without_gaps(runner, first, second, constants)
     del constants["FORM"], constants["EXTRA_FORM"]
-    constants |= {"D_V": d_v, "D_ROPE": d_qk - d_v, "ORDERED": deterministic}
+    constants |= {"D_V": d_v, "D_ROPE": d_qk - d_v, "FENCED": fenced(runner)}
     lse2 = (lse * LOG2_E).contiguous()
     call = Call(q, do, lse2, delta, torch.zeros_like(q), (first, second), sm_scale, constants)
     dkv = x.lse.new_zeros(first.rows, d_qk)
     dextra = x.lse.new_zeros(second.rows if constants["EXTRA"] else 0, d_qk)
     if len(q) and first.slots + second.slots:
-        if deterministic:
-            _add_in_order(runner, call, (dkv, dextra))
-        else:
-            _add(runner, call, (dkv, dextra), range(0, q.shape[1], BACKWARD.heads))
+        _differentiate(runner, call, (dkv, dextra), deterministic)
     return call.dq, dkv.to(dkv_dtype), dextra.to(dkv_dtype), d_sink
 
 
-def _add(runner: Runner, call: Call, gradients: Pair, heads: range) -> None:
-    """Launch a program for each query and each of these blocks of heads."""
+def _products(runner: Runner, a: Tensor, b: Tensor) -> Tensor:
+    """Sums of products over the last of three dimensions, fp32."""
+    from flashdsa.kernels.triton.attention_bwd import row_products
+
+    out, rows = runner.empty(*a.shape[:2], dtype=torch.float), a.shape[0] * a.shape[1]
+    shape = tile("products", runner.capability)
+    if rows:
+        launch(
+            runner, row_products, (-(-rows // shape.keys), 1, 1), (a, b, out, rows), shape,
+            BLOCK=shape.keys, D=a.shape[2],
+        )  # fmt: skip
+    return out
+
+
+def _differentiate(
+    runner: Runner, call: Call, gradients: tuple[Tensor, Tensor], ordered: bool
+) -> None:
+    """Write dQ and add to the gradients of rows, of as many queries at a time as fit the workspace.
+
+    How many these are follows from sizes alone: ordered sums are the same on every GPU of a tile's
+    shape.
+    """
     from flashdsa.kernels.triton import attention_bwd
 
-    (num_queries, num_heads, _), (first, second) = call.q.shape, call.sources
-    launch(
-        runner,
-        attention_bwd.backward,
-        (num_queries, len(heads), 1),
-        (*call[:5], *gradients, first.kv, first.ids, first.limits, second.kv, second.ids,
-         second.limits, num_heads, heads.start, first.rows, first.width, first.slots, second.rows,
-         second.width, second.slots, call.sm_scale * LOG2_E, call.sm_scale),
-        BACKWARD,
-        BLOCK_H=BACKWARD.heads, BLOCK_K=BACKWARD.keys, **call.constants,
-    )  # fmt: skip
-
-
-def _add_in_order(runner: Runner, call: Call, gradients: Pair) -> None:
-    """Add as many queries' rows at a time as fit the workspace, in the order of their slots.
-
-    How many these are follows from sizes alone: sums are the same on every GPU of a tile's shape.
-    """
-    num_queries, num_heads, d_qk = call.q.shape
-    slots = sum(source.slots for source in call.sources)
-    step = min(max(1, WORKSPACE_BYTES // (4 * d_qk * slots)), num_queries)
-    of_first, of_second = (
-        runner.empty(step, source.slots, d_qk, dtype=torch.float) for source in call.sources
-    )
-    constants = call.constants
+    (num_queries, num_heads, d_qk), constants = call.q.shape, call.constants
+    few = (FEW_HEADS,) if num_heads <= FEW_HEADS else ()
+    of_queries = tile("backward", runner.capability, *few)
+    of_rows = tile("backward of rows", runner.capability, *few)
+    multiple = max(of_queries.keys, of_rows.keys)
+    padded = [-(-source.slots // multiple) * multiple for source in call.sources]
+    size = sum(max(4 * num_heads * more, ordered * 4 * d_qk * source.slots)
+               for more, source in zip(padded, call.sources, strict=True))  # fmt: skip
+    step = min(max(1, WORKSPACE_BYTES // size), num_queries)
+    kept = [runner.empty(2 * step * num_heads * slots, dtype=call.q.dtype) for slots in padded]
+    blocks = -(-num_heads // of_queries.heads)
     for part in call.parts(step):
-        of_first.zero_()
-        of_second.zero_()
-        for head in range(0, num_heads, BACKWARD.heads):
-            _add(runner, part, (of_first, of_second), range(head, head + 1))
         first, second = part.sources
-        add_sums(runner, first, of_first, gradients[0], constants)
-        if constants["EXTRA"]:
-            of_extra = {"LIST": constants["EXTRA_LIST"], "ROWS_OF_ID": 1}
-            add_sums(runner, second, of_second, gradients[1], constants | of_extra)
+        queries = len(part.q)
+        launch(
+            runner,
+            attention_bwd.of_queries,
+            (queries * blocks, 1, 1),
+            (*part[:5], *kept, first.kv, first.ids, first.limits, second.kv, second.ids,
+             second.limits, num_heads, first.rows, first.width, padded[0], second.rows,
+             second.width, padded[1], part.sm_scale * LOG2_E, part.sm_scale),
+            of_queries, BLOCK_H=of_queries.heads, BLOCK_K=of_queries.keys, STEP=multiple,
+            **constants,
+        )  # fmt: skip
+        of_extra = {"LIST": constants["EXTRA_LIST"], "ROWS_OF_ID": 1}
+        lists = constants, constants | of_extra
+        for source, slots, parts, total, own in zip(
+            part.sources, padded, kept, gradients, lists, strict=True
+        ):
+            if not source.slots:
+                continue
+            own = {name: own[name] for name in OF_LIST}
+            to = total
+            if ordered:
+                to = runner.empty(queries, source.slots, d_qk, dtype=torch.float)
+            programs = min(slots // of_rows.keys, MOST_BLOCKS)
+            launch(
+                runner,
+                attention_bwd.of_rows,
+                (queries * programs, 1, 1),
+                (part.q, part.do, parts, to, source.ids, source.limits, num_heads, source.rows,
+                 source.width, slots, source.slots, programs),
+                of_rows, BLOCK_H=of_rows.heads, BLOCK_K=of_rows.keys, ORDERED=ordered,
+                FENCED=constants["FENCED"], **own,
+            )  # fmt: skip
+            if ordered:
+                add_sums(runner, source, to, total, own)
 
 
 def add_sums(
@@ -143,6 +177,7 @@ def add_sums(
         valid = (ids >= 0) & (row < source.rows)
         if constants["LIST"] == "lengths":
             valid &= slot < source.limits[:, None].long() * block
+    shape = tile("sum of rows", runner.capability)
     rows, order = row.where(valid, source.rows).flatten().sort(stable=True)
     starts = torch.searchsorted(rows, torch.arange(source.rows + 1, device=rows.device))
     launch(
@@ -150,8 +185,8 @@ def add_sums(
         attention_bwd.sum_rows,
         (source.rows, 1, 1),
         (parts, order, starts, total),
-        SUMS,
-        BLOCK=SUMS.keys,
+        shape,
+        BLOCK=shape.keys,
         D_V=constants["D_V"],
         D_ROPE=constants["D_ROPE"],
     )

@@ -14,12 +14,16 @@ from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.memory import readable, written_apart
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.launch import SCORES, SCORES_BYTES, has_fp8, launch, shape_of
+from flashdsa.backends.triton.launch import SCORES_BYTES, fenced, has_fp8, launch, tile
 from flashdsa.backends.triton.topk import Scores, choose
 from flashdsa.problem import PAGE_BYTES, PAGE_SIZE
 
 if TYPE_CHECKING:
     from flashdsa.ops.indexer import IndexerOperands, TopkIndexerOperands
+
+
+PROGRAMS = 32
+"""Programs that score at least, for each SM, if there are so many tiles: some take longer."""
 
 
 def bind(
@@ -132,18 +136,19 @@ def score(
     from flashdsa.kernels.triton import index_scores
 
     (rows, width), num_heads = out.shape, q.shape[1]
-    shape = shape_of(SCORES, runner.capability, num_heads)
+    shape = tile("scores", runner.capability, num_heads)
     if q.dtype == torch.float8_e4m3fn and not has_fp8(runner):
         q = q.to(torch.bfloat16)  # which is exact
+    runs = -(-rows // run)
     table = ends if keys.table is None else keys.table
     scales = weights if keys.scales is None else keys.scales
     launch(
         runner,
         index_scores.score,
-        (-(-rows // run), -(-width // shape.keys), 1),
+        (runs, min(-(-width // shape.keys), -(-PROGRAMS * runner.num_sms // runs)), 1),
         (readable(q), keys.rows, scales, readable(weights), ends if begins is None else begins,
          ends, table, out, rows, run, width, keys.num_entries, keys.step, table.stride(0)),
         shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, NUM_HEADS=num_heads,
         RUN=1 << (run - 1).bit_length(), TABLE_PAGE=keys.of_entry, SCALED=keys.scales is not None,
-        FROM_0=begins is None, NARROW=keys.rows.dtype == torch.uint8,
+        FROM_0=begins is None, NARROW=keys.rows.dtype == torch.uint8, FENCED=fenced(runner),
     )  # fmt: skip

@@ -13,7 +13,10 @@ from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.triton.attention import LOG2_E, Source
 from flashdsa.backends.triton.attention_bwd import WORKSPACE_BYTES, add_sums
-from flashdsa.backends.triton.launch import HEAD_SUMS, INDEX_BACKWARD, launch, shape_of
+from flashdsa.backends.triton.launch import fenced, launch, tile
+
+FILL = 2
+"""Programs for each SM below which those of a query share its slots."""
 
 if TYPE_CHECKING:
     from flashdsa.ops.indexer_training import (
@@ -70,15 +73,18 @@ def _sums(
     (queries, num_heads, columns), width = q.shape, indices.shape[1]
     out = runner.empty(queries, width, dtype=torch.float32)
     ids, limits, kind = _list(indices, topk_length)
-    if queries:
-        shape = shape_of(HEAD_SUMS, runner.capability, num_heads)
+    if queries and width:
+        shape = tile("target" if target else "index scores", runner.capability, num_heads)
+        parts = max(1, min(FILL * runner.num_sms // queries, -(-width // shape.keys)))
+        d_v = 1 << columns.bit_length() - 1
         launch(
             runner,
             head_sums,
-            (queries, -(-width // shape.keys), 1),
+            (queries * parts, 1, 1),
             (readable(q), readable(keys), readable(weights), ids, limits, out, num_heads,
-             len(keys), width, scale),
-            shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, D=columns, LIST=kind, TARGET=target,
+             len(keys), width, scale, parts),
+            shape, BLOCK_K=shape.keys, BLOCK_H=shape.heads, D_V=d_v, D_ROPE=columns - d_v,
+            LIST=kind, TARGET=target, FENCED=fenced(runner),
         )  # fmt: skip
     return out
 
@@ -117,7 +123,7 @@ def _add_gradients(
     from flashdsa.kernels.triton.indexer_training import backward
 
     (queries, num_heads, columns), width = x.q_index.shape, x.indices.shape[1]
-    shape = shape_of(INDEX_BACKWARD, runner.capability, num_heads)
+    shape = tile("indexer's backward", runner.capability, num_heads)
     heads = range(0, num_heads, shape.heads)
     ids, limits, kind = _list(x.indices, x.topk_length)
     step = max(1, WORKSPACE_BYTES // (4 * columns * width)) if ordered else max(queries, 1)
@@ -133,6 +139,7 @@ def _add_gradients(
                  x.grad_scores[own], dq[own], to, d_weights[own], num_heads, first_head, len(dk),
                  width),
                 shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, LIST=kind, ORDERED=ordered,
+                FENCED=fenced(runner),
             )  # fmt: skip
         if ordered and len(dk):
             rows = Source(dk, columns, 1, len(dk), ids[own], limits[own], width, width)

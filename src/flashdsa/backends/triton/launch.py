@@ -11,40 +11,53 @@ from flashdsa.backends.runner import Runner
 
 
 class Shape(NamedTuple):
-    """A kernel's tile and its launch: heads, keys, warps, and stages of a loop."""
+    """A kernel's tile and its launch: heads, keys, warps, stages of a loop, and the parts that the
+    columns of V are multiplied in."""
 
     heads: int
     keys: int
     warps: int
     stages: int = 2
+    parts: int = 1
 
 
-FORWARD = {
-    "hopper": Shape(64, 32, 8),
-    "others": Shape(32, 32, 8),  # shared memory for 76 KB, which all have
+FAMILIES = {9: "hopper", 10: "blackwell"}
+"""By the major compute capability; all others are "others", as is what has no tile of its own."""
+TILES = {
+    "forward": {"hopper": Shape(64, 64, 8, 3), "others": Shape(32, 32, 8)},
+    "forward, few heads": {"others": Shape(16, 32, 4)},
+    "packed": {"hopper": Shape(64, 64, 8, 3, parts=4), "others": Shape(32, 32, 8, parts=4)},
+    "packed, few heads": {
+        "hopper": Shape(64, 64, 8, 3, parts=4),  # mma.sync's operands would be decoded twice
+        "others": Shape(16, 32, 4, parts=4),
+    },
+    "backward": {"hopper": Shape(64, 32, 8, 3), "others": Shape(16, 32, 8)},
+    "backward of rows": {"hopper": Shape(64, 64, 8), "others": Shape(16, 32, 8)},
+    "sum of rows": {"others": Shape(1, 8, 4)},
+    "valid ids": {"others": Shape(1, 2048, 4, 1)},
+    "products": {"others": Shape(1, 16, 4, 1)},
+    "scores": {
+        "hopper": Shape(128, 256, 8, 3),
+        "blackwell": Shape(128, 128, 4, 1),
+        "others": Shape(128, 128, 8, 2),
+    },
+    "target": {"hopper": Shape(64, 64, 8, 3), "others": Shape(32, 32, 8)},
+    "index scores": {
+        "hopper": Shape(64, 128, 8, 3),
+        "blackwell": Shape(64, 128, 8, 1),
+        "others": Shape(64, 64, 8, 2),
+    },
+    "indexer's backward": {
+        "hopper": Shape(64, 64, 8, 3),
+        "blackwell": Shape(64, 64, 8, 1),
+        "others": Shape(64, 32, 8, 2),
+    },
 }
-FEW_HEADS = Shape(16, 32, 4)
-BACKWARD = Shape(16, 16, 4)
-SUMS = Shape(1, 8, 4)
-SCORES = {
-    "hopper": Shape(128, 128, 4, 2),
-    "blackwell": Shape(128, 128, 4, 1),
-    "others": Shape(128, 128, 8, 2),
-}
-"""Tiles of the indexer's scores, which have all heads."""
-HEAD_SUMS = {
-    "hopper": Shape(128, 64, 8, 3),
-    "blackwell": Shape(128, 64, 8, 1),
-    "others": Shape(128, 64, 8, 3),
-}
-INDEX_BACKWARD = {
-    "hopper": Shape(64, 32, 8, 2),
-    "blackwell": Shape(64, 32, 8, 1),
-    "others": Shape(64, 64, 8, 2),
-}
+"""Tiles by kernel and family of GPUs. "others" fit 99 KB of shared memory, which all GPUs have."""
+FEW_HEADS = 16
 PREFILL_RUN = 32
 """Queries of a prompt that share a tile of keys."""
-SCORES_BYTES = 2**25
+SCORES_BYTES = 2**27
 """Scores that are held at once; those of one run of queries may take more."""
 MOST_SCORES = 16384
 """Scores among which a program chooses, at most: 4 times any topk."""
@@ -57,22 +70,11 @@ def has_fp8(runner: Runner) -> bool:
     return runner.capability >= FP8_LEAST
 
 
-def shape_of_forward(num_heads: int, capability: tuple[int, int]) -> Shape:
-    """The forward's tile for a number of heads."""
-    if num_heads <= FEW_HEADS.heads:
-        return FEW_HEADS
-    if capability[0] == 9 and num_heads > FORWARD["others"].heads:
-        return with_fences(FORWARD["hopper"])
-    return FORWARD["others"]
-
-
-def with_fences(shape: Shape) -> Shape:
-    """The shape for products by wgmma: of 64 rows or more on Hopper.
-
-    Before 3.7 Triton sets no fence between cp.async, which it copies by in a loop of more than one
-    stage, and wgmma, which reads what was copied (ptxemu: missing-proxy-fence).
+def fenced(runner: Runner) -> bool:
+    """Whether kernels set fences between cp.async, by which Triton copies in a loop of more than
+    one stage, and wgmma, which reads that. From 3.7 on Triton does (ptxemu: missing-proxy-fence).
     """
-    return shape if triton_version() >= (3, 7) else shape._replace(stages=1)
+    return runner.capability[0] in FAMILIES and triton_version() < (3, 7)
 
 
 @cache
@@ -82,12 +84,17 @@ def triton_version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def shape_of(table: dict[str, Shape], capability: tuple[int, int], num_heads: int) -> Shape:
-    """A kernel's tile on a GPU, with no more heads than there are."""
-    family = {9: "hopper", 10: "blackwell"}.get(capability[0], "others")
-    shape = with_fences(table[family]) if family == "hopper" else table[family]
-    heads = max(16, 1 << (num_heads - 1).bit_length())
-    return shape._replace(heads=min(shape.heads, heads))
+def family_of(capability: tuple[int, int], kernel: str) -> str:
+    """The row of a kernel's tiles that a GPU takes."""
+    family = FAMILIES.get(capability[0], "others")
+    return family if family in TILES[kernel] else "others"
+
+
+def tile(kernel: str, capability: tuple[int, int], num_heads: int = 128) -> Shape:
+    """A kernel's tile on a GPU, with no more heads than so many."""
+    family = family_of(capability, kernel)
+    shape = TILES[kernel][family]
+    return shape._replace(heads=min(shape.heads, max(16, 1 << (num_heads - 1).bit_length())))
 
 
 def shape_of_selection(scores: int) -> Shape:

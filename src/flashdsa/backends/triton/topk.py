@@ -67,25 +67,26 @@ def choose(runner: Runner, x: Scores, out: Tensor, *, sorted: bool) -> None:
     if not rows or not width:
         out.fill_(-1)
         return
-    scores, positions = x.bits, x.ends  # no positions yet
-    while True:
-        shape = shape_of_selection(width)
-        parts = -(-width // shape.keys)
-        first, last = positions is x.ends, parts == 1
-        ids = out if last else runner.empty(rows, parts * topk, dtype=torch.int32)
-        keys = torch.empty_like(ids) if sorted or not last else ids
-        table = x.ends if x.table is None else x.table
+    rank = torch.empty_like(out) if sorted else out  # keys, or nothing
+    table = x.ends if x.table is None else x.table
+    begins = x.ends if x.begins is None else x.begins
+    scores, positions, more, level = x.bits, x.ends, width, 0
+    most = shape_of_selection(width).keys
+    while more:
+        shape = shape_of_selection(more)
+        parts = -(-more // shape.keys)
+        last = parts == 1
+        some = rows, parts * topk
+        ids, keys = (out, rank) if last else (runner.empty(*some, dtype=torch.int32) for _ in "ik")
         launch(
             runner, select, (rows, parts, 1),
-            (scores, positions, x.ends if x.begins is None else x.begins, x.ends, table, ids, keys,
-             scores.stride(0), width, topk, rows // len(table), table.stride(0)),
-            shape, BLOCK=shape.keys, FROM_0=x.begins is None, LISTED=not first,
-            MARKED=x.marked and first, TABLE_PAGE=x.table_page if last else 0,
-            KEYED=keys is not ids,
+            (scores, positions, begins, x.ends, table, ids, keys, out, rank, scores.stride(0),
+             width, topk, rows // len(table), table.stride(0)),
+            shape, BLOCK=shape.keys, MOST=most, LEVEL=level, LAST=last,
+            FROM_0=x.begins is None, MARKED=x.marked and not level, TABLE_PAGE=x.table_page,
+            SORTED=sorted,
         )  # fmt: skip
-        if last:
-            break
-        scores, positions, width = keys, ids, parts * topk
+        scores, positions, more, level = keys, ids, 0 if last else parts * topk, level + 1
     if sorted:  # keys are unsigned; 0 behind the last one
-        order = (keys.long() & UNSIGNED).argsort(dim=1, descending=True, stable=True)
+        order = (rank.long() & UNSIGNED).argsort(dim=1, descending=True, stable=True)
         out.copy_(out.gather(1, order))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flashdsa.kernels.triton.packed_rows import load_part, load_rope, place_rows
+from flashdsa.kernels.triton.packed_rows import fence, load_part, load_rope, place_rows
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -50,46 +50,77 @@ def row_numbers(
     return row, used & (row >= 0) & (row < num_rows)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def valid_ids(
+    ids, limits, out, counts, num_rows, width, BLOCK: tl.constexpr, LIST: tl.constexpr,
+    ROWS_OF_ID: tl.constexpr,
+):  # fmt: skip
+    """The ids (S, width) of valid slots without gaps, in their order, and how many, of S programs.
+
+    Args:
+        ids, limits: lists, by `slots_of`. out: (S, width), written where there is one.
+    """
+    query = tl.program_id(0).to(tl.int64)
+    _, count = slots_of(ids, limits, query, num_rows, width, LIST, ROWS_OF_ID)
+    before = tl.zeros([], tl.int32)
+    for first in range(0, width, BLOCK):
+        slot = first + tl.arange(0, BLOCK)
+        used = slot * ROWS_OF_ID < count
+        found = tl.load(ids + query * width + slot, mask=used, other=-1)
+        valid = (found >= 0) & (found.to(tl.int64) * ROWS_OF_ID < num_rows)
+        number = tl.cumsum(valid.to(tl.int32), 0)
+        tl.store(out + query * width + before + number - 1, found, mask=valid)
+        before += tl.max(number, 0)
+    tl.store(counts + query, before)
+
+
 @triton.jit
 def attend(
     state_max, state_sum, acc, q, q_rope, kv, stride, page_rows, num_rows, ids, limits, width,
     query, split, scale, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
-    PARTS: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr, LIST: tl.constexpr,
-    ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr,
+    PARTS: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr, FENCED: tl.constexpr,
+    LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Add a split's slots of one list to a program's state."""
     start, count = slots_of(ids, limits, query, num_rows, width, LIST, ROWS_OF_ID)
     begin, end = part_of(count, split, SPLITS, BLOCK_K)
     FACTORS: tl.constexpr = FORM is not None and FORM.scale == "fp32"
+    p = tl.zeros([q[0].shape[0], BLOCK_K], tl.float32 if FACTORS else q[0].dtype)
     for first in range(begin, end, BLOCK_K):
         slot = first + tl.arange(0, BLOCK_K)
         row, valid = row_numbers(ids, query, start, slot, end, num_rows, width, LIST, ROWS_OF_ID)
         data, scales = place_rows(kv, row, stride, page_rows, FORM)
-        s = tl.zeros([q[0].shape[0], BLOCK_K], tl.float32)
-        if D_ROPE > 0:
-            s = tl.dot(q_rope, tl.trans(load_rope(data, valid, D_V, D_ROPE, FORM)), s)
         rows = ()
         factors = ()
         for n in tl.static_range(PARTS):
-            part, factor = load_part(data, scales, valid, n, D_V, FORM, FP8)
-            if FACTORS:
-                s += tl.dot(q[n], tl.trans(part)) * factor[None, :]
-            else:
-                s = tl.dot(q[n], tl.trans(part), s)
+            part, factor = load_part(data, scales, valid, n, D_V // PARTS, FORM, FP8)
             rows = rows + (part,)
             factors = factors + (factor,)
-        s = tl.where(valid[None, :], s * scale, float("-inf"))
-        new_max = tl.maximum(state_max, tl.max(s, 1))
-        # A row without a valid key so far has maximum -inf; subtracting 0 keeps exp2(-inf) = 0.
-        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
-        p = tl.exp2(s - shift[:, None])
-        rescale = tl.exp2(state_max - shift)
-        state_sum = state_sum * rescale + tl.sum(p, 1)
-        state_max = new_max
+        rope = rows[0]
+        if D_ROPE > 0:
+            rope = load_rope(data, valid, D_V, D_ROPE, FORM)
+        rescale = tl.full([q[0].shape[0]], 1.0, tl.float32)
+        fence(FENCED)
+        s = tl.zeros([q[0].shape[0], BLOCK_K], tl.float32)
+        if D_ROPE > 0:
+            s += tl.dot(q_rope, tl.trans(rope)) * scale
+        for n in tl.static_range(PARTS):
+            s += tl.dot(q[n], tl.trans(rows[n])) * (factors[n] * scale)[None, :]
+        # Always so. Where Triton sees no product of a product, warps share keys: 64 heads are rows
+        # of four warps only.
+        if first < end:
+            s = tl.where(valid[None, :], s, float("-inf"))
+            new_max = tl.maximum(state_max, tl.max(s, 1))
+            # A row without a valid key so far has maximum -inf; less 0 keeps exp2(-inf) = 0.
+            shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+            found = tl.exp2(s - shift[:, None])
+            rescale = tl.exp2(state_max - shift)
+            state_sum = state_sum * rescale + tl.sum(found, 1)
+            state_max = new_max
+            p = found.to(p.dtype)
         added = ()
         for n in tl.static_range(PARTS):
-            weights = p * factors[n][None, :] if FACTORS else p
-            weights = weights.to(rows[n].dtype)
+            weights = (p * factors[n][None, :]).to(rows[n].dtype) if FACTORS else p
             added = added + (tl.dot(weights, rows[n], acc[n] * rescale[:, None]),)
         acc = added
     return state_max, state_sum, acc
@@ -101,10 +132,10 @@ def forward(
     extra_page_rows, extra_rows, extra_ids, extra_limits, extra_width, sink, out, lse, max_logits,
     parts, num_heads, scale, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, D_V: tl.constexpr,
     D_ROPE: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr,
-    SINK: tl.constexpr, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr,
-    EXTRA: tl.constexpr, EXTRA_LIST: tl.constexpr, EXTRA_FORM: tl.constexpr,
+    FENCED: tl.constexpr, SINK: tl.constexpr, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr,
+    FORM: tl.constexpr, EXTRA: tl.constexpr, EXTRA_LIST: tl.constexpr, EXTRA_FORM: tl.constexpr,
 ):  # fmt: skip
-    """O (S, H, D_V), lse and max_logits (S, H) of (S, ceil(H / BLOCK_H), SPLITS) programs.
+    """O (S, H, D_V), lse and max_logits (S, H) of (S * ceil(H / BLOCK_H), SPLITS) programs.
 
     Args:
         q: (S, H, D_V + D_ROPE). kv, extra_kv: rows at `stride` elements; of a FORM, a `RowFormat`,
@@ -113,8 +144,9 @@ def forward(
         scale: of the logits in base 2.
         parts: (SPLITS, S, H, D_V + 2) fp32 with more than one split: sum of p v, of p, maximum.
     """
-    query, split = tl.program_id(0), tl.program_id(2)
-    head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    blocks = tl.cdiv(num_heads, BLOCK_H)
+    query, split = tl.program_id(0) // blocks, tl.program_id(1)
+    head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
     there = head < num_heads
     row = query.to(tl.int64) * num_heads + head
     source = q + row * (D_V + D_ROPE)
@@ -133,16 +165,16 @@ def forward(
     total = tl.zeros([BLOCK_H], tl.float32)
     top, total, acc = attend(
         top, total, acc, latent, rope, kv, stride, page_rows, num_rows, ids, limits, width, query,
-        split, scale, BLOCK_K, D_V, D_ROPE, PARTS, SPLITS, FP8, LIST, ROWS_OF_ID, FORM,
+        split, scale, BLOCK_K, D_V, D_ROPE, PARTS, SPLITS, FP8, FENCED, LIST, ROWS_OF_ID, FORM,
     )  # fmt: skip
     if EXTRA:
         top, total, acc = attend(
             top, total, acc, latent, rope, extra_kv, extra_stride, extra_page_rows, extra_rows,
             extra_ids, extra_limits, extra_width, query, split, scale, BLOCK_K, D_V, D_ROPE, PARTS,
-            SPLITS, FP8, EXTRA_LIST, 1, EXTRA_FORM,
+            SPLITS, FP8, FENCED, EXTRA_LIST, 1, EXTRA_FORM,
         )  # fmt: skip
     if SPLITS > 1:
-        rows = tl.num_programs(0).to(tl.int64) * num_heads
+        rows = (tl.num_programs(0) // blocks).to(tl.int64) * num_heads
         to = parts + (split * rows + row) * (D_V + 2)
         for n in tl.static_range(PARTS):
             place = to[:, None] + (n * columns + tl.arange(0, columns))[None, :]
@@ -154,9 +186,9 @@ def forward(
 
 
 @triton.jit
-def part_of(count, split, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr):
+def part_of(count, split, splits, BLOCK_K: tl.constexpr):
     """Slots from the first to the second number that a split takes, whole blocks."""
-    blocks = tl.cdiv(tl.cdiv(count, BLOCK_K), SPLITS)
+    blocks = tl.cdiv(tl.cdiv(count, BLOCK_K), splits)
     begin = tl.minimum(split * blocks * BLOCK_K, count)
     return begin, tl.minimum(begin + blocks * BLOCK_K, count)
 

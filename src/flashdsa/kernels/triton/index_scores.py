@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flashdsa.kernels.triton.packed_rows import e4m3
+from flashdsa.kernels.triton.packed_rows import e4m3, fence
 
 COLUMNS = tl.constexpr(128)
 PAGE = tl.constexpr(64)
@@ -35,9 +35,10 @@ def score(
     q, keys, scales, weights, begins, ends, table, out, num_rows, run, width, num_entries,
     page_stride, table_stride, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
     NUM_HEADS: tl.constexpr, RUN: tl.constexpr, TABLE_PAGE: tl.constexpr, SCALED: tl.constexpr,
-    FROM_0: tl.constexpr, NARROW: tl.constexpr,
+    FROM_0: tl.constexpr, NARROW: tl.constexpr, FENCED: tl.constexpr,
 ):  # fmt: skip
-    """Scores (S, width) in each row's range, of (ceil(S / run), ceil(width / BLOCK_T)) programs.
+    """Scores (S, width) in each row's range, of ceil(S / run) times some programs, which take tiles
+    of the run's keys by turns.
 
     Args:
         q: (S, NUM_HEADS, 128). weights: (S, NUM_HEADS) fp32. begins, ends: (S,) int32.
@@ -50,48 +51,47 @@ def score(
             written outside a row's range.
         run: queries of a program, at most RUN.
     """
-    group, before = tl.program_id(0), tl.program_id(1) * BLOCK_T
+    group = tl.program_id(0)
     first = group * run
     row = first + tl.arange(0, RUN)
     own = (row < first + run) & (row < num_rows)
     first_key, last_key = range_of(begins, ends, row, own, width, FROM_0)
     low = tl.min(tl.where(own & (first_key < last_key), first_key, width))
-    high = tl.max(tl.where(own, last_key, 0))
-    token = before + tl.arange(0, BLOCK_T)
-    seen = (token >= low) & (token < high)
-    at, of_scale = token.to(tl.int64) * COLUMNS, token.to(tl.int64)
-    if TABLE_PAGE > 0:
-        entries = table + group.to(tl.int64) * table_stride
-        entry = tl.load(entries + token // TABLE_PAGE, mask=seen, other=-1)
-        seen = (entry >= 0) & (entry < num_entries)
-        slot = entry.to(tl.int64) * TABLE_PAGE + token % TABLE_PAGE
-        page = slot // PAGE * page_stride
-        at, of_scale = page + slot % PAGE * COLUMNS, (page + KEY_BYTES) // 4 + slot % PAGE
-    column = tl.arange(0, COLUMNS)
-    tile = tl.load(keys + at[:, None] + column[None, :], mask=seen[:, None], other=0.0)
-    if NARROW:
-        tile = e4m3(tile, False).to(tl.bfloat16)
-    if SCALED:
-        scale = tl.load(scales + of_scale, mask=seen, other=0.0)
-    head = tl.arange(0, BLOCK_H)
+    high = tl.max(tl.where(own & (first_key < last_key), last_key, 0))
+    behind = tl.minimum(first + run, num_rows)
+    column, head = tl.arange(0, COLUMNS), tl.arange(0, BLOCK_H)
     there = head < NUM_HEADS
-    # A tile that no query sees costs no turn.
-    meets = (before < high) & (before + BLOCK_T > low)
-    behind = tl.where(meets, tl.minimum(first + run, num_rows), first)
-    for query in range(first, behind):
-        place = tl.cast(query, tl.int64) * NUM_HEADS + head
-        wide = tl.load(
-            q + place[:, None] * COLUMNS + column[None, :], mask=there[:, None], other=0.0
-        )
-        weight = tl.load(weights + place, mask=there, other=0.0)
-        dots = tl.maximum(tl.dot(tile, tl.trans(wide)), 0.0, propagate_nan=tl.PropagateNan.ALL)
-        terms = dots * weight[None, :]
-        if BLOCK_H > NUM_HEADS:
-            terms = tl.where(there[None, :], terms, 0.0)
-        total = tl.sum(terms, 1)
+    step = tl.num_programs(1) * BLOCK_T
+    for before in range(low // BLOCK_T * BLOCK_T + tl.program_id(1) * BLOCK_T, high, step):
+        token = before + tl.arange(0, BLOCK_T)
+        seen = (token >= low) & (token < high)
+        at, of_scale = token.to(tl.int64) * COLUMNS, token.to(tl.int64)
+        if TABLE_PAGE > 0:
+            entries = table + group.to(tl.int64) * table_stride
+            entry = tl.load(entries + token // TABLE_PAGE, mask=seen, other=-1)
+            seen = (entry >= 0) & (entry < num_entries)
+            slot = entry.to(tl.int64) * TABLE_PAGE + token % TABLE_PAGE
+            page = slot // PAGE * page_stride
+            at, of_scale = page + slot % PAGE * COLUMNS, (page + KEY_BYTES) // 4 + slot % PAGE
+        tile = tl.load(keys + at[:, None] + column[None, :], mask=seen[:, None], other=0.0)
+        if NARROW:
+            tile = e4m3(tile, False).to(tl.bfloat16)
+        scale = tl.full([BLOCK_T], 1.0, tl.float32)
         if SCALED:
-            total *= scale
-        bits = tl.where(total == total, total.to(tl.int32, bitcast=True), NAN)
-        begin, end = range_of(begins, ends, query, True, width, FROM_0)
-        to = out + tl.cast(query, tl.int64) * width + token
-        tl.store(to, tl.where(seen, bits, NEVER), mask=(token >= begin) & (token < end))
+            scale = tl.load(scales + of_scale, mask=seen, other=0.0)
+        for query in range(first, behind):
+            place = tl.cast(query, tl.int64) * NUM_HEADS + head
+            weight = tl.load(weights + place, mask=there, other=0.0)
+            wide = tl.load(
+                q + place[:, None] * COLUMNS + column[None, :], mask=there[:, None], other=0.0
+            )
+            fence(FENCED)
+            dots = tl.maximum(tl.dot(tile, tl.trans(wide)), 0.0, propagate_nan=tl.PropagateNan.ALL)
+            terms = dots * weight[None, :]
+            if BLOCK_H > NUM_HEADS:
+                terms = tl.where(there[None, :], terms, 0.0)
+            total = tl.sum(terms, 1) * scale
+            bits = tl.where(total == total, total.to(tl.int32, bitcast=True), NAN)
+            begin, end = range_of(begins, ends, query, True, width, FROM_0)
+            to = out + tl.cast(query, tl.int64) * width + token
+            tl.store(to, tl.where(seen, bits, NEVER), mask=(token >= begin) & (token < end))

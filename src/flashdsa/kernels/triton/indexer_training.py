@@ -5,58 +5,82 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flashdsa.kernels.triton.attention import row_numbers, slots_of
-from flashdsa.kernels.triton.attention_bwd import add
+from flashdsa.kernels.triton.attention import part_of, row_numbers, slots_of
+from flashdsa.kernels.triton.packed_rows import fence
 
 COLUMNS = tl.constexpr(128)
-STEP = tl.constexpr(64)
-"""Columns that are multiplied at once."""
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
+def add(to, values, valid, ORDERED: tl.constexpr):
+    """Add to rows, which no other program adds to if ORDERED."""
+    if ORDERED:
+        before = tl.load(to, mask=valid[:, None], other=0.0)
+        tl.store(to, before + values, mask=valid[:, None])
+    else:
+        tl.atomic_add(to, values, mask=valid[:, None], sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["num_rows", "parts"])
 def head_sums(
-    q, keys, weights, ids, limits, out, num_heads, num_rows, width, scale, BLOCK_T: tl.constexpr,
-    BLOCK_H: tl.constexpr, D: tl.constexpr, LIST: tl.constexpr, TARGET: tl.constexpr,
+    q, keys, weights, ids, limits, out, num_heads, num_rows, width, scale, parts,
+    BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
+    LIST: tl.constexpr, TARGET: tl.constexpr, FENCED: tl.constexpr,
 ):  # fmt: skip
-    """Sums over heads (S, width) fp32, of (S, ceil(width / BLOCK_T)) programs: with z = q . key of
-    a slot, weights relu(z), or for TARGET exp2(scale z - weights).
+    """Sums over heads (S, width) fp32, of S times `parts` programs: with z = q . key of a slot,
+    weights relu(z), or for TARGET exp2(scale z - weights).
 
     Args:
-        q: (S, num_heads, D). keys: (num_rows, D). weights: (S, num_heads) fp32.
-        ids: (S, width). limits: (S,) by `slots_of`; invalid slots get -inf, for TARGET 0.
+        q: (S, num_heads, D_V + D_ROPE). keys: (num_rows, D_V + D_ROPE).
+        weights: (S, num_heads) fp32. ids: (S, width).
+        limits: (S,) by `slots_of`; invalid slots get -inf, for TARGET 0.
     """
-    query = tl.program_id(0)
-    slot = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    query, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    column, others = tl.arange(0, D_V), D_V + tl.arange(0, D_ROPE if D_ROPE > 0 else 16)
     start, count = slots_of(ids, limits, query, num_rows, width, LIST, 1)
-    row, valid = row_numbers(ids, query, start, slot, count, num_rows, width, LIST, 1)
-    total = tl.zeros([BLOCK_T], tl.float32)
-    for first in range(0, num_heads, BLOCK_H):
-        head = first + tl.arange(0, BLOCK_H)
+    begin, end = part_of(width, part, parts, BLOCK_K)
+    for first_head in range(0, num_heads, BLOCK_H):
+        tl.debug_barrier()  # other threads than those that wrote a sum may add to it
+        head = first_head + tl.arange(0, BLOCK_H)
         there = head < num_heads
         place = query.to(tl.int64) * num_heads + head
-        z = tl.zeros([BLOCK_T, BLOCK_H], tl.float32)
-        for begin in range(0, D, STEP):
-            column = begin + tl.arange(0, STEP)
-            rows = tl.load(keys + row[:, None] * D + column, mask=valid[:, None], other=0.0)
-            of_heads = tl.load(q + place[:, None] * D + column, mask=there[:, None], other=0.0)
-            z = tl.dot(rows, tl.trans(of_heads), z)
+        of_q = q + place[:, None] * (D_V + D_ROPE)
+        latent = tl.load(of_q + column[None, :], mask=there[:, None], other=0.0)
+        rope = latent
+        if D_ROPE > 0:
+            rope = tl.load(of_q + others[None, :], mask=there[:, None], other=0.0)
         weight = tl.load(weights + place, mask=there, other=0.0)
-        if TARGET:
-            # A head that attends nowhere has weight +inf.
-            counts_in = there & (weight != float("inf"))
-            terms = tl.exp2(z * scale - weight)
-        else:
-            counts_in = there
-            terms = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight
-        total += tl.sum(tl.where(counts_in[None, :], terms, 0.0), 1)
-    total = tl.where(valid, total, 0.0 if TARGET else float("-inf"))
-    tl.store(out + query.to(tl.int64) * width + slot, total, mask=slot < width)
+        if TARGET:  # a head that attends nowhere has weight +inf
+            there = there & (weight != float("inf"))
+        for first in range(begin, end, BLOCK_K):
+            slot = first + tl.arange(0, BLOCK_K)
+            row, valid = row_numbers(ids, query, start, slot, count, num_rows, width, LIST, 1)
+            of_row = keys + row[:, None] * (D_V + D_ROPE)
+            rows = tl.load(of_row + column[None, :], mask=valid[:, None], other=0.0)
+            if D_ROPE > 0:
+                more = tl.load(of_row + others[None, :], mask=valid[:, None], other=0.0)
+            fence(FENCED)
+            if TARGET:
+                z = tl.dot(rows, tl.trans(latent)) * scale
+                if D_ROPE > 0:
+                    z += tl.dot(more, tl.trans(rope)) * scale
+                terms = tl.exp2(z - weight)
+            else:
+                z = tl.dot(rows, tl.trans(latent))
+                terms = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight
+            total = tl.sum(tl.where(there[None, :], terms, 0.0), 1)
+            to = out + query.to(tl.int64) * width + slot
+            if first_head > 0:
+                total += tl.load(to, mask=valid, other=0.0)
+            total = tl.where(valid, total, 0.0 if TARGET else float("-inf"))
+            tl.store(to, total, mask=slot < end)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def backward(
     q, keys, weights, ids, limits, grad, dq, dk, d_weights, num_heads, first_head, num_rows, width,
     BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, LIST: tl.constexpr, ORDERED: tl.constexpr,
+    FENCED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sum_h weights relu(z), of (S, blocks of heads from `first_head`) programs.
 
@@ -72,8 +96,12 @@ def backward(
     at = place[:, None] * COLUMNS + column
     of_heads = tl.load(q + at, mask=there[:, None], other=0.0)
     weight = tl.load(weights + place, mask=there, other=0.0)
-    of_q = tl.zeros([BLOCK_H, COLUMNS], tl.float32)
+    kind = keys.dtype.element_ty
+    by_high = tl.zeros([BLOCK_H, COLUMNS], tl.float32)
+    by_low = tl.zeros([BLOCK_H, COLUMNS], tl.float32)
     of_weight = tl.zeros([BLOCK_H], tl.float32)
+    zero = tl.zeros([BLOCK_T, BLOCK_H], kind)
+    high, low, passed = zero, zero, zero
     start, count = slots_of(ids, limits, query, num_rows, width, LIST, 1)
     for first in range(0, count, BLOCK_T):
         slot = first + tl.arange(0, BLOCK_T)
@@ -82,20 +110,23 @@ def backward(
         rows = tl.load(keys + of_row, mask=valid[:, None], other=0.0)
         of_slot = query.to(tl.int64) * width + slot
         g = tl.load(grad + of_slot, mask=valid, other=0.0)
-        z = tl.dot(rows, tl.trans(of_heads))
-        # Comparisons and not products: what is not finite in a query without slots adds 0.
-        gate = (z > 0.0) & valid[:, None]
-        of_weight += tl.sum(tl.where(gate, g[:, None] * z, 0.0), 0)
-        # Slots of one key may cancel: their gradients, in two parts, are as good as not rounded.
-        kind = rows.dtype
-        high = g.to(kind)
-        low = (g - high.to(tl.float32)).to(kind)
-        zero = tl.zeros([BLOCK_T, BLOCK_H], kind)
-        of_q = tl.dot(tl.trans(tl.where(gate, high[:, None], zero)), rows, of_q)
-        of_q = tl.dot(tl.trans(tl.where(gate, low[:, None], zero)), rows, of_q)
-        passed = tl.where(gate, weight[None, :].to(kind), zero)
+        if first < count:  # always so: see `attend`; Triton 3.6 fails with the product before it
+            fence(FENCED)
+            z = tl.dot(rows, tl.trans(of_heads))
+            # Comparisons and not products: what is not finite in a query without slots adds 0.
+            gate = (z > 0.0) & valid[:, None]
+            of_weight += tl.sum(tl.where(gate, g[:, None] * z, 0.0), 0)
+            # Slots of one key may cancel: their gradients, in two parts, are as good as not
+            # rounded.
+            rounded = g.to(kind)
+            high = tl.where(gate, rounded[:, None], zero)
+            low = tl.where(gate, (g - rounded.to(tl.float32)).to(kind)[:, None], zero)
+            passed = tl.where(gate, weight[None, :].to(kind), zero)
+        by_high = tl.dot(tl.trans(high), rows, by_high)
+        by_low = tl.dot(tl.trans(low), rows, by_low)
         to = of_slot[:, None] * COLUMNS + column if ORDERED else of_row
         add(dk + to, tl.dot(passed, of_heads) * g[:, None], valid, ORDERED)
+    of_q = by_high + by_low
     of_q = tl.where(of_q == 0.0, 0.0, of_q * weight[:, None])
     tl.store(dq + at, of_q.to(dq.dtype.element_ty), mask=there[:, None])
     tl.store(d_weights + place, of_weight, mask=there)

@@ -1,6 +1,6 @@
 """Columns of kv rows as products take them: as they lie, or decoded from packed rows (row_formats).
 
-The columns of V come in parts: all at once, of packed rows 128. A value is a code times its scale.
+The columns of V come in parts of WIDTH, of packed rows 128. A value is a code times its scale.
 bf16 holds the product where the scale is a power of two, or the code e2m1; a scale in fp32 is left
 to the caller, whose products it is a factor of: codes are exact.
 """
@@ -14,6 +14,14 @@ COLUMNS = tl.constexpr(128)
 
 
 @triton.jit
+def fence(FENCED: tl.constexpr):
+    """Show wgmma what cp.async has written: before 3.7 Triton does not."""
+    if FENCED:
+        asm: tl.constexpr = "fence.proxy.async.shared::cta; mov.b32 $0, $1;"
+        tl.inline_asm_elementwise(asm, "=r,r", [tl.zeros([], tl.int32)], tl.int32, False, 1)
+
+
+@triton.jit
 def place_rows(kv, row, stride, page_rows, FORM: tl.constexpr):
     """Pointers (BLOCK_K,) to rows, and to their scales. `stride`: from row to row, packed from page
     to page."""
@@ -21,8 +29,9 @@ def place_rows(kv, row, stride, page_rows, FORM: tl.constexpr):
         data = kv + row * stride
         scales = data
     else:
-        page = kv + (row // page_rows) * stride
-        slot = row % page_rows
+        number = row.to(tl.int32)  # of a valid one; divisions of 64 bits are slow
+        page = kv + (number // page_rows).to(tl.int64) * stride
+        slot = number % page_rows
         if FORM.split:
             data = page + slot * FORM.data_bytes
             scales = page + page_rows * FORM.data_bytes + slot * FORM.scale_bytes
@@ -33,13 +42,13 @@ def place_rows(kv, row, stride, page_rows, FORM: tl.constexpr):
 
 
 @triton.jit
-def load_part(data, scales, valid, N: tl.constexpr, D_V: tl.constexpr, FORM: tl.constexpr,
+def load_part(data, scales, valid, N: tl.constexpr, WIDTH: tl.constexpr, FORM: tl.constexpr,
               FP8: tl.constexpr):  # fmt: skip
     """Columns of part N (BLOCK_K, columns), 0 where not valid, and their factor (BLOCK_K,)."""
     if FORM is None:
-        column = tl.arange(0, D_V)
+        column = N * WIDTH + tl.arange(0, WIDTH)
         values = tl.load(data[:, None] + column[None, :], mask=valid[:, None], other=0.0)
-        factor = 1.0
+        factor = tl.full([data.shape[0]], 1.0, tl.float32)
     else:
         column = N * COLUMNS + tl.arange(0, COLUMNS)
         if FORM.fp4:
@@ -53,7 +62,7 @@ def load_part(data, scales, valid, N: tl.constexpr, D_V: tl.constexpr, FORM: tl.
             place = scales.to(tl.pointer_type(tl.float32)) + N
             factor = tl.load(place, mask=valid, other=0.0)
         else:
-            factor = 1.0
+            factor = tl.full([data.shape[0]], 1.0, tl.float32)
             groups: tl.constexpr = COLUMNS // FORM.group
             group = N * groups + tl.arange(0, groups)
             there = valid[:, None] & (group < FORM.num_scales)[None, :]

@@ -27,66 +27,88 @@ def keys_of(bits, inside, MARKED: tl.constexpr):
 
 @triton.jit
 def select(
-    scores, positions, begins, ends, table, out, out_keys, stride, width, topk, next_n,
-    table_stride, BLOCK: tl.constexpr, FROM_0: tl.constexpr, LISTED: tl.constexpr,
-    MARKED: tl.constexpr, TABLE_PAGE: tl.constexpr, KEYED: tl.constexpr,
+    scores, positions, begins, ends, table, out, out_keys, final, final_keys, stride, width, topk,
+    next_n, table_stride, BLOCK: tl.constexpr, MOST: tl.constexpr, LEVEL: tl.constexpr,
+    LAST: tl.constexpr, FROM_0: tl.constexpr, MARKED: tl.constexpr, TABLE_PAGE: tl.constexpr,
+    SORTED: tl.constexpr,
 ):  # fmt: skip
-    """The best of each row's BLOCK scores, of (rows, parts) programs, in ascending position.
+    """The best of each part of a row, BLOCK scores, of (rows, parts) programs, in ascending
+    position. A row that has one part on the first level is done there.
 
     Args:
         scores: rows at `stride`, bits of fp32; MARKED: those that are `NEVER` are not chosen.
-            LISTED: keys, which have `positions` (rows, width) int32, ascending.
-        begins, ends: (rows,) int32, the positions to choose from; FROM_0: from 0 on.
-        out: (rows, parts, topk) int32, positions and then -1; with TABLE_PAGE the slots that
-            `table`, rows at `table_stride` for next_n rows each, has for them.
-        out_keys: KEYED: as out, their keys and then 0.
+            From LEVEL 1 on keys, which have `positions`, ascending, both as out.
+        begins, ends: (rows,) int32, the positions below `width` to choose from; FROM_0: from 0 on.
+        out, out_keys: (rows, parts, topk) int32, positions and then -1, keys and then 0.
+        final: (rows, topk) int32, likewise, of rows that are done, all on the LAST level; with
+            TABLE_PAGE the slots that `table`, rows at `table_stride` for next_n rows each, has.
+        final_keys: SORTED: their keys.
     """
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    begin, end = range_of(begins, ends, row, True, width, FROM_0)
+    base = tl.multiple_of(begin // 16 * 16, 16)
+    count = end - base
+    for _ in tl.static_range(LEVEL):  # on the levels before this one, of parts of MOST scores
+        if count <= MOST:
+            return
+        count = tl.cdiv(count, MOST) * topk
+    if (part > 0) & (part * BLOCK >= count):
+        return
+    done = (count <= BLOCK) | LAST
     scores += row * stride
-    first = part * BLOCK
-    position = first + tl.arange(0, BLOCK)
-    if LISTED:
-        key = tl.load(scores + position, mask=position < width, other=0)
+    number = part * BLOCK + tl.arange(0, BLOCK)
+    if LEVEL > 0:
+        key = tl.load(scores + number, mask=number < count, other=0)
         key = key.to(tl.uint32, bitcast=True)
     else:
-        begin, end = range_of(begins, ends, row, True, width, FROM_0)
         # Masks of whole vectors; what lies outside the row's range is read, and does not count.
-        meets = (first < end) & (first + BLOCK > begin)
-        bits = tl.load(scores + position, mask=(position < width) & meets, other=0)
-        key = keys_of(bits, (position >= begin) & (position < end), MARKED)
-    # INVARIANT: `found` keys are at least `low`, no fewer than wanted; of `high` there are fewer.
+        bits = tl.load(scores + base + number, mask=base + number < width, other=0)
+        key = keys_of(bits, (base + number >= begin) & (number < count), MARKED)
+    # INVARIANT: `found` keys are at least `low`, no fewer than wanted, `fewer` at least `high`.
     found = tl.sum((key > 0).to(tl.int32), 0)
     wanted = tl.minimum(found, topk)
     high = tl.max(key, 0) + 1
     low = tl.min(tl.where(key > 0, key, high), 0)
+    fewer = tl.zeros([], tl.int32)
+    guess = True
     while (found > wanted) & (high - low > 1):
+        # By turns where a straight line meets the number wanted, and the middle.
         middle = low + (high - low) // 2
-        count = tl.sum((key >= middle).to(tl.int32), 0)
-        enough = count >= wanted
+        if guess:
+            share = (found - wanted).to(tl.float32) / (found - fewer).to(tl.float32)
+            step = ((high - low).to(tl.float32) * share).to(tl.uint32)
+            middle = low + tl.minimum(tl.maximum(step, 1), high - low - 1)
+        guess = guess == 0
+        above = tl.sum((key >= middle).to(tl.int32), 0)
+        enough = above >= wanted
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
-        found = tl.where(enough, count, found)
+        found, fewer = tl.where(enough, above, found), tl.where(enough, fewer, above)
     greater, equal = key > low, key == low
     ties = wanted - tl.sum(greater.to(tl.int32), 0)
     # Two sums in one: both stay below 2^16.
     sums = tl.cumsum(greater.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
     of_equal = sums >> 16
     chosen = greater | (equal & (of_equal <= ties))
-    out += (row * tl.num_programs(1) + part) * topk
-    out_keys += (row * tl.num_programs(1) + part) * topk
+    position = base + number
+    if LEVEL > 0:
+        position = tl.load(positions + row * stride + number, mask=chosen, other=0)
+    to = out + (row * tl.num_programs(1) + part) * topk
+    to_keys = out_keys + (row * tl.num_programs(1) + part) * topk
+    keyed = done == 0
+    if done:
+        to = final + row * topk
+        if SORTED:
+            to_keys = final_keys + row * topk
+            keyed = done
+        if TABLE_PAGE > 0:
+            entries = table + row // next_n * table_stride
+            entry = tl.load(entries + position // TABLE_PAGE, mask=chosen, other=0)
+            position = entry * TABLE_PAGE + position % TABLE_PAGE
     slot = (sums & 0xFFFF) + tl.minimum(of_equal, ties) - 1
-    if KEYED:
-        tl.store(out_keys + slot, key.to(tl.int32, bitcast=True), mask=chosen)
-    if LISTED:
-        positions += row * width
-        position = tl.load(positions + position, mask=chosen, other=0)
-    if TABLE_PAGE > 0:
-        table += row // next_n * table_stride
-        entry = tl.load(table + position // TABLE_PAGE, mask=chosen, other=0)
-        position = entry * TABLE_PAGE + position % TABLE_PAGE
-    tl.store(out + slot, position, mask=chosen)
-    for begin_of in range(0, topk, BLOCK):
-        empty = begin_of + tl.arange(0, BLOCK)
+    tl.store(to + slot, position, mask=chosen)
+    tl.store(to_keys + slot, key.to(tl.int32, bitcast=True), mask=chosen & keyed)
+    for first in range(0, topk, BLOCK):
+        empty = first + tl.arange(0, BLOCK)
         rest = (empty >= wanted) & (empty < topk)
-        tl.store(out + empty, -1, mask=rest)
-        if KEYED:
-            tl.store(out_keys + empty, 0, mask=rest)
+        tl.store(to + empty, -1, mask=rest)
+        tl.store(to_keys + empty, 0, mask=rest & keyed)
