@@ -13,7 +13,7 @@ from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import readable
 from flashdsa.backends.packed_rows import aligned_pages, form_of, num_rows
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.launch import FEW_HEADS, fenced, has_fp8, launch, tile
+from flashdsa.backends.triton.launch import FEW_HEADS, fenced, for_lists, has_fp8, launch, tile
 from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _forward(
         return
     kernel = "packed" if constants["FORM"] or constants["EXTRA_FORM"] else "forward"
     few = ", few heads" if num_heads <= FEW_HEADS else ""
-    shape = tile(kernel + few, runner.capability)
+    shape = for_lists(tile(kernel + few, runner.capability), constants)
     blocks = -(-num_heads // shape.heads)
     splits = 1
     if not batch_invariant:

@@ -12,7 +12,7 @@ from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.triton.attention import LOG2_E, Source, sources_of, without_gaps
-from flashdsa.backends.triton.launch import FEW_HEADS, fenced, launch, tile
+from flashdsa.backends.triton.launch import FEW_HEADS, fenced, for_lists, launch, tile
 
 if TYPE_CHECKING:
     from flashdsa.backends.registry import Serve
@@ -112,7 +112,7 @@ def _differentiate(
 
     (num_queries, num_heads, d_qk), constants = call.q.shape, call.constants
     few = (FEW_HEADS,) if num_heads <= FEW_HEADS else ()
-    of_queries = tile("backward", runner.capability, *few)
+    of_queries = for_lists(tile("backward", runner.capability, *few), constants)
     of_rows = tile("backward of rows", runner.capability, *few)
     multiple = max(of_queries.keys, of_rows.keys)
     padded = [-(-source.slots // multiple) * multiple for source in call.sources]

@@ -97,6 +97,13 @@ def tile(kernel: str, capability: tuple[int, int], num_heads: int = 128) -> Shap
     return shape._replace(heads=min(shape.heads, max(16, 1 << (num_heads - 1).bit_length())))
 
 
+def for_lists(shape: Shape, constants: dict[str, Any]) -> Shape:
+    """The tile of loops over these lists: one stage of a loop over ids is theirs, and that of a
+    loop over a range would hold rows, too."""
+    ranges = "range" in (constants["LIST"], constants["EXTRA_LIST"])
+    return shape._replace(stages=max(1, shape.stages - 1)) if ranges else shape
+
+
 def shape_of_selection(scores: int) -> Shape:
     """The scores of a program that chooses among a row's, 16 or fewer a thread."""
     keys = min(max(256, 1 << (scores - 1).bit_length()), MOST_SCORES)
