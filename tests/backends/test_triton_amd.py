@@ -56,5 +56,5 @@ def test_every_kernel_becomes_code_of_gfx942(monkeypatch: pytest.MonkeyPatch) ->
         flashdsa.indexer_bwd(*operands, torch.zeros(2, 9), backend=BACKEND)
     assert set(recorder.of_triton) == {
         "valid_ids", "forward", "merge", "row_products", "of_queries", "of_rows", "sum_rows",
-        "score", "select", "head_sums", "backward",
+        "score", "select", "target", "scores", "backward",
     }  # fmt: skip

@@ -199,7 +199,7 @@ def test_compiles_for(capability: tuple[int, int]) -> None:
     with running_on(emulator):
         for call in calls:
             call()
-    assert emulator.names == {"score", "select", "head_sums", "backward"}
+    assert emulator.names == {"score", "select", "target", "scores", "backward"}
 
 
 class Compiles(Emulator):

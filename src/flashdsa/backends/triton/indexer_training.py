@@ -34,11 +34,24 @@ def bind_target(
 
     def serve(given: Sequence[Any]) -> Tensor:
         x = kind(*given)
-        lse = x.lse
-        if x.attn_sink is not None:
-            lse = torch.logaddexp(lse, x.attn_sink)
-        of_list = x.kv, x.indices, x.topk_length
-        return _sums(runner, x.q, lse * LOG2_E, *of_list, scale=sm_scale * LOG2_E, target=True)
+        lse = x.lse if x.attn_sink is None else torch.logaddexp(x.lse, x.attn_sink)
+        (queries, num_heads, columns), width = x.q.shape, x.indices.shape[1]
+        out = runner.empty(queries, width, dtype=torch.float32)
+        ids, limits, listed = _list(x.indices, x.topk_length)
+        if out.numel():
+            shape = tile("target", runner.capability, num_heads)
+            launch(
+                runner,
+                indexer_training.target,
+                (queries, -(-width // shape.keys), 1),
+                (readable(x.q), readable(x.kv), readable(lse * LOG2_E), ids, limits, out,
+                 num_heads, len(x.kv), width, sm_scale * LOG2_E),
+                shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, D=columns, LIST=listed,
+                FENCED=fenced(runner),
+            )  # fmt: skip
+        return out
+
+    from flashdsa.kernels.triton import indexer_training
 
     return runner.on_device(serve)
 
@@ -51,42 +64,26 @@ def bind_scores(
 
     def serve(given: Sequence[Any]) -> Tensor:
         x = kind(*given)
-        of_list = x.k_index, x.indices, x.topk_length
-        return _sums(runner, x.q_index, x.weights.float(), *of_list, scale=1.0, target=False)
+        (queries, num_heads, _), width = x.q_index.shape, x.indices.shape[1]
+        out = runner.empty(queries, width, dtype=torch.float32)
+        ids, limits, listed = _list(x.indices, x.topk_length)
+        if out.numel():
+            shape = tile("index scores", runner.capability, num_heads)
+            parts = max(1, min(FILL * runner.num_sms // queries, -(-width // shape.keys)))
+            launch(
+                runner,
+                indexer_training.scores,
+                (queries * parts, 1, 1),
+                (readable(x.q_index), readable(x.k_index), readable(x.weights.float()), ids,
+                 limits, out, num_heads, len(x.k_index), width, parts),
+                shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, LIST=listed,
+                FENCED=fenced(runner),
+            )  # fmt: skip
+        return out
+
+    from flashdsa.kernels.triton import indexer_training
 
     return runner.on_device(serve)
-
-
-def _sums(
-    runner: Runner,
-    q: Tensor,
-    weights: Tensor,
-    keys: Tensor,
-    indices: Tensor,
-    topk_length: Tensor | None,
-    *,
-    scale: float,
-    target: bool,
-) -> Tensor:
-    from flashdsa.kernels.triton.indexer_training import head_sums
-
-    (queries, num_heads, columns), width = q.shape, indices.shape[1]
-    out = runner.empty(queries, width, dtype=torch.float32)
-    ids, limits, kind = _list(indices, topk_length)
-    if queries and width:
-        shape = tile("target" if target else "index scores", runner.capability, num_heads)
-        parts = max(1, min(FILL * runner.num_sms // queries, -(-width // shape.keys)))
-        d_v = 1 << columns.bit_length() - 1
-        launch(
-            runner,
-            head_sums,
-            (queries * parts, 1, 1),
-            (readable(q), readable(keys), readable(weights), ids, limits, out, num_heads,
-             len(keys), width, scale, parts),
-            shape, BLOCK_K=shape.keys, BLOCK_H=shape.heads, D_V=d_v, D_ROPE=columns - d_v,
-            LIST=kind, TARGET=target, FENCED=fenced(runner),
-        )  # fmt: skip
-    return out
 
 
 def _list(indices: Tensor, topk_length: Tensor | None) -> tuple[Tensor, Tensor, str]:

@@ -25,13 +25,13 @@ FAMILIES = {9: "hopper", 10: "blackwell"}
 """By the major compute capability; all others are "others", as is what has no tile of its own."""
 TILES = {
     "forward": {"hopper": Shape(64, 64, 8, 3), "others": Shape(32, 32, 8)},
-    "forward, few heads": {"others": Shape(16, 32, 4)},
-    "packed": {"hopper": Shape(64, 64, 8, 3, parts=4), "others": Shape(32, 32, 8, parts=4)},
+    "forward, few heads": {"hopper": Shape(16, 64, 4, 3), "others": Shape(16, 32, 4)},
+    "packed": {"hopper": Shape(64, 64, 8, 1, parts=4), "others": Shape(32, 32, 8, parts=4)},
     "packed, few heads": {
-        "hopper": Shape(64, 64, 8, 3, parts=4),  # mma.sync's operands would be decoded twice
+        "hopper": Shape(64, 64, 8, 2, parts=4),  # mma.sync's operands would be decoded twice
         "others": Shape(16, 32, 4, parts=4),
     },
-    "backward": {"hopper": Shape(64, 32, 8, 3), "others": Shape(16, 32, 8)},
+    "backward": {"hopper": Shape(64, 64, 8, 1), "others": Shape(16, 32, 8)},
     "backward of rows": {"hopper": Shape(64, 64, 8), "others": Shape(16, 32, 8)},
     "sum of rows": {"others": Shape(1, 8, 4)},
     "valid ids": {"others": Shape(1, 2048, 4, 1)},
@@ -41,14 +41,18 @@ TILES = {
         "blackwell": Shape(128, 128, 4, 1),
         "others": Shape(128, 128, 8, 2),
     },
-    "target": {"hopper": Shape(64, 64, 8, 3), "others": Shape(32, 32, 8)},
+    "target": {
+        "hopper": Shape(128, 128, 4, 3),
+        "blackwell": Shape(128, 64, 8, 1),
+        "others": Shape(128, 64, 8, 3),
+    },
     "index scores": {
         "hopper": Shape(64, 128, 8, 3),
         "blackwell": Shape(64, 128, 8, 1),
         "others": Shape(64, 64, 8, 2),
     },
     "indexer's backward": {
-        "hopper": Shape(64, 64, 8, 3),
+        "hopper": Shape(64, 64, 4, 2),
         "blackwell": Shape(64, 64, 8, 1),
         "others": Shape(64, 32, 8, 2),
     },

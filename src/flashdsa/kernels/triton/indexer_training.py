@@ -9,6 +9,8 @@ from flashdsa.kernels.triton.attention import part_of, row_numbers, slots_of
 from flashdsa.kernels.triton.packed_rows import fence
 
 COLUMNS = tl.constexpr(128)
+STEP = tl.constexpr(64)
+"""Columns of a target that are multiplied at once."""
 
 
 @triton.jit
@@ -21,59 +23,74 @@ def add(to, values, valid, ORDERED: tl.constexpr):
         tl.atomic_add(to, values, mask=valid[:, None], sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["num_rows", "parts"])
-def head_sums(
-    q, keys, weights, ids, limits, out, num_heads, num_rows, width, scale, parts,
-    BLOCK_K: tl.constexpr, BLOCK_H: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
-    LIST: tl.constexpr, TARGET: tl.constexpr, FENCED: tl.constexpr,
+@triton.jit(do_not_specialize=["num_rows"])
+def target(
+    q, keys, lse, ids, limits, out, num_heads, num_rows, width, scale, BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr, D: tl.constexpr, LIST: tl.constexpr, FENCED: tl.constexpr,
 ):  # fmt: skip
-    """Sums over heads (S, width) fp32, of S times `parts` programs: with z = q . key of a slot,
-    weights relu(z), or for TARGET exp2(scale z - weights).
+    """Sums over heads of exp2(scale q . key - lse), (S, width) fp32, of (S, ceil(width / BLOCK_T))
+    programs.
 
     Args:
-        q: (S, num_heads, D_V + D_ROPE). keys: (num_rows, D_V + D_ROPE).
-        weights: (S, num_heads) fp32. ids: (S, width).
-        limits: (S,) by `slots_of`; invalid slots get -inf, for TARGET 0.
+        q: (S, num_heads, D). keys: (num_rows, D). lse: (S, num_heads) fp32, in base 2; +inf of a
+            head that attends nowhere. ids: (S, width).
+        limits: (S,) by `slots_of`; invalid slots get 0.
     """
-    query, part = tl.program_id(0) // parts, tl.program_id(0) % parts
-    column, others = tl.arange(0, D_V), D_V + tl.arange(0, D_ROPE if D_ROPE > 0 else 16)
+    query = tl.program_id(0)
+    slot = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     start, count = slots_of(ids, limits, query, num_rows, width, LIST, 1)
-    begin, end = part_of(width, part, parts, BLOCK_K)
+    row, valid = row_numbers(ids, query, start, slot, count, num_rows, width, LIST, 1)
+    total = tl.zeros([BLOCK_T], tl.float32)
+    for first in range(0, num_heads, BLOCK_H):
+        head = first + tl.arange(0, BLOCK_H)
+        there = head < num_heads
+        place = query.to(tl.int64) * num_heads + head
+        z = tl.zeros([BLOCK_T, BLOCK_H], tl.float32)
+        for begin in range(0, D, STEP):
+            column = begin + tl.arange(0, STEP)
+            rows = tl.load(keys + row[:, None] * D + column, mask=valid[:, None], other=0.0)
+            of_heads = tl.load(q + place[:, None] * D + column, mask=there[:, None], other=0.0)
+            fence(FENCED)
+            z = tl.dot(rows, tl.trans(of_heads), z)
+        of_head = tl.load(lse + place, mask=there, other=float("inf"))
+        terms = tl.exp2(z * scale - of_head)
+        total += tl.sum(tl.where((of_head != float("inf"))[None, :], terms, 0.0), 1)
+    to = out + query.to(tl.int64) * width + slot
+    tl.store(to, tl.where(valid, total, 0.0), mask=slot < width)
+
+
+@triton.jit(do_not_specialize=["num_rows", "parts"])
+def scores(
+    q, keys, weights, ids, limits, out, num_heads, num_rows, width, parts, BLOCK_T: tl.constexpr,
+    BLOCK_H: tl.constexpr, LIST: tl.constexpr, FENCED: tl.constexpr,
+):  # fmt: skip
+    """Sums over heads of weights relu(q . key), (S, width) fp32, of S times `parts` programs; -inf
+    in invalid slots. Operands are those of `target`, with 128 columns."""
+    query, part = tl.program_id(0) // parts, tl.program_id(0) % parts
+    column = tl.arange(0, COLUMNS)
+    start, count = slots_of(ids, limits, query, num_rows, width, LIST, 1)
+    begin, end = part_of(width, part, parts, BLOCK_T)
     for first_head in range(0, num_heads, BLOCK_H):
         tl.debug_barrier()  # other threads than those that wrote a sum may add to it
         head = first_head + tl.arange(0, BLOCK_H)
         there = head < num_heads
         place = query.to(tl.int64) * num_heads + head
-        of_q = q + place[:, None] * (D_V + D_ROPE)
-        latent = tl.load(of_q + column[None, :], mask=there[:, None], other=0.0)
-        rope = latent
-        if D_ROPE > 0:
-            rope = tl.load(of_q + others[None, :], mask=there[:, None], other=0.0)
+        of_q = q + place[:, None] * COLUMNS + column[None, :]
+        of_heads = tl.load(of_q, mask=there[:, None], other=0.0)
         weight = tl.load(weights + place, mask=there, other=0.0)
-        if TARGET:  # a head that attends nowhere has weight +inf
-            there = there & (weight != float("inf"))
-        for first in range(begin, end, BLOCK_K):
-            slot = first + tl.arange(0, BLOCK_K)
+        for first in range(begin, end, BLOCK_T):
+            slot = first + tl.arange(0, BLOCK_T)
             row, valid = row_numbers(ids, query, start, slot, count, num_rows, width, LIST, 1)
-            of_row = keys + row[:, None] * (D_V + D_ROPE)
-            rows = tl.load(of_row + column[None, :], mask=valid[:, None], other=0.0)
-            if D_ROPE > 0:
-                more = tl.load(of_row + others[None, :], mask=valid[:, None], other=0.0)
+            of_row = keys + row[:, None] * COLUMNS + column[None, :]
+            rows = tl.load(of_row, mask=valid[:, None], other=0.0)
             fence(FENCED)
-            if TARGET:
-                z = tl.dot(rows, tl.trans(latent)) * scale
-                if D_ROPE > 0:
-                    z += tl.dot(more, tl.trans(rope)) * scale
-                terms = tl.exp2(z - weight)
-            else:
-                z = tl.dot(rows, tl.trans(latent))
-                terms = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight
+            z = tl.dot(rows, tl.trans(of_heads))
+            terms = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL) * weight
             total = tl.sum(tl.where(there[None, :], terms, 0.0), 1)
             to = out + query.to(tl.int64) * width + slot
             if first_head > 0:
                 total += tl.load(to, mask=valid, other=0.0)
-            total = tl.where(valid, total, 0.0 if TARGET else float("-inf"))
-            tl.store(to, total, mask=slot < end)
+            tl.store(to, tl.where(valid, total, float("-inf")), mask=slot < end)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -85,7 +102,7 @@ def backward(
     """Gradients of sum_h weights relu(z), of (S, blocks of heads from `first_head`) programs.
 
     Args:
-        q, keys, weights, ids, limits: as for `head_sums`, of 128 columns.
+        q, keys, weights, ids, limits: as for `target`, of 128 columns.
         grad: (S, width) fp32, of the sums. dq: as q. d_weights: (S, num_heads) fp32.
         dk: (num_rows, 128) fp32, added to in the GPU's order; ORDERED (S, width, 128).
     """
