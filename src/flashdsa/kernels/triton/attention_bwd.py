@@ -48,6 +48,8 @@ def differentiate(
     end = tl.cdiv(count, STEP) * STEP
     kind: tl.constexpr = kv.dtype.element_ty
     ds = tl.zeros([q.shape[0], BLOCK_K], kind)
+    # ptxas waits for each wgmma that adds to what a loop carries as it is.
+    one = count.to(tl.float32) / count.to(tl.float32)
     for first in range(0, end, BLOCK_K):
         slot = first + tl.arange(0, BLOCK_K)
         row, valid = row_numbers(ids, query, start, slot, count, num_rows, width, LIST, ROWS_OF_ID)
@@ -68,9 +70,10 @@ def differentiate(
             to = parts[:, None] + slot[None, :]
             tl.store(to, p.to(kind), mask=there[:, None])
             tl.store(to + plane, ds, mask=there[:, None])
-        dq = tl.dot(ds, rows, dq)
         if D_ROPE > 0:
-            dq_rope = tl.dot(ds, rope, dq_rope)
+            if count > 0:  # a branch again: two that run on make ptxas wait, too
+                dq_rope = tl.dot(ds, rope, dq_rope * one)
+        dq = tl.dot(ds, rows, dq * one)
     return dq, dq_rope
 
 
