@@ -52,6 +52,8 @@ def test_every_kernel_becomes_code_of_gfx942(monkeypatch: pytest.MonkeyPatch) ->
         flashdsa.dsa_topk_indexer(*x.operands, x.output_buffer(), backend=BACKEND)
         q, weights, ids = torch.zeros(2, 16, 128).bfloat16(), torch.ones(2, 16), torch.zeros(2, 9)
         operands = q, q[0], weights, ids.int()
+        of_attention = torch.zeros(2, 16, 576).bfloat16(), torch.zeros(9, 576).bfloat16()
+        flashdsa.attention_target(*of_attention, weights, ids.int(), backend=BACKEND)
         flashdsa.indexer_scores(*operands, backend=BACKEND)
         flashdsa.indexer_bwd(*operands, torch.zeros(2, 9), backend=BACKEND)
     assert set(recorder.of_triton) == {
