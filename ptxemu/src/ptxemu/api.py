@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu import isa, machine_code
-from ptxemu.check import Checker, Finding
+from ptxemu import machine_code
+from ptxemu.check import Finding
 from ptxemu.errors import (
     ExecutionError,
     IllegalInstructionError,
@@ -33,8 +33,7 @@ from ptxemu.machine.program import Program
 from ptxemu.machine.state import Machine
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.sched.collector import rare_collections
-from ptxemu.sched.guided import Guided, GuidedScheduler
-from ptxemu.sched.policy import Policy
+from ptxemu.sched.policy import Guided, Policy
 from ptxemu.sched.scheduler import Scheduler
 from ptxemu.syntax.ast import Function, Parameter
 from ptxemu.syntax.ast import Module as Syntax
@@ -42,8 +41,6 @@ from ptxemu.syntax.inlining import inlined
 from ptxemu.syntax.parser import parse_module
 from ptxemu.text_files import read_text
 from ptxemu.unwritten import Before
-
-isa.load_all()
 
 Dim3 = int | tuple[int, ...]
 _SCALAR_FORMATS = {"f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q"}
@@ -201,6 +198,8 @@ class Module:
         checker, writes = None, None
         program = self.program(kernel)
         if check:
+            from ptxemu.check.checker import Checker
+
             checker = Checker(kernel, memory.blank, warp_lanes=lanes, earlier=earlier)
             observer = checker if observer is None else FanOut(observer, checker)
             if any(i.modifiers == _LETS_NEXT_BEGIN for i in program.function.instructions):
@@ -241,6 +240,8 @@ class Module:
 
 def _scheduler(machine: Machine, policy: Policy, on_progress: OnProgress | None) -> Scheduler:
     if isinstance(policy, Guided):
+        from ptxemu.sched.guided import GuidedScheduler
+
         return GuidedScheduler(machine, policy, on_progress=on_progress)
     return Scheduler(machine, policy, on_progress=on_progress)
 

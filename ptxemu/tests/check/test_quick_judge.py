@@ -9,7 +9,7 @@ from tests.check.fake_run import GLOBAL, SHARED, STORE, TMEM, FakeRun, FakeWarp
 from tests.kernel_run import aligned, source
 
 from ptxemu import api, machine_code
-from ptxemu.check import Checker
+from ptxemu.check.checker import Checker
 from ptxemu.check.rows import RowStates
 
 builtins = pytest.importorskip("ptxemu.compiled.builtins")

@@ -4,13 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ptxemu import isa
 from ptxemu.isa import registry
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.lanes import FULL, STORAGE
 from ptxemu.syntax.parser import parse_module
-
-isa.load_all()
 
 LANES = 32
 _REGISTER_TYPES = {

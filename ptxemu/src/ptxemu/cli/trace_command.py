@@ -43,10 +43,10 @@ examples:
       --exec dense_gemm_persistent.py --mnkl 256,256,256,1"""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, name: str) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "trace",
+        name,
         help="write a timeline, memory maps and counts of a run",
         description=_HELP,
         formatter_class=HelpFormatter,

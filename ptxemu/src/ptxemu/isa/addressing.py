@@ -79,7 +79,7 @@ _IS_SPACE = {
 }
 
 
-@pure("isspacep", section="Data Movement and Conversion Instructions: isspacep")
+@pure("isspacep")
 def is_space(instruction: Instruction) -> PureOp:
     """p = whether the generic address lies in the state space's window."""
     modifiers = Modifiers(instruction, "isspacep")
@@ -110,7 +110,7 @@ def _into(window: int) -> Callable[[Lanes], Lanes]:
     return lambda addresses: (addresses & _LOW) | base
 
 
-@pure("cvta", section="Data Movement and Conversion Instructions: cvta")
+@pure("cvta")
 def convert_address(instruction: Instruction) -> PureOp:
     """An address of a state space to a generic one; `.to` the other way."""
     modifiers = Modifiers(instruction, "cvta")
@@ -137,7 +137,7 @@ def _map_generic(addresses: Lanes, rank: Lanes) -> Lanes:
     return _map_shared(addresses, rank) + _SHARED_WINDOW
 
 
-@pure("mapa", section="Data Movement and Conversion Instructions: mapa")
+@pure("mapa")
 def map_address(instruction: Instruction) -> PureOp:
     """The address in the cluster's CTA of rank b that corresponds to shared address a."""
     modifiers = Modifiers(instruction, "mapa")
@@ -156,7 +156,7 @@ def _rank_of(addresses: Lanes) -> Lanes:
     return ((addresses >> _RANK_SHIFT) & _RANK_MASK).astype(np.uint32)
 
 
-@pure("getctarank", section="Data Movement and Conversion Instructions: getctarank")
+@pure("getctarank")
 def get_cta_rank(instruction: Instruction) -> PureOp:
     """The rank of the CTA whose shared memory an address lies in."""
     modifiers = Modifiers(instruction, "getctarank")
@@ -167,7 +167,7 @@ def get_cta_rank(instruction: Instruction) -> PureOp:
     return PureOp(_rank_of, ("u32",), ("u64",), (d,), (a,))
 
 
-@pure("createpolicy", section="Data Movement and Conversion Instructions: createpolicy")
+@pure("createpolicy")
 def create_policy(instruction: Instruction) -> PureOp:
     """An opaque cache policy."""
     modifiers = Modifiers(instruction, "createpolicy")
@@ -180,7 +180,7 @@ def create_policy(instruction: Instruction) -> PureOp:
     return PureOp(lambda: _POLICY, ("b64",), (), (_scalar(instruction.operands[0]),), ())
 
 
-@visible("prefetch", "prefetchu", section="Data Movement and Conversion Instructions: prefetch")
+@visible("prefetch", "prefetchu")
 def prefetch(instruction: Instruction) -> Step:
     """Bring a line into a cache: no effect; an invalid address is no fault either."""
     modifiers = Modifiers(instruction, instruction.modifiers[0])
@@ -191,11 +191,7 @@ def prefetch(instruction: Instruction) -> Step:
     return lambda warp, mask: None
 
 
-@visible(
-    "applypriority",
-    "discard",
-    section="Data Movement and Conversion Instructions: applypriority, discard",
-)
+@visible("applypriority", "discard")
 def cache_line(instruction: Instruction) -> Step:
     """Change the eviction priority of a line, or drop it unwritten: only the address is checked.
 

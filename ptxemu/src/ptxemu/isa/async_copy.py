@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
 
 
-@visible("cp.async", section="Data Movement and Conversion Instructions: cp.async")
+@visible("cp.async")
 def copy(instruction: Instruction) -> Step:
     """[dst] = [src] for cp-size bytes; those beyond src-size, or all with ignore-src, are zero."""
     modifiers = Modifiers(instruction, "cp.async")
@@ -77,10 +77,7 @@ def _constant(instruction: Instruction, operand: Operand) -> int:
     return operand.value
 
 
-@visible(
-    "cp.async.commit_group",
-    section="Data Movement and Conversion Instructions: cp.async.commit_group",
-)
+@visible("cp.async.commit_group")
 def commit_group(instruction: Instruction) -> Step:
     """Make a group of what the thread has issued since its last commit."""
     Modifiers(instruction, "cp.async.commit_group").done()
@@ -91,10 +88,7 @@ def commit_group(instruction: Instruction) -> Step:
     return step
 
 
-@visible(
-    "cp.async.wait_group",
-    section="Data Movement and Conversion Instructions: cp.async.wait_group / cp.async.wait_all",
-)
+@visible("cp.async.wait_group")
 def wait_group(instruction: Instruction) -> Step:
     """Wait until at most the n latest groups of the thread are incomplete."""
     Modifiers(instruction, "cp.async.wait_group").done()
@@ -107,10 +101,7 @@ def wait_group(instruction: Instruction) -> Step:
     return step
 
 
-@visible(
-    "cp.async.wait_all",
-    section="Data Movement and Conversion Instructions: cp.async.wait_group / cp.async.wait_all",
-)
+@visible("cp.async.wait_all")
 def wait_all(instruction: Instruction) -> Step:
     """commit_group, then wait_group 0."""
     Modifiers(instruction, "cp.async.wait_all").done()
@@ -123,10 +114,7 @@ def wait_all(instruction: Instruction) -> Step:
     return step
 
 
-@visible(
-    "cp.async.mbarrier.arrive",
-    section="Parallel Synchronization and Communication Instructions: cp.async.mbarrier.arrive",
-)
+@visible("cp.async.mbarrier.arrive")
 def arrive(instruction: Instruction) -> Step:
     """Arrive on the mbarrier when the thread's prior cp.async have completed.
 

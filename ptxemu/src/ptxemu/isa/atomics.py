@@ -32,20 +32,19 @@ from ptxemu.syntax.ast import Instruction, Operand
 if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
 
-_SECTION = "Parallel Synchronization and Communication Instructions: "
 _NAMES = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
 _SPACES = ("shared::cta", "shared::cluster", "global", "generic")
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 
 
-@visible("atom", section=_SECTION + "atom")
+@visible("atom")
 def atomic_operation(instruction: Instruction) -> Step:
     """d = [a], and [a] = the operation's result, as one step."""
     d, a, *rest = instruction.operands
     return _decode(instruction, "atom", a, rest, d)
 
 
-@visible("red", section=_SECTION + "red")
+@visible("red")
 def reduction(instruction: Instruction) -> Step:
     """[a] = the operation's result."""
     a, *rest = instruction.operands

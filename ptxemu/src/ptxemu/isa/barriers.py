@@ -23,11 +23,10 @@ from ptxemu.syntax.ast import Instruction, Operand
 if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
 
-_SECTION = "Parallel Synchronization and Communication Instructions: bar, barrier"
 Finish = Callable[["Warp", Mask, Generation], None]
 
 
-@visible("bar", "barrier", section=_SECTION)
+@visible("bar", "barrier")
 def cta_barrier(instruction: Instruction) -> Step:
     """sync: arrive and wait; arrive: go on; red: sync and reduce a predicate of all threads."""
     modifiers = Modifiers(instruction, instruction.modifiers[0])
@@ -141,7 +140,7 @@ _cluster_arrivals: EngineState[Warp, _ClusterArrivals] = EngineState(
 )
 
 
-@visible("barrier.cluster.arrive", section="barrier.cluster")
+@visible("barrier.cluster.arrive")
 def cluster_arrive(instruction: Instruction) -> Step:
     """Arrive at the cluster's barrier; .relaxed orders no memory access."""
     modifiers = Modifiers(instruction, "barrier.cluster.arrive")
@@ -174,7 +173,7 @@ def cluster_arrive(instruction: Instruction) -> Step:
     return step
 
 
-@visible("barrier.cluster.wait", section="barrier.cluster")
+@visible("barrier.cluster.wait")
 def cluster_wait(instruction: Instruction) -> Step:
     """Wait for the phase that this thread has arrived at."""
     modifiers = Modifiers(instruction, "barrier.cluster.wait")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ptxemu.engines.copy_operation import Place
     from ptxemu.machine.state import Warp
 
-_SECTION = "Data Movement and Conversion Instructions: "
 OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 _BITWISE = ("and", "or", "xor")
 _GLOBAL_TYPES = {
@@ -50,7 +49,7 @@ _SHARED_TYPES = {
 }
 
 
-@visible("cp.async.bulk", section=_SECTION + "cp.async.bulk")
+@visible("cp.async.bulk")
 def copy(instruction: Instruction) -> Step:
     """[dst] = [src] for `size` bytes."""
     modifiers = Modifiers(instruction, "cp.async.bulk")
@@ -61,7 +60,7 @@ def copy(instruction: Instruction) -> Step:
     return _to_shared(instruction, modifiers, (target, source), has_policy, None)
 
 
-@visible("cp.reduce.async.bulk", section=_SECTION + "cp.reduce.async.bulk")
+@visible("cp.reduce.async.bulk")
 def reduce(instruction: Instruction) -> Step:
     """[dst] = [dst] op [src] for the elements in `size` bytes."""
     modifiers = Modifiers(instruction, "cp.reduce.async.bulk")
@@ -75,7 +74,7 @@ def reduce(instruction: Instruction) -> Step:
     return _to_shared(instruction, modifiers, (target, source), has_policy, combine)
 
 
-@visible("multimem.cp.async.bulk", section=_SECTION + "multimem.cp.async.bulk")
+@visible("multimem.cp.async.bulk")
 def copy_to_all(instruction: Instruction) -> Step:
     """[dst] = [src] for `size` bytes in all replicas of multicast memory; here there is one."""
     modifiers = Modifiers(instruction, "multimem.cp.async.bulk")
@@ -85,7 +84,7 @@ def copy_to_all(instruction: Instruction) -> Step:
     return _to_global(instruction, modifiers, source, False, None)
 
 
-@visible("multimem.cp.reduce.async.bulk", section=_SECTION + "multimem.cp.reduce.async.bulk")
+@visible("multimem.cp.reduce.async.bulk")
 def reduce_to_all(instruction: Instruction) -> Step:
     """[dst] = [dst] op [src] for the elements in `size` bytes in all replicas."""
     modifiers = Modifiers(instruction, "multimem.cp.reduce.async.bulk")
@@ -217,7 +216,7 @@ def _to_global(
     return step
 
 
-@visible("cp.async.bulk.prefetch", section=_SECTION + "cp.async.bulk.prefetch")
+@visible("cp.async.bulk.prefetch")
 def prefetch(instruction: Instruction) -> Step:
     """Into the L2 cache: only the operands are checked."""
     modifiers = Modifiers(instruction, "cp.async.bulk.prefetch")
@@ -238,7 +237,7 @@ def prefetch(instruction: Instruction) -> Step:
     return step
 
 
-@visible("cp.async.bulk.commit_group", section=_SECTION + "cp.async.bulk.commit_group")
+@visible("cp.async.bulk.commit_group")
 def commit_group(instruction: Instruction) -> Step:
     """Make a group of what the thread has issued with .bulk_group since its last commit."""
     Modifiers(instruction, "cp.async.bulk.commit_group").done()
@@ -249,7 +248,7 @@ def commit_group(instruction: Instruction) -> Step:
     return step
 
 
-@visible("cp.async.bulk.wait_group", section=_SECTION + "cp.async.bulk.wait_group")
+@visible("cp.async.bulk.wait_group")
 def wait_group(instruction: Instruction) -> Step:
     """Wait until at most the n latest bulk groups of the thread are pending.
 

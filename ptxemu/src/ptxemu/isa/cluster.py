@@ -33,13 +33,12 @@ from ptxemu.syntax.ast import Instruction, Register, Sink, Vector
 if TYPE_CHECKING:
     from ptxemu.machine.state import Cta, Warp
 
-_SECTION = "Parallel Synchronization and Communication Instructions: clusterlaunchcontrol"
 _RESPONSE_BYTES = 16
 _NAMES = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 _SUCCESS, _FAILURE = 0xC1A1_0001, 0xC1A1_0000
 
 
-@visible("clusterlaunchcontrol.try_cancel", section=_SECTION + ".try_cancel")
+@visible("clusterlaunchcontrol.try_cancel")
 def try_cancel(instruction: Instruction) -> Step:
     """Ask for the work of a cluster that has not started; 16 bytes and 16 tx come back later."""
     modifiers = Modifiers(instruction, "clusterlaunchcontrol.try_cancel")
@@ -128,7 +127,7 @@ def _all_coordinates(response: Lanes) -> tuple[Lanes, ...]:
     return (*(_coordinate(axis)(response) for axis in range(3)), np.zeros(32, dtype=np.uint32))
 
 
-@pure("clusterlaunchcontrol.query_cancel", section=_SECTION + ".query_cancel")
+@pure("clusterlaunchcontrol.query_cancel")
 def query_cancel(instruction: Instruction) -> PureOp:
     """Read a response: whether a cluster was cancelled, and the ctaid of its first CTA."""
     modifiers = Modifiers(instruction, "clusterlaunchcontrol.query_cancel")
@@ -161,7 +160,7 @@ def query_cancel(instruction: Instruction) -> PureOp:
     return PureOp(function, ("b32",), ("b128",), (destination,), (response,))
 
 
-@visible("st.async", section="Data Movement and Conversion Instructions: st.async")
+@visible("st.async")
 def store_async(instruction: Instruction) -> Step:
     """[a] = b in another CTA's shared memory some time later, then complete-tx on its mbarrier.
 
@@ -177,7 +176,7 @@ def store_async(instruction: Instruction) -> Step:
     return _remote(instruction, modifiers, None)
 
 
-@visible("red.async", section="Parallel Synchronization and Communication Instructions: red.async")
+@visible("red.async")
 def reduce_async(instruction: Instruction) -> Step:
     """[a] = [a] op b in another CTA's shared memory some time later, then complete-tx."""
     modifiers = Modifiers(instruction, "red.async")

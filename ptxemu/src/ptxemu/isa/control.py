@@ -28,7 +28,7 @@ _Function = Callable[["Warp", int, _Arguments, Instruction], int | None]
 """A call of one lane: takes the arguments as unsigned integers and returns the result."""
 
 
-@visible("call", section="Control Flow Instructions: call")
+@visible("call")
 def call(instruction: Instruction) -> Step:
     """Call a function of the system, lane by lane."""
     modifiers = Modifiers(instruction, "call")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
 
 
-@visible("ld", section="Data Movement and Conversion Instructions: ld")
+@visible("ld")
 def load(instruction: Instruction) -> Step | AccessStep:
     """d = [a]; .nc and cache hints change nothing here."""
     modifiers = Modifiers(instruction, "ld")
@@ -54,7 +54,7 @@ def load(instruction: Instruction) -> Step | AccessStep:
     return _with_access(step, instruction, operand, instruction.operands[0], space, order, shape)
 
 
-@visible("ldu", section="Data Movement and Conversion Instructions: ldu")
+@visible("ldu")
 def load_uniform(instruction: Instruction) -> Step:
     """d = [a], read-only data at an address that is the same in the warp."""
     modifiers = Modifiers(instruction, "ldu")
@@ -70,7 +70,7 @@ def load_uniform(instruction: Instruction) -> Step:
     return step
 
 
-@visible("st", section="Data Movement and Conversion Instructions: st")
+@visible("st")
 def store(instruction: Instruction) -> Step | AccessStep:
     """[a] = b"""
     modifiers = Modifiers(instruction, "st")
@@ -93,7 +93,7 @@ def store(instruction: Instruction) -> Step | AccessStep:
     return _with_access(step, instruction, operand, instruction.operands[1], space, order, shape)
 
 
-@visible("st.bulk", section="Data Movement and Conversion Instructions: st.bulk")
+@visible("st.bulk")
 def store_bulk(instruction: Instruction) -> Step:
     """Zero `size` bytes, a multiple of 8, of shared memory."""
     modifiers = Modifiers(instruction, "st.bulk")

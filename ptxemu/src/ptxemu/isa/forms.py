@@ -45,9 +45,7 @@ _BITS: dict[np.dtype[Any], Function] = {
 _OVERLOADS: dict[str, dict[str, PureDecoder]] = {}
 
 
-def overload(
-    opcode: str, types: Sequence[str], *, section: str
-) -> Callable[[PureDecoder], PureDecoder]:
+def overload(opcode: str, types: Sequence[str]) -> Callable[[PureDecoder], PureDecoder]:
     """Register a decoder of `opcode` for instructions that end in one of `types`.
 
     A type is written as in the opcode: "f32", or "f32.f16" for two.
@@ -56,7 +54,7 @@ def overload(
     def register(decode: PureDecoder) -> PureDecoder:
         if opcode not in _OVERLOADS:
             _OVERLOADS[opcode] = {}
-            pure(opcode, section=section)(_dispatcher(opcode))
+            pure(opcode)(_dispatcher(opcode))
         for type_ in types:
             if type_ in _OVERLOADS[opcode]:
                 raise ValueError(f"{opcode}.{type_} is defined twice")
@@ -67,19 +65,18 @@ def overload(
 
 
 def family(
-    decode: Callable[..., PureOp], opcodes: Mapping[str, tuple[Any, ...]], *types: str, section: str
+    decode: Callable[..., PureOp], opcodes: Mapping[str, tuple[Any, ...]], *types: str
 ) -> None:
     """Register one decoder for several opcodes; it takes the opcode and these arguments too.
 
-    With `types` each is an `overload`. The manual's section of an opcode has its name.
+    With `types` each is an `overload`.
     """
 
     def of(opcode: str, arguments: tuple[Any, ...]) -> PureDecoder:
         return lambda instruction: decode(instruction, opcode, *arguments)
 
     for opcode, arguments in opcodes.items():
-        own = f"{section}: {opcode}"
-        register = overload(opcode, types, section=own) if types else pure(opcode, section=own)
+        register = overload(opcode, types) if types else pure(opcode)
         register(of(opcode, arguments))
 
 

@@ -19,7 +19,6 @@ from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics.dtypes import U4, U8, Array, constant
 from ptxemu.syntax.ast import Instruction, Pair
 
-SECTION = "Logic and Shift Instructions"
 _BITS = ("b16", "b32", "b64")
 _THIRTY_TWO_U4 = constant(32, U4)
 _THIRTY_TWO = constant(32, U8)
@@ -34,10 +33,10 @@ def _bitwise(instruction: Instruction, opcode: str, function: Function, arity: i
 
 
 _BITWISE = {"and": (np.bitwise_and, 2), "or": (np.bitwise_or, 2), "xor": (np.bitwise_xor, 2)}
-family(_bitwise, {**_BITWISE, "not": (np.invert, 1)}, section=SECTION)
+family(_bitwise, {**_BITWISE, "not": (np.invert, 1)})
 
 
-@pure("cnot", section=f"{SECTION}: cnot")
+@pure("cnot")
 def cnot(instruction: Instruction) -> PureOp:
     """1 if a is 0, else 0 ("...: cnot")."""
     modifiers = Modifiers(instruction, "cnot")
@@ -81,7 +80,7 @@ _TWO_OPERANDS: dict[int, Function] = {
 """Functions of a and b by truth table: bit 2 * a + b."""
 
 
-@pure("lop3", section=f"{SECTION}: lop3")
+@pure("lop3")
 def lop3(instruction: Instruction) -> PureOp:
     """Any bitwise function of three operands, and whether the result is not 0 ("...: lop3")."""
     modifiers = Modifiers(instruction, "lop3")
@@ -120,7 +119,7 @@ def lop3(instruction: Instruction) -> PureOp:
     )
 
 
-@pure("shf", section=f"{SECTION}: shf")
+@pure("shf")
 def shf(instruction: Instruction) -> PureOp:
     """The upper half of [b:a] shifted left, or the lower half shifted right ("...: shf")."""
     modifiers = Modifiers(instruction, "shf")
@@ -151,7 +150,7 @@ def _shift(instruction: Instruction, type_: str, function: Function) -> PureOp:
     return build(instruction, by_register, type_, (type_, "u32"))
 
 
-@pure("shl", section=f"{SECTION}: shl")
+@pure("shl")
 def shl(instruction: Instruction) -> PureOp:
     """d = a << b, zero from the width on ("...: shl")."""
     modifiers = Modifiers(instruction, "shl")
@@ -160,7 +159,7 @@ def shl(instruction: Instruction) -> PureOp:
     return _shift(instruction, type_, np.left_shift)
 
 
-@pure("shr", section=f"{SECTION}: shr")
+@pure("shr")
 def shr(instruction: Instruction) -> PureOp:
     """d = a >> b, filled with the sign for signed types, else with zeros ("...: shr")."""
     modifiers = Modifiers(instruction, "shr")

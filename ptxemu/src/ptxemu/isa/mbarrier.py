@@ -37,7 +37,6 @@ from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register, Sink
 if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
 
-_SECTION = "Parallel Synchronization and Communication Instructions: mbarrier"
 _BYTES = 8
 _PENDING_BITS = MAX_COUNT.bit_length()
 _ONE = IntImmediate(1)
@@ -131,7 +130,7 @@ def take_scope(modifiers: Modifiers, default: str) -> str:
     return scope if order != "relaxed" else "relaxed"
 
 
-@visible("mbarrier.init", section=_SECTION + ".init")
+@visible("mbarrier.init")
 def init(instruction: Instruction) -> Step:
     """Make an object that expects `count` arrivals a phase."""
     modifiers = Modifiers(instruction, "mbarrier.init")
@@ -193,7 +192,7 @@ def _report_write(
         )
 
 
-@visible("mbarrier.inval", section=_SECTION + ".inval")
+@visible("mbarrier.inval")
 def invalidate(instruction: Instruction) -> Step:
     """Give the object's bytes back."""
     modifiers = Modifiers(instruction, "mbarrier.inval")
@@ -210,7 +209,7 @@ def invalidate(instruction: Instruction) -> Step:
     return step
 
 
-@visible("mbarrier.expect_tx", "mbarrier.complete_tx", section=_SECTION + ".expect_tx")
+@visible("mbarrier.expect_tx", "mbarrier.complete_tx")
 def change_tx(instruction: Instruction) -> Step:
     """tx-count += or -= bytes; complete_tx simulates the end of an asynchronous copy."""
     name = instruction.modifiers[1]
@@ -235,7 +234,7 @@ def change_tx(instruction: Instruction) -> Step:
     return step
 
 
-@visible("mbarrier.arrive", "mbarrier.arrive_drop", section=_SECTION + ".arrive")
+@visible("mbarrier.arrive", "mbarrier.arrive_drop")
 def arrive(instruction: Instruction) -> Step:
     """One arrival a lane (or `count`); .expect_tx first adds bytes to the tx-count, as one step.
 
@@ -321,7 +320,7 @@ def _pending_of(states: Lanes) -> Lanes:
     return (states & np.uint64(MAX_COUNT)).astype(np.uint32)
 
 
-@pure("mbarrier.pending_count", section=_SECTION + ".pending_count")
+@pure("mbarrier.pending_count")
 def pending_count(instruction: Instruction) -> PureOp:
     """The pending count in a state."""
     modifiers = Modifiers(instruction, "mbarrier.pending_count")

@@ -55,11 +55,7 @@ class _Wait:
         return f"mbarrier wait for {wanted}: {self.barriers.describe(self.offset)}"
 
 
-@visible(
-    "mbarrier.test_wait",
-    "mbarrier.try_wait",
-    section="Parallel Synchronization and Communication Instructions: mbarrier.test_wait",
-)
+@visible("mbarrier.test_wait", "mbarrier.try_wait")
 def wait(instruction: Instruction) -> Step:
     """p = whether the phase has completed. test_wait answers at once; try_wait blocks until it is
     true, or gives up when nothing else can go on (its time limit)."""

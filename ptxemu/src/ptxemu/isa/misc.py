@@ -16,7 +16,6 @@ from ptxemu.syntax.ast import Instruction, IntImmediate
 if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
 
-_SECTION = "Miscellaneous Instructions"
 _FEWEST, _MOST = 24, 256
 
 
@@ -29,7 +28,7 @@ def _nap(warp: Warp, mask: Mask) -> None:
     warp.cta.machine.naps += 1
 
 
-@visible("nanosleep", section=_SECTION + ": nanosleep")
+@visible("nanosleep")
 def sleep(instruction: Instruction) -> Step:
     """Let others run; time does not exist here."""
     modifiers = Modifiers(instruction, "nanosleep")
@@ -38,7 +37,7 @@ def sleep(instruction: Instruction) -> Step:
     return _nap
 
 
-@visible("pmevent", "brkpt", section=_SECTION + ": pmevent, brkpt")
+@visible("pmevent", "brkpt")
 def event(instruction: Instruction) -> Step:
     """A performance event or a breakpoint, which nobody waits for here."""
     modifiers = Modifiers(instruction, instruction.modifiers[0])
@@ -47,7 +46,7 @@ def event(instruction: Instruction) -> Step:
     return _nothing
 
 
-@visible("trap", section=_SECTION + ": trap")
+@visible("trap")
 def trap(instruction: Instruction) -> Step:
     """Abort the launch."""
 
@@ -60,10 +59,7 @@ def trap(instruction: Instruction) -> Step:
     return step
 
 
-@visible(
-    "griddepcontrol",
-    section="Parallel Synchronization and Communication Instructions: griddepcontrol",
-)
+@visible("griddepcontrol")
 def grid_dependency(instruction: Instruction) -> Step:
     """Programmatic dependent launch: a launch here runs alone, so nothing is waited for."""
     modifiers = Modifiers(instruction, "griddepcontrol")
@@ -72,7 +68,7 @@ def grid_dependency(instruction: Instruction) -> Step:
     return _nothing
 
 
-@visible("setmaxnreg", section=_SECTION + ": setmaxnreg")
+@visible("setmaxnreg")
 def set_registers(instruction: Instruction) -> Step:
     """Release registers to the CTA's pool, or wait until the pool has the ones requested."""
     modifiers = Modifiers(instruction, "setmaxnreg")

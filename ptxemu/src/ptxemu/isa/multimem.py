@@ -31,7 +31,6 @@ from ptxemu.syntax.ast import Instruction
 if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
 
-_SECTION = "Data Movement and Conversion Instructions: multimem"
 _NAMES = ("add", "min", "max", "and", "or", "xor")
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 _FLOAT8 = ("e4m3", "e5m2", "e4m3x4", "e5m2x4")
@@ -59,7 +58,7 @@ def _place(
     return memory, type_, shape
 
 
-@visible("multimem.ld_reduce", section=_SECTION + ".ld_reduce")
+@visible("multimem.ld_reduce")
 def load_reduce(instruction: Instruction) -> Step:
     """d = the values of all replicas, reduced."""
     modifiers = Modifiers(instruction, "multimem.ld_reduce")
@@ -79,7 +78,7 @@ def load_reduce(instruction: Instruction) -> Step:
     return step
 
 
-@visible("multimem.st", section=_SECTION + ".st")
+@visible("multimem.st")
 def store(instruction: Instruction) -> Step:
     """[a] = b in all replicas."""
     modifiers = Modifiers(instruction, "multimem.st")
@@ -92,7 +91,7 @@ def store(instruction: Instruction) -> Step:
     return step
 
 
-@visible("multimem.red", section=_SECTION + ".red")
+@visible("multimem.red")
 def reduce(instruction: Instruction) -> Step:
     """[a] = [a] op b in all replicas."""
     modifiers = Modifiers(instruction, "multimem.red")

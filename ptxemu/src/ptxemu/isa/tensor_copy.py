@@ -41,7 +41,6 @@ from ptxemu.syntax.ast import Address, Instruction, Operand, Vector
 if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
 
-_SECTION = "Data Movement and Conversion Instructions: "
 _DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
 _IM2COL_OF_WIDTH = ("im2col::w", "im2col::w::128")
 
@@ -139,7 +138,7 @@ def _offsets(instruction: Instruction, at: int, count: int) -> tuple[Operand, ..
     return tuple(operand.elements)
 
 
-@visible("cp.async.bulk.tensor", section=_SECTION + "cp.async.bulk.tensor")
+@visible("cp.async.bulk.tensor")
 def copy(instruction: Instruction) -> Step:
     """A box of a tensor to shared memory, or back."""
     modifiers = Modifiers(instruction, "cp.async.bulk.tensor")
@@ -152,7 +151,7 @@ def copy(instruction: Instruction) -> Step:
     return _load(instruction, modifiers, has_policy, own=route[0] == "shared::cta")
 
 
-@visible("cp.reduce.async.bulk.tensor", section=_SECTION + "cp.reduce.async.bulk.tensor")
+@visible("cp.reduce.async.bulk.tensor")
 def reduce(instruction: Instruction) -> Step:
     """A box of shared memory combined into a tensor, whose map gives the type."""
     modifiers = Modifiers(instruction, "cp.reduce.async.bulk.tensor")
@@ -242,7 +241,7 @@ def _store(
     return step
 
 
-@visible("cp.async.bulk.prefetch.tensor", section=_SECTION + "cp.async.bulk.prefetch.tensor")
+@visible("cp.async.bulk.prefetch.tensor")
 def prefetch(instruction: Instruction) -> Step:
     """Into the L2 cache: only the operands are checked."""
     modifiers = Modifiers(instruction, "cp.async.bulk.prefetch.tensor")

@@ -47,9 +47,7 @@ _LIMITS = {
 _ALIGNMENT = 64
 
 
-@visible(
-    "tensormap.replace", section="Data Movement and Conversion Instructions: tensormap.replace"
-)
+@visible("tensormap.replace")
 def replace(instruction: Instruction) -> Step:
     """One field of the map at [addr] becomes new_val."""
     modifiers = Modifiers(instruction, "tensormap.replace")
@@ -89,10 +87,7 @@ def replace(instruction: Instruction) -> Step:
     return step
 
 
-@visible(
-    "tensormap.cp_fenceproxy",
-    section="Parallel Synchronization and Communication Instructions: tensormap.cp_fenceproxy",
-)
+@visible("tensormap.cp_fenceproxy")
 def copy_and_fence(instruction: Instruction) -> Step:
     """Copy a map from shared to global memory, then release it to the tensormap proxy."""
     modifiers = Modifiers(instruction, "tensormap.cp_fenceproxy")

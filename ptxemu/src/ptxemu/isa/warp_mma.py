@@ -80,7 +80,7 @@ def take_types(instruction: Instruction, modifiers: Modifiers) -> tuple[str, str
     return d, a, b, c
 
 
-@visible("mma.sync", section="Warp Level Matrix Multiply-Accumulate Instructions: mma")
+@visible("mma.sync")
 def multiply(instruction: Instruction) -> Step:
     """D = A * B + C; how it is summed and rounded: `numerics.dot`."""
     modifiers = Modifiers(instruction, "mma.sync")

@@ -32,11 +32,7 @@ _GIVERS = {
 _SHAPES = tuple(f"m16n8k{k}" for k in (8, 16, 32, 64, 128))
 
 
-@visible(
-    "mma.sp.sync",
-    "mma.sp::ordered_metadata.sync",
-    section="Warp Level Matrix Multiply-Accumulate Instructions: mma.sp",
-)
+@visible("mma.sp.sync", "mma.sp::ordered_metadata.sync")
 def multiply_sparse(instruction: Instruction) -> Step:
     """D = A * B + C, half of A's elements being zeros that are not stored."""
     modifiers = Modifiers(instruction, "mma.sp.sync")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ptxemu.api import Module, array_bytes
-from ptxemu.check import Checker
+from ptxemu.check.checker import Checker
 from ptxemu.errors import DeadlockError, ExecutionError
 from ptxemu.events import Agent, Observer
 from ptxemu.fan_out import FanOut

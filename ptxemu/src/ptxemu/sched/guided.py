@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ptxemu.events import Access, AccessKind, Agent, Observer, OnProgress
@@ -12,14 +11,15 @@ from ptxemu.machine.grid import skip_time
 from ptxemu.machine.live_registers import LiveRegisters
 from ptxemu.machine.program import Program, StepNode
 from ptxemu.machine.warp import BLOCKED, EXITED, advance
-from ptxemu.sched.orders import READ, WRITE, Orders
-from ptxemu.sched.policy import Policy
+from ptxemu.sched.orders import READ, WRITE
+from ptxemu.sched.policy import Guided
 from ptxemu.sched.scheduler import LIVELOCK_ROUNDS, Scheduler
 from ptxemu.syntax.ast import Sink
 
 if TYPE_CHECKING:
     from ptxemu.machine.lane_group import Group
     from ptxemu.machine.state import Machine, Warp
+    from ptxemu.sched.orders import Orders
     from ptxemu.syntax.ast import Instruction
 
 _STRONG = {"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"}
@@ -28,13 +28,6 @@ _FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
 _ROUNDS_WITHOUT_A_STEP = 4096
 """Instructions of a warp between two steps after which the others go on."""
 _MBARRIERS: Hashable = "mbarriers"
-
-
-@dataclass(frozen=True, slots=True)
-class Guided(Policy):
-    """A schedule in which `orders` chooses; asynchronous work is done at once."""
-
-    orders: Orders = field(default_factory=Orders)
 
 
 def is_step(instruction: Instruction, *, with_mbarriers: bool) -> bool:
