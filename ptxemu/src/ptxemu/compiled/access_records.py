@@ -30,6 +30,8 @@ SPACES = ("global", "shared::cta", "generic")
 _BASE, _OFFSET, LOG, _CACHE = 0, 1, 2, 3
 """LOG: address of 32 words for the addresses of the lanes; 0 if nobody wants them."""
 _DATA = _CACHE + CACHE_WORDS
+PLACE = slice(_CACHE, _DATA)
+"""The allocation in which the last access was."""
 _I8, _I32, _I64 = (ir.IntType(bits) for bits in (8, 32, 64))
 ROUTINE = ir.FunctionType(_I32, [_I64, _I64, _I32, _I64])
 """(descriptor, register file, lanes, context): 1 if all went well, else nothing was done."""

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxemu.compiled.access_records import LOG, access_routine, context_of, descriptor, kind_of
+from ptxemu.compiled.access_records import (
+    LOG,
+    PLACE,
+    access_routine,
+    context_of,
+    descriptor,
+    kind_of,
+)
 from ptxemu.compiled.routines import MOST_DESTINATIONS, MOST_SOURCES
 from ptxemu.compiled.threaded_code import Part, Records, ThreadedCode
 from ptxemu.events import Loads, Space
@@ -21,7 +28,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.lane_group import Group
     from ptxemu.machine.program import Program
     from ptxemu.machine.register_file import RegisterLayout
-    from ptxemu.machine.state import Warp
+    from ptxemu.machine.state import Cta, Warp
     from ptxemu.syntax.ast import Instruction
 
 MOST_NODES = 200
@@ -34,6 +41,17 @@ class ThreadedKernel(ThreadedCode):
         super().__init__(program)
         self._nodes, self._registers = program.nodes, program.layout
         self._labels = frozenset(program.function.labels.values())
+        self._chains: list[Chain] = []
+        self._table: object = None
+
+    def context(self, cta: Cta) -> int:
+        """The address of a CTA's context; accesses forget where others of another memory were."""
+        table = cta.machine.memory.table()
+        if table is not self._table:
+            self._table = table
+            for chain in self._chains:
+                chain.forget_places()
+        return context_of(cta).address()
 
     def chain(self, first: int, *, is_heard: bool) -> Chain | None:
         """The blocks and accesses from `first` on; None where there is no access that is known.
@@ -57,13 +75,14 @@ class ThreadedKernel(ThreadedCode):
         if not chain.num_accesses:
             return None
         chain.finish()
+        self._chains.append(chain)
         return chain
 
 
 class Chain:
     """Instructions [first, end) of a kernel, for lanes that are all together."""
 
-    def __init__(self, code: ThreadedCode, first: int) -> None:
+    def __init__(self, code: ThreadedKernel, first: int) -> None:
         self.first = self.end = first
         self.num_accesses = 0
         self._code = code
@@ -101,6 +120,11 @@ class Chain:
         self.end += 1
         return True
 
+    def forget_places(self) -> None:
+        """Forget the allocations in which accesses were."""
+        for words in self._kept:
+            words[PLACE] = 0
+
     def _may_hold(self, node: StepNode) -> bool:
         """Whether an access of a known kind belongs to a chain of this sort."""
         return True
@@ -121,8 +145,8 @@ class Chain:
     def run(self, warp: Warp, group: Group) -> bool:
         """Execute it and move the lanes; False where the instruction at their pc is to be executed
         by itself: an access failed."""
-        context = context_of(warp.cta).address()
         code, mask = self._code, group.mask
+        context = code.context(warp.cta)
         end = self.end
         for part, pcs in self._parts:
             done = part.run(code, warp, mask, context)
@@ -139,7 +163,7 @@ class Chain:
 class HeardChain(Chain):
     """Blocks and quiet loads, of which an observer is told when all are done."""
 
-    def __init__(self, code: ThreadedCode, first: int) -> None:
+    def __init__(self, code: ThreadedKernel, first: int) -> None:
         super().__init__(code, first)
         self._found: list[tuple[Instruction, int, Space]] = []
         self._pcs: list[int] = []
