@@ -6,6 +6,7 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ from ptxemu.unwritten import Before
 Dim3 = int | tuple[int, ...]
 _SCALAR_FORMATS = {"f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q"}
 _LETS_NEXT_BEGIN = ("griddepcontrol", "launch_dependents")
+KEPT_MODULES = 16
+"""Texts whose modules are kept, with what was decoded of them, for whoever loads them again."""
 _UNSIGNED_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -89,6 +92,7 @@ class Module:
         device: Device,
         allow_illegal: bool = False,
         text: str | None = None,
+        programs: dict[object, Program] | None = None,
     ) -> None:
         self.syntax = syntax
         self.device = device
@@ -99,7 +103,8 @@ class Module:
         self.placed: dict[str, int] = {}
         """Addresses of module-level variables that outlive launches; their memory is the caller's,
         who registers it for each launch. The others start with their initial values each time."""
-        self._programs: dict[str, Program] = {}
+        self._programs = {} if programs is None else programs
+        """Decoded kernels, which modules of one text share."""
 
     @property
     def kernels(self) -> list[str]:
@@ -113,18 +118,17 @@ class Module:
             UnsupportedInstructionError: it needs what ptxemu does not have.
             IllegalInstructionError: ptxas would refuse it.
         """
-        if kernel not in self._programs:
+        accelerator, threaded = machine_code.accelerator(), machine_code.threaded_maker()
+        key = kernel, self.allow_illegal, accelerator, threaded
+        if key not in self._programs:
             function = self._function(kernel)
             problems = check_kernel(function, self.syntax.target)
             if problems and not self.allow_illegal:
                 raise IllegalInstructionError(f"kernel {kernel}:\n  " + "\n  ".join(problems))
-            self._programs[kernel] = Program(
-                function,
-                registry.decode,
-                machine_code.accelerator(),
-                make_threaded=machine_code.threaded_maker(),
+            self._programs[key] = Program(
+                function, registry.decode, accelerator, make_threaded=threaded
             )
-        return self._programs[kernel]
+        return self._programs[key]
 
     def _function(self, kernel: str) -> Function:
         function = self.syntax.kernels.get(kernel)
@@ -247,28 +251,42 @@ def _scheduler(machine: Machine, policy: Policy, on_progress: OnProgress | None)
 
 
 @rare_collections()
-def load(ptx: str | Path, *, arch: str | None = None, allow_illegal: bool = False) -> Module:
-    """Load PTX text, or a file that holds it.
+def load(
+    ptx: str | Path,
+    *,
+    arch: str | None = None,
+    allow_illegal: bool = False,
+    name: str | None = None,
+) -> Module:
+    """Load PTX text, or a file that holds it; a text that was loaded before is not read again.
 
     Args:
         ptx: PTX text, or a `Path` of a file.
         arch: the device to emulate; the text's `.target` by default.
         allow_illegal: load kernels that ptxas would refuse as a whole (`isa.kernel_rules`).
+        name: the text's origin in messages; the file's name by default.
 
     Raises:
         UnreadableFileError: the file is missing, a folder, or no text (a cubin, say).
         IllegalInstructionError: ptxas would refuse `.version`, `.target` or `.address_size`.
     """
     text = read_text(ptx, "PTX") if isinstance(ptx, Path) else ptx
-    name = str(ptx) if isinstance(ptx, Path) else "<ptx>"
-    syntax = parse_module(text, name=name)
+    name = name or (str(ptx) if isinstance(ptx, Path) else "<ptx>")
+    syntax, programs = _read(text, name)
     problems = check_module(syntax)
     if problems and not allow_illegal:
         raise IllegalInstructionError(f"{name}: {'; '.join(problems)}")
+    device = device_for(arch or syntax.target)
+    return Module(syntax, device=device, allow_illegal=allow_illegal, text=text, programs=programs)
+
+
+@lru_cache(KEPT_MODULES)
+def _read(text: str, name: str) -> tuple[Syntax, dict[object, Program]]:
+    """The module in a text, which nobody changes, and where its decoded kernels are kept."""
+    syntax = parse_module(text, name=name)
     for kernel in syntax.kernels.values():
         syntax.functions[kernel.name] = inlined(syntax, kernel)
-    device = device_for(arch or syntax.target)
-    return Module(syntax, device=device, allow_illegal=allow_illegal, text=text)
+    return syntax, {}
 
 
 def parameter_values(

@@ -9,7 +9,8 @@ not active are computed like the others and left out then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,11 @@ def compile_block(
 def name_of(dtype: np.dtype[Any]) -> str:
     """Its name; NumPy takes long to make one up."""
     return dtype.name
+
+
+@lru_cache(1000)
+def _compiled(source: str, name: str) -> CodeType:
+    return compile(source, name, "exec")
 
 
 class _Generator:
@@ -112,7 +118,7 @@ class _Generator:
             self._lines.append(f"R[{slot}] = {value}")
         body = "\n    ".join(["R = warp.registers", *self._lines])
         source = f"def block(warp, m):\n    {body}\n"
-        exec(compile(source, name, "exec"), self._names)
+        exec(_compiled(source, name), self._names)
         function: BlockFunction = self._names["block"]
         return function
 
