@@ -26,7 +26,7 @@ from ptxemu.machine.codegen import BlockFunction, compile_block
 from ptxemu.machine.lanes import FULL, STORAGE, WARP_SIZE, Mask, bits_of
 from ptxemu.machine.operands import convert, immediate_lanes
 from ptxemu.machine.register_file import ROW_BYTES, SPARE_ROWS, RegisterFile, set_words, words_of
-from ptxemu.machine.special_registers import special
+from ptxemu.machine.special_registers import OF_CTAS, special
 from ptxemu.numerics.canonical import bits_of_f32
 from ptxemu.syntax.ast import (
     FloatImmediate,
@@ -71,6 +71,9 @@ class ThreadedCode:
         self._spare_end = self._layout.spare
         self.num_spare = 0
         """Values that each warp has once."""
+        self._launch: object = None
+        self._alike: dict[tuple[int, int], NDArray[np.uint8]] = {}
+        """Such values of a warp of the launch, by its number in the CTA and how many they are."""
         self._assemblers: dict[int, _Assembler | None] = {}
         """Assemblers by a block's first pc; None: the block is left as it is."""
         self.nowhere, _ = self._take(_WIDEST)
@@ -99,7 +102,15 @@ class ThreadedCode:
 
     def fill(self, warp: Any, registers: RegisterFile) -> None:
         """Put what a warp has once into its register file, as far as it is not there yet."""
-        for (operand, type_), offset in list(self._spare.items())[registers.num_spare :]:
+        launch, key = warp.cta.machine.launch, (warp.index, self.num_spare)
+        if launch is not self._launch:
+            self._launch, self._alike = launch, {}
+        missing = list(self._spare.items())[registers.num_spare :]
+        alike = None if registers.num_spare else self._alike.get(key)
+        if alike is not None:
+            registers.fill_spare(self._layout.spare, alike)
+            missing = [one for one in missing if _is_of_cta(one[0][0])]
+        for (operand, type_), offset in missing:
             if isinstance(operand, SpecialRegister):
                 lanes = special(warp, operand.name)
             else:
@@ -108,6 +119,8 @@ class ThreadedCode:
                 lanes = np.full(WARP_SIZE, address, dtype=np.uint64)
             registers.fill_spare(offset, convert(lanes, type_))
         registers.num_spare = self.num_spare
+        if alike is None:
+            self._alike[key] = registers.spare(self._layout.spare, self._spare_end)
 
     def register(self, slot: int) -> int:
         """The word for a register of the warp."""
@@ -157,6 +170,11 @@ def _aligned(size: int) -> NDArray[np.uint8]:
 
 def _is_changing(operand: Scalar) -> bool:
     return isinstance(operand, SpecialRegister) and operand.name.startswith(_CHANGING)
+
+
+def _is_of_cta(operand: Scalar) -> bool:
+    """Whether its value is another one in other CTAs."""
+    return not isinstance(operand, SpecialRegister) or operand.name.startswith(OF_CTAS)
 
 
 def _has_routine(instruction: Instruction, op: PureOp) -> bool:

@@ -100,7 +100,7 @@ class Block:
             self._threaded = self.make_threaded(self)
         if self._runs == self._hot_runs:
             self._is_hot = self._loop is not None or self._threaded is None
-        if self._is_hot and (rounds > 1 or self._threaded is None):
+        if self._is_hot and (self._threaded is None or (self._loop is not None and rounds > 1)):
             fast = self._machine_code(masked=mask is not FULL)
             if fast is not None:
                 return fast(warp, mask, rounds)

@@ -27,9 +27,10 @@ def start_clusters(machine: Machine) -> Iterator[Cluster]:
             cluster.ctas.append(Cta(machine, cluster, rank, ctaid))
         for cta in cluster.ctas:
             threads = cta.num_threads
-            for warp in range(-(-threads // WARP_SIZE)):
+            files = machine.program.new_registers(-(-threads // WARP_SIZE))
+            for warp, registers in enumerate(files):
                 lanes = min(WARP_SIZE, threads - warp * WARP_SIZE)
-                cta.warps.append(Warp(machine.new_agent_id(), cta, warp, lanes))
+                cta.warps.append(Warp(machine.new_agent_id(), cta, warp, lanes, registers))
             if machine.observer is not None:
                 machine.observer.cta_started(cta)
         yield cluster

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -11,12 +11,13 @@ import numpy as np
 from ptxemu.errors import UnsupportedInstructionError
 from ptxemu.machine.blocks import Accelerator, Block, FastFunction
 from ptxemu.machine.convergence import Together, together
-from ptxemu.machine.decoded import AccessStep, Decoded, PlainAccess, PureOp, Step
+from ptxemu.machine.decoded import AccessStep, Decoded, PlainAccess, PureOp, Step, identity
 from ptxemu.machine.independence import concerns_nobody_else
 from ptxemu.machine.lanes import STORAGE, WARP_SIZE, Lanes
 from ptxemu.machine.liveness import mark_temporaries
 from ptxemu.machine.operands import LaneReader, reader
-from ptxemu.machine.register_file import RegisterFile, RegisterLayout, Registers
+from ptxemu.machine.register_file import RegisterLayout, Registers, register_files
+from ptxemu.machine.special_registers import parameter_word
 from ptxemu.syntax.ast import Function, Guard, Instruction, Symbol
 
 if TYPE_CHECKING:
@@ -154,11 +155,11 @@ class Program:
         self.nodes: list[Node | None] = [None] * (len(function.instructions) + 1)
         self._decode()
 
-    def new_registers(self) -> Registers:
-        """The registers of a warp that starts."""
+    def new_registers(self, count: int) -> Sequence[Registers]:
+        """The registers of `count` warps that start."""
         if self.layout is not None:
-            return RegisterFile(self.layout)
-        return self.initial_registers.copy()
+            return register_files(self.layout, count)
+        return [self.initial_registers.copy() for _ in range(count)]
 
     def chain(self, first: int, *, is_heard: bool) -> Chain | None:
         """Return the chain that begins at `first`; None if it would be no more than a node."""
@@ -223,6 +224,21 @@ class Program:
             if isinstance(behind, BranchNode) and behind.target == block.first:
                 block.loop = behind.guard
 
+    def _of_parameters(self, access: PlainAccess) -> PureOp | None:
+        """A load of the kernel's parameters as a move of constants; None of other accesses."""
+        base = access.address.base
+        if access.space != "param" or not isinstance(base, Symbol):
+            return None
+        known = [one for one in self.function.parameters if one.name == base.name]
+        start, size = base.addend + access.address.offset, access.element
+        count = len(access.registers)
+        if not known or start < 0 or start + size * count > known[0].size:
+            return None
+        first = known[0].offset + start
+        places = [parameter_word(first + size * number, size) for number in range(count)]
+        types = (f"{'s' if access.is_signed else 'b'}{8 * size}",) * count
+        return PureOp(identity, types, types, access.registers, tuple(places))
+
     def _decode_one(self, instruction: Instruction) -> PureOp | Node:
         name = instruction.modifiers[0]
         if name == "bra":
@@ -244,6 +260,8 @@ class Program:
         guard, joined = instruction.guard, together(instruction)
         if isinstance(decoded, AccessStep):
             access = decoded.access
+            if (moves := self._of_parameters(access)) is not None:
+                return moves
             is_quiet = guard is None and not access.is_store and access.space in QUIET_SPACES
             return StepNode(instruction, decoded.step, guard, joined, access, True, is_quiet)
         on = concerns_nobody_else(instruction)

@@ -59,8 +59,8 @@ class Kernel(Protocol):
     plain: tuple[set[int], set[int]]
     """Pcs where no chain begins: of those that nobody hears, and of those that are heard."""
 
-    def new_registers(self) -> Registers:
-        """Give the registers of a warp that starts."""
+    def new_registers(self, count: int) -> Sequence[Registers]:
+        """Give the registers of `count` warps that start."""
         ...
 
     def chain(self, first: int, *, is_heard: bool) -> Any:
@@ -246,13 +246,15 @@ class Warp:
     Lanes that diverge form groups.
     """
 
-    def __init__(self, agent_id: int, cta: Cta, index: int, num_lanes: int) -> None:
+    def __init__(
+        self, agent_id: int, cta: Cta, index: int, num_lanes: int, registers: Registers
+    ) -> None:
         self.agent_id = agent_id
         self.cta = cta
         self.index = index
         """Warp number in the CTA, threadIdx / 32."""
         self.program: Kernel = cta.machine.program
-        self.registers: Registers = self.program.new_registers()
+        self.registers = registers
         alive = FULL if num_lanes == WARP_SIZE else np.less(LANE_IDS, num_lanes)
         self.alive: Mask = alive
         """Lanes that have not exited."""
@@ -340,6 +342,8 @@ class Machine:
         """Instructions of the warps that have exited."""
         self.async_operations = 0
         self._num_agents = 0
+        self.constants: dict[tuple[str, int], Lanes] = {}
+        """Special registers that are the same in all CTAs, by name and, of some, the warp."""
         self.clock_was_read = False
         self.skipped_time = 0
         """Added to clocks that count instructions: time that passed while nobody could go on."""

@@ -56,7 +56,9 @@ def advance(warp: Warp) -> Status:
     is_heard = observer is not None
     # A turn that is heard does not depend on who listens, nor on machine code.
     goes_on = is_heard and group.mask is FULL and machine.lanes_apart is None
-    has_code = observer is None or (goes_on and observer.takes_loads)
+    has_code = machine.lanes_apart is None and (
+        observer is None or (goes_on and observer.takes_loads)
+    )
     while True:
         pc = group.pc
         if has_code and pc not in program.plain[is_heard] and not warp.in_flight:
@@ -77,7 +79,8 @@ def advance(warp: Warp) -> Status:
         elif type(node) is Block:
             left -= _run_block(warp, node, group, left) - 1
             goes_first = len(warp.groups) < 2 or not _other_goes_first(warp, group)
-            if not goes_first or group.pc in machine.stops:
+            is_start = is_heard and not node.first  # after which warps part
+            if not goes_first or is_start or group.pc in machine.stops:
                 return _MOVED
         elif type(node) is BranchNode:
             backward = _run_branch(warp, node, group)
@@ -405,8 +408,12 @@ def _run_exit(warp: Warp, node: ExitNode, group: Group) -> None:
 
 
 def _remove_lanes(warp: Warp, group: Group, leaving: Mask) -> None:
-    warp.alive = warp.alive & ~leaving
     warp.cta.cluster.lanes_exited.wake()
+    if leaving is warp.alive:
+        warp.alive = group.mask = NOBODY
+        warp.groups.clear()
+        return
+    warp.alive = warp.alive & ~leaving
     group.mask = group.mask & ~leaving
     if not group.mask.any():
         warp.groups.remove(group)

@@ -233,6 +233,11 @@ class Scheduler:
     def _finish_cluster(self, cluster: Cluster) -> None:
         self._clusters.remove(cluster)
         self._finished += 1
+        # Memory for the clusters that are left, where no operation writes registers any more.
+        if clusters_left(self._machine) and not self._machine.pending:
+            for cta in cluster.ctas:
+                for warp in cta.warps:
+                    warp.registers = []
         self._tell_progress()
         self._start_clusters()
 
