@@ -118,16 +118,14 @@ class Module:
             UnsupportedInstructionError: it needs what ptxemu does not have.
             IllegalInstructionError: ptxas would refuse it.
         """
-        accelerator, threaded = machine_code.accelerator(), machine_code.threaded_maker()
-        key = kernel, self.allow_illegal, accelerator, threaded
+        threaded = machine_code.threaded_maker()
+        key = kernel, self.allow_illegal, threaded
         if key not in self._programs:
             function = self._function(kernel)
             problems = check_kernel(function, self.syntax.target)
             if problems and not self.allow_illegal:
                 raise IllegalInstructionError(f"kernel {kernel}:\n  " + "\n  ".join(problems))
-            self._programs[key] = Program(
-                function, registry.decode, accelerator, make_threaded=threaded
-            )
+            self._programs[key] = Program(function, registry.decode, threaded)
         return self._programs[key]
 
     def _function(self, kernel: str) -> Function:

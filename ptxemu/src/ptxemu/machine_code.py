@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from ptxemu.machine.blocks import Accelerator, Block, FastFunction
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.program import Program, ThreadedBlocks, ThreadedMaker
 
@@ -37,8 +36,8 @@ class _Executed:
     scans = 0
 
 
-def accelerator() -> Accelerator | None:
-    """Return the maker of machine code of hot blocks; None to leave all of them to NumPy.
+def threaded_maker() -> ThreadedMaker | None:
+    """Return the maker of threaded code; None: NumPy does all blocks.
 
     Raises:
         ValueError: PTXEMU_CORE is neither numpy nor llvm.
@@ -49,21 +48,7 @@ def accelerator() -> Accelerator | None:
         raise ValueError(f"PTXEMU_CORE: expected one of {', '.join(CORES)}; got {core!r}")
     if core == "llvm":
         import_module("ptxemu.compiled")
-    return None if core == "numpy" else compile_block
-
-
-def compile_block(block: Block, *, masked: bool) -> FastFunction | None:
-    """A hot block as machine code; None without llvmlite, or if an instruction is not known."""
-    compiled = _compiled()
-    if compiled is None:
-        return None
-    function: FastFunction | None = compiled.compile_block(block, masked=masked)
-    return function
-
-
-def threaded_maker() -> ThreadedMaker | None:
-    """Return the maker of threaded code for blocks that are not hot; None: NumPy does them."""
-    return make_threaded if os.environ.get("PTXEMU_CORE", "") != "numpy" and _is_there() else None
+    return make_threaded if core != "numpy" and _is_there() else None
 
 
 def make_threaded(program: Program, more: int) -> ThreadedBlocks | None:

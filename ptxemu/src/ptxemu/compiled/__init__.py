@@ -4,7 +4,6 @@ The definitions in `ptxemu.isa` stay the meaning: what is compiled here gives th
 what is not known here is left to them.
 """
 
-from ptxemu.compiled.block_function import compile_block
 from ptxemu.compiled.chain import ThreadedKernel
 
-__all__ = ["ThreadedKernel", "compile_block"]
+__all__ = ["ThreadedKernel"]

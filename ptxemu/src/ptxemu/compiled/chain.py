@@ -65,7 +65,7 @@ class ThreadedKernel(ThreadedCode):
             node = self._nodes[chain.end]
             if is_heard and chain.end in self._labels and chain.end > first:
                 break  # a load belongs to one chain
-            if isinstance(node, Block) and node.loop is None:
+            if isinstance(node, Block):
                 parts = self.parts(node)
                 if parts is None:
                     break

@@ -21,7 +21,7 @@ from ptxemu.compiled.routines import (
     make_routines,
     routine,
 )
-from ptxemu.machine.blocks import Block, FastFunction
+from ptxemu.machine.blocks import Block
 from ptxemu.machine.codegen import BlockFunction, compile_block
 from ptxemu.machine.lanes import FULL, STORAGE, WARP_SIZE, Mask, bits_of
 from ptxemu.machine.operands import convert, immediate_lanes
@@ -81,7 +81,7 @@ class ThreadedCode:
         blocks = [node for node in program.nodes if isinstance(node, Block)]
         make_routines(pair for block in blocks for pair in block.code)
 
-    def block(self, block: Block) -> FastFunction | None:
+    def block(self, block: Block) -> BlockFunction | None:
         """A block; None where it is better left as it is."""
         assembler = self._assembled(block)
         return None if assembler is None else assembler.finish()
@@ -252,16 +252,15 @@ class _Assembler:
         """The block, part by part."""
         return tuple(self._parts)
 
-    def finish(self) -> FastFunction:
+    def finish(self) -> BlockFunction:
         """The block as a function."""
         code, parts = self._code, self.parts
         if len(parts) == 1 and isinstance(parts[0], Records):
             return parts[0].as_function(code)
 
-        def run(warp: Any, mask: Mask, rounds: int) -> int:
+        def run(warp: Any, mask: Mask) -> None:
             for part in parts:
                 part.run(code, warp, mask)
-            return 1
 
         return run
 
@@ -322,16 +321,15 @@ class Records:
         lanes = -1 if mask is FULL else bits_of(mask)
         return self._call(self._first, self._count, registers.address, lanes, context)
 
-    def as_function(self, code: ThreadedCode) -> FastFunction:
+    def as_function(self, code: ThreadedCode) -> BlockFunction:
         """`run` of a block that is no more than this."""
         call, first, count = self._call, self._first, self._count
 
-        def run(warp: Any, mask: Mask, rounds: int) -> int:
+        def run(warp: Any, mask: Mask) -> None:
             registers = warp.registers
             if registers.num_spare != code.num_spare:
                 code.fill(warp, registers)
             call(first, count, registers.address, -1 if mask is FULL else bits_of(mask), 0)
-            return 1
 
         run.kept = self  # type: ignore[attr-defined]
         return run

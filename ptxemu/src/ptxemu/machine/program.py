@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 import numpy as np
 
 from ptxemu.errors import UnsupportedInstructionError
-from ptxemu.machine.blocks import Accelerator, Block, FastFunction
+from ptxemu.machine.blocks import Block
+from ptxemu.machine.codegen import BlockFunction
 from ptxemu.machine.convergence import Together, together
 from ptxemu.machine.decoded import AccessStep, Decoded, PlainAccess, PureOp, Step, identity
 from ptxemu.machine.independence import concerns_nobody_else
@@ -97,7 +98,7 @@ class Chain(Protocol):
 class ThreadedBlocks(Protocol):
     """Makes threaded code of a kernel's blocks, which finds registers by `Program.layout`."""
 
-    def block(self, block: Block) -> FastFunction | None:
+    def block(self, block: Block) -> BlockFunction | None:
         """A block, or None where that does not serve."""
         ...
 
@@ -125,15 +126,10 @@ class Program:
         self,
         function: Function,
         decode: Callable[[Instruction], Decoded],
-        accelerator: Accelerator | None = None,
-        hot_runs: int | None = None,
         make_threaded: ThreadedMaker | None = None,
     ) -> None:
-        """`accelerator` makes machine code of hot blocks (`Block`), `make_threaded` what runs the
-        other ones."""
+        """`make_threaded` makes machine code of blocks and of accesses between them."""
         self.function = function
-        self._accelerator = accelerator
-        self._hot_runs = hot_runs
         self._decode_instruction = decode
         self.initial_registers: list[Lanes] = [
             _ZEROS[register.type]
@@ -173,7 +169,7 @@ class Program:
             self.plain[is_heard].add(first)
         return chain
 
-    def _as_threaded_code(self, block: Block) -> FastFunction | None:
+    def _as_threaded_code(self, block: Block) -> BlockFunction | None:
         """Threaded code of a block that is about to run, from when it pays on."""
         if self._threaded is None:
             assert self._make_threaded is not None
@@ -191,7 +187,7 @@ class Program:
 
         def close() -> None:
             if run:
-                self.nodes[run[0][0].pc] = Block(run, self._accelerator, self._hot_runs)
+                self.nodes[run[0][0].pc] = Block(run)
                 run.clear()
 
         for instruction in self.function.instructions:
@@ -219,10 +215,6 @@ class Program:
         if self.layout is not None:
             for block in blocks:
                 block.make_threaded = self._as_threaded_code
-        for block in blocks:
-            behind = self.nodes[block.end]
-            if isinstance(behind, BranchNode) and behind.target == block.first:
-                block.loop = behind.guard
 
     def _of_parameters(self, access: PlainAccess) -> PureOp | None:
         """A load of the kernel's parameters as a move of constants; None of other accesses."""

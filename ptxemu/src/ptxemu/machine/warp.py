@@ -77,7 +77,7 @@ def advance(warp: Warp) -> Status:
             if left <= 0 or not (node.goes_on and status is _MOVED and len(warp.groups) < 2):
                 return status
         elif type(node) is Block:
-            left -= _run_block(warp, node, group, left) - 1
+            _run_block(warp, node, group)
             goes_first = len(warp.groups) < 2 or not _other_goes_first(warp, group)
             is_start = is_heard and not node.first  # after which warps part
             if not goes_first or is_start or group.pc in machine.stops:
@@ -304,19 +304,15 @@ def _other_goes_first(warp: Warp, group: Group) -> bool:
     return any(g is not group and g.blocked is None and g.pc <= group.pc for g in warp.groups)
 
 
-def _run_block(warp: Warp, block: Block, group: Group, most: int) -> int:
-    """Run a block, a loop on itself maybe up to `most` times; returns how often."""
+def _run_block(warp: Warp, block: Block, group: Group) -> None:
     if warp.in_flight:
         touch_block(warp, block)
-        most = 1
-    rounds = block.run(warp, group.mask, most if len(warp.groups) == 1 else 1)
-    warp.instruction_count += rounds * (block.count + 1) - 1
+    block.run(warp, group.mask)
+    warp.instruction_count += block.count
     observer = warp.cta.machine.observer
     if observer is not None:
-        for _ in range(rounds):
-            observer.block_executed(warp, block.first, block.count, count_lanes(group.mask))
+        observer.block_executed(warp, block.first, block.count, count_lanes(group.mask))
     group.pc = block.end
-    return rounds
 
 
 def _is_loop(warp: Warp, group: Group, branch: BranchNode) -> bool:
