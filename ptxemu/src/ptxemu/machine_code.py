@@ -22,9 +22,9 @@ COLD_INSTRUCTIONS, WARM_INSTRUCTIONS = 25_000, 2_000
 makes the routines once, and of the kernel."""
 
 
-NUMPY_PRODUCTS, NUMPY_COPIES, NUMPY_SCANS = 500, 1000, 5000
-"""Products, checks and copies of a cp.async, and accesses that the check judges, that Python and
-NumPy do in a process before there is machine code for them."""
+NUMPY_PRODUCTS, NUMPY_SCANS = 500, 5000
+"""Products, and accesses that the check judges, that Python and NumPy do in a process before there
+is machine code for them."""
 
 
 class _Executed:
@@ -32,7 +32,6 @@ class _Executed:
 
     in_process = 0
     products = 0
-    copies = 0
     scans = 0
 
 
@@ -72,14 +71,6 @@ def products(cta: Cta) -> ModuleType | None:
     return None if _Executed.products <= NUMPY_PRODUCTS else _compiled_products()
 
 
-def lane_copies(cta: Cta) -> ModuleType | None:
-    """`ptxemu.compiled.lane_copies` for one copy more; None where NumPy is to do it."""
-    if not _may_be_code(cta):
-        return None
-    _Executed.copies += 1
-    return None if _Executed.copies <= NUMPY_COPIES else _compiled_copies()
-
-
 _may_be_code: EngineState[Cta, bool] = EngineState(
     lambda cta: os.environ.get("PTXEMU_CORE", "") != "numpy"
 )
@@ -106,11 +97,6 @@ def _compiled_judge() -> ModuleType | None:
         return None
     code = import_module("ptxemu.compiled.judge_code")
     return None if code.judge() is None else code
-
-
-@cache
-def _compiled_copies() -> ModuleType | None:
-    return None if _compiled() is None else import_module("ptxemu.compiled.lane_copies")
 
 
 @cache

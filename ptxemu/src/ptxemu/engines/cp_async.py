@@ -6,6 +6,7 @@ They belong to the generic proxy; what they wrote is known to the thread that wa
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 
 from ptxemu.engines.copy_operation import fault
 from ptxemu.engines.groups import copy_groups
-from ptxemu.engines.lane_copies import LaneCopies, copy
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Space
@@ -36,6 +36,20 @@ _UNITS: dict[int, np.dtype[np.generic]] = {
 """Types that NumPy moves at once, by bytes: a complex number is 16 bytes."""
 
 
+@dataclass(slots=True, eq=False)
+class LaneCopies:
+    """Copies of the lanes of one instruction.
+
+    Attributes:
+        offsets: in the CTA's shared memory; sources: global addresses; counts: bytes to read of
+            each, the rest is zero; None: all.
+    """
+
+    offsets: Addresses
+    sources: Addresses
+    counts: Addresses | None
+
+
 class ThreadCopies(AsyncOperation):
     """The copies of one instruction: one of `size` bytes a lane."""
 
@@ -46,11 +60,6 @@ class ThreadCopies(AsyncOperation):
         self.steps.append(self._copy)
 
     def _copy(self) -> None:
-        if copy(self.cta, self._copies, self._size):
-            if self.cta.machine.observer is not None:
-                self._report_read()
-                self._report(Space.SHARED, self._copies.offsets, self._size, AccessKind.WRITE)
-            return
         try:
             data = self._read()
         except ExecutionError as error:

@@ -11,14 +11,13 @@ import numpy as np
 from ptxemu.engines.copy_operation import fault
 from ptxemu.engines.cp_async import ThreadCopies, checked_copies, issue_arrival
 from ptxemu.engines.groups import copy_groups
-from ptxemu.engines.lane_copies import CopyOperands
 from ptxemu.isa.copy_operands import wait
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import LaneReader, address_reader, reader
-from ptxemu.syntax.ast import Address, Instruction, IntImmediate, NegatedRegister, Operand, Register
+from ptxemu.syntax.ast import Instruction, IntImmediate, NegatedRegister, Operand, Register
 
 if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
@@ -43,15 +42,11 @@ def copy(instruction: Instruction) -> Step:
     limit = rest[0] if len(rest) > has_policy else None
     read_target, read_source = address_reader(target), address_reader(source)
     read_counts = None if limit is None else _counts(limit, size)
-    assert isinstance(target, Address) and isinstance(source, Address)
-    operands = CopyOperands(target, source, limit, size)
 
     def step(warp: Warp, mask: Mask) -> None:
-        copies = operands.take(warp, mask)
-        if copies is None:
-            counts = None if read_counts is None else read_counts(warp)[mask]
-            targets, sources = read_target(warp)[mask], read_source(warp)[mask]
-            copies = checked_copies(warp.cta, targets, sources, counts, size, instruction)
+        counts = None if read_counts is None else read_counts(warp)[mask]
+        targets, sources = read_target(warp)[mask], read_source(warp)[mask]
+        copies = checked_copies(warp.cta, targets, sources, counts, size, instruction)
         operation = ThreadCopies(warp, instruction, copies, size)
         warp.cta.machine.issue(operation)
         copy_groups(warp).add(operation, mask)
