@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxemu.compiled.access_records import (
-    LOG,
-    PLACE,
-    access_routine,
-    context_of,
-    descriptor,
-    kind_of,
-)
+from ptxemu.compiled import access_records
 from ptxemu.compiled.routines import MOST_DESTINATIONS, MOST_SOURCES
 from ptxemu.compiled.threaded_code import Part, Records, ThreadedCode
 from ptxemu.events import Loads, Space
@@ -51,7 +44,7 @@ class ThreadedKernel(ThreadedCode):
             self._table = table
             for chain in self._chains:
                 chain.forget_places()
-        return context_of(cta).address()
+        return access_records.context_of(cta).address()
 
     def chain(self, first: int, *, is_heard: bool) -> Chain | None:
         """The blocks and accesses from `first` on; None where there is no access that is known.
@@ -103,17 +96,19 @@ class Chain:
     def add_access(self, node: StepNode, layout: RegisterLayout) -> bool:
         """Append a load or store; return False if it must not be appended."""
         access = node.access
-        kind = None if access is None or not self._may_hold(node) else kind_of(access)
+        kind = (
+            None if access is None or not self._may_hold(node) else access_records.kind_of(access)
+        )
         if access is None or kind is None:
             return False
-        words = descriptor(access, layout)
+        words = access_records.descriptor(access, layout)
         self._kept.append(words)
         guard = node.guard
         operands = [0] * (MOST_DESTINATIONS + MOST_SOURCES - 1)
         held = [0, 0]
         if guard is not None:
             held = [self._code.register(guard.register.slot), -int(guard.negated)]
-        record = [access_routine(kind) + 1, int(words.ctypes.data), *operands, *held]
+        record = [access_records.access_routine(kind) + 1, int(words.ctypes.data), *operands, *held]
         self._add_records(np.array([record], np.int64), self.end)
         self.num_accesses += 1
         self._has_stores |= access.is_store
@@ -123,7 +118,7 @@ class Chain:
     def forget_places(self) -> None:
         """Forget the allocations in which accesses were."""
         for words in self._kept:
-            words[PLACE] = 0
+            words[access_records.PLACE] = 0
 
     def _may_hold(self, node: StepNode) -> bool:
         """Whether an access of a known kind belongs to a chain of this sort."""
@@ -188,7 +183,7 @@ class HeardChain(Chain):
         """Give each load a row for its lanes' addresses."""
         self._loads = Loads(self.first, self.end, self._found)
         for words, row in zip(self._kept, self._loads.starts, strict=True):
-            words[LOG] = row.ctypes.data
+            words[access_records.LOG] = row.ctypes.data
         self._in_shared = np.flatnonzero([space is Space.SHARED for _, _, space in self._found])
 
     def run(self, warp: Warp, group: Group) -> bool:

@@ -9,13 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ptxemu.compiled.float_lowering import (
-    arithmetic_f64,
-    comparison_f32,
-    comparison_f64,
-    conversion,
-    extreme_f32,
-)
+from ptxemu.compiled import float_lowering
 from ptxemu.compiled.llvm_vectors import (
     FLOATS,
     Builder,
@@ -47,10 +41,10 @@ def lowered(modifiers: tuple[str, ...], op: PureOp) -> Lower | None:
     if op.function is identity or modifiers in _SAME_ADDRESS:
         return lambda b, v: v[0]
     if type_of(rest) == "f64" and name in ("add", "sub", "mul", "fma"):
-        return arithmetic_f64(name, rest)
+        return float_lowering.arithmetic_f64(name, rest)
     type_ = type_of(rest)
     if type_ == "f32" and name in ("min", "max"):
-        return extreme_f32(name, rest)
+        return float_lowering.extreme_f32(name, rest)
     if type_ == "f32" and name in _F32:
         exact = _F32[name]
         return exact if tuple(rest) in (("f32",), ("rn", "f32")) else None
@@ -191,7 +185,7 @@ def _compare(name: str, rest: Sequence[str], type_: str) -> Lower | None:
         return None
     operator, *combine = rest[:-1]
     if type_ == "f32":
-        compare = comparison_f32(operator)
+        compare = float_lowering.comparison_f32(operator)
     elif type_ == "f64":
         compare = _comparison_f64(operator)
     else:
@@ -208,7 +202,7 @@ def _compare(name: str, rest: Sequence[str], type_: str) -> Lower | None:
 
 def _comparison_f64(operator: str) -> Lower | None:
     symbol = _COMPARISONS.get(operator)
-    return None if symbol is None else comparison_f64(symbol)
+    return None if symbol is None else float_lowering.comparison_f64(symbol)
 
 
 def _integer_comparison(operator: str, type_: str) -> Lower | None:
@@ -231,7 +225,7 @@ def _convert(name: str, rest: Sequence[str], type_: str) -> Lower | None:
     if name != "cvt":
         return None
     if len(rest) != 2 or not {*rest} <= {*_INTEGERS}:
-        return conversion(rest)
+        return float_lowering.conversion(rest)
     bits = bits_of_type(rest[0])
 
     def convert(builder: Builder, v: Sequence[Vector]) -> Vector:

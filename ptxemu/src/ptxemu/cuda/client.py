@@ -12,18 +12,8 @@ from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.cuda.properties import device_properties
 from ptxemu.cuda.protocol import Operation, int32, read_launch, read_numbers, read_tensor_map
 from ptxemu.descriptors.tensor_map import encode_tiled
+from ptxemu.driver import rules
 from ptxemu.driver.attributes import device_attribute, memory_bytes
-from ptxemu.driver.rules import (
-    Driver,
-    DriverError,
-    KernelHandle,
-    LaunchRequest,
-    LibraryHandle,
-    PtxImage,
-    Status,
-    execution_status,
-    status_of,
-)
 from ptxemu.errors import (
     ExecutionError,
     LaunchError,
@@ -47,7 +37,7 @@ HostMemory = Callable[[Function, Sequence[bytes]], GlobalMemory]
 class _Library:
     """An image that the program has loaded."""
 
-    handle: LibraryHandle
+    handle: rules.LibraryHandle
     number: int
     module: Module
 
@@ -73,7 +63,7 @@ class Client:
         self._memory = memory
         self._on_print = on_print
         self._host_memory = host_memory
-        self._driver = Driver()
+        self._driver = rules.Driver()
         self._libraries: list[_Library] = []
         self._handlers: dict[Operation, Callable[[bytes], bytes]] = {
             Operation.HELLO: self._hello,
@@ -95,21 +85,21 @@ class Client:
     def handle(self, operation: int, data: bytes) -> tuple[int, bytes]:
         """The answer to a request: a status and bytes."""
         try:
-            return Status.SUCCESS, self._handlers[Operation(operation)](data)
+            return rules.Status.SUCCESS, self._handlers[Operation(operation)](data)
         except ImageError as error:
             self._log.fail(str(error))
-            return Status.NO_BINARY_FOR_GPU, b""
+            return rules.Status.NO_BINARY_FOR_GPU, b""
         except LaunchError as error:
             self._log.note(f"refused, as CUDA does: {error}")
-            return status_of(error), b""
+            return rules.status_of(error), b""
         except UnsupportedInstructionError:
-            return Status.NOT_SUPPORTED, b""
+            return rules.Status.NOT_SUPPORTED, b""
         except StoppedError as error:
             self._log.fail(str(error))
-            return Status.UNKNOWN, b""
+            return rules.Status.UNKNOWN, b""
         except PtxEmuError as error:
             self._log.fail(f"{type(error).__name__}: {error}")
-            return Status.INVALID_PTX, b""
+            return rules.Status.INVALID_PTX, b""
 
     def _hello(self, data: bytes) -> bytes:
         return struct.pack("<5Q", *self._memory.layout, memory_bytes(device_for(self._arch)))
@@ -117,7 +107,7 @@ class Client:
     def _load_module(self, data: bytes) -> bytes:
         """The id of a loaded image; its variables get their addresses."""
         number = len(self._libraries) + 1
-        image = PtxImage(ptx_for(data, self._arch), f"module {number}")
+        image = rules.PtxImage(ptx_for(data, self._arch), f"module {number}")
         module = image.module(self._arch)
         self._place_variables(module)
         id_, handle = self._driver.load_library(image)
@@ -162,7 +152,7 @@ class Client:
             message.parameters[p.offset : p.offset + p.size].ljust(p.size, b"\0")
             for p in function.parameters
         )
-        request = LaunchRequest(
+        request = rules.LaunchRequest(
             kernel,
             message.grid,
             message.block,
@@ -189,19 +179,19 @@ class Client:
         try:
             result = self._log.run(setup, is_programmatic=message.is_programmatic)
         except ExecutionError as error:
-            return int32(execution_status(error))
+            return int32(rules.execution_status(error))
         text = "".join(result.printed)
         if self._on_print is not None:
             self._on_print(text)
             text = ""
-        return int32(Status.SUCCESS) + text.encode(errors="surrogateescape")
+        return int32(rules.Status.SUCCESS) + text.encode(errors="surrogateescape")
 
     def _symbol(self, data: bytes) -> bytes:
         (number,) = read_numbers(data, 1)
         module = self._library(number).module
         name = data[8:].decode()
         if name not in module.placed:
-            raise DriverError(Status.NOT_FOUND, f"no variable {name!r} in the module")
+            raise rules.DriverError(rules.Status.NOT_FOUND, f"no variable {name!r} in the module")
         size = next(v.size for v in module.syntax.variables if v.name == name)
         return struct.pack("<QQ", module.placed[name], size)
 
@@ -216,7 +206,7 @@ class Client:
 
     def _occupancy(self, data: bytes) -> bytes:
         function, is_clusters, threads, shared_bytes, cluster = read_numbers(data, 5)
-        kernel: KernelHandle = self._driver.kernel(function)
+        kernel: rules.KernelHandle = self._driver.kernel(function)
         per_sm = self._driver.occupancy(kernel, threads, shared_bytes, self._arch)
         if not is_clusters:
             return int32(per_sm)
@@ -226,7 +216,9 @@ class Client:
         (attribute,) = read_numbers(data, 1)
         value = device_attribute(device_for(self._arch), attribute)
         if value is None:
-            raise DriverError(Status.INVALID_VALUE, f"device attribute {attribute} is not known")
+            raise rules.DriverError(
+                rules.Status.INVALID_VALUE, f"device attribute {attribute} is not known"
+            )
         return int32(value)
 
     def _device_properties(self, data: bytes) -> bytes:

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ptxemu.errors import ExecutionError
-from ptxemu.isa.memory_operands import (
-    LaneReaders,
-    LaneWriters,
-    Shape,
-    destination,
-    source,
-    take_order,
-    take_shape,
-    take_space,
-)
+from ptxemu.isa import memory_operands
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.call_frames import frame_bytes, parameter_bytes
 from ptxemu.machine.decoded import AccessStep, PlainAccess, Step
@@ -36,11 +27,11 @@ def load(instruction: Instruction) -> Step | AccessStep:
     """d = [a]; .nc and cache hints change nothing here."""
     modifiers = Modifiers(instruction, "ld")
     modifiers.drop_hints()
-    space = take_space(modifiers)
-    order = take_order(modifiers, ("weak", ""))
-    type_, shape = take_shape(modifiers, instruction)
+    space = memory_operands.take_space(modifiers)
+    order = memory_operands.take_order(modifiers, ("weak", ""))
+    type_, shape = memory_operands.take_shape(modifiers, instruction)
     modifiers.done()
-    write = destination(instruction.operands[0], type_, shape)
+    write = memory_operands.destination(instruction.operands[0], type_, shape)
     operand = instruction.operands[1]
     if space == "param" and isinstance(operand, Address) and isinstance(operand.base, Symbol):
         load_parameter = _load_parameter(instruction, operand, shape, write)
@@ -58,10 +49,10 @@ def load(instruction: Instruction) -> Step | AccessStep:
 def load_uniform(instruction: Instruction) -> Step:
     """d = [a], read-only data at an address that is the same in the warp."""
     modifiers = Modifiers(instruction, "ldu")
-    space = take_space(modifiers)
-    type_, shape = take_shape(modifiers, instruction)
+    space = memory_operands.take_space(modifiers)
+    type_, shape = memory_operands.take_shape(modifiers, instruction)
     modifiers.done()
-    write = destination(instruction.operands[0], type_, shape)
+    write = memory_operands.destination(instruction.operands[0], type_, shape)
     memory = LaneMemory(instruction, instruction.operands[1], space, shape.element, shape.count)
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -75,12 +66,12 @@ def store(instruction: Instruction) -> Step | AccessStep:
     """[a] = b"""
     modifiers = Modifiers(instruction, "st")
     modifiers.drop_hints()
-    space = take_space(modifiers)
-    order = take_order(modifiers, ("weak", ""))
-    type_, shape = take_shape(modifiers, instruction)
+    space = memory_operands.take_space(modifiers)
+    order = memory_operands.take_order(modifiers, ("weak", ""))
+    type_, shape = memory_operands.take_shape(modifiers, instruction)
     modifiers.done()
     operand = instruction.operands[0]
-    read = source(instruction.operands[1], type_, shape)
+    read = memory_operands.source(instruction.operands[1], type_, shape)
     if space == "param":
         if not (isinstance(operand, Address) and isinstance(operand.base, Symbol)):
             unsupported(instruction, "expected the name of a parameter")
@@ -98,7 +89,7 @@ def store_bulk(instruction: Instruction) -> Step:
     """Zero `size` bytes, a multiple of 8, of shared memory."""
     modifiers = Modifiers(instruction, "st.bulk")
     modifiers.flag("weak")
-    space = take_space(modifiers)
+    space = memory_operands.take_space(modifiers)
     modifiers.done()
     target, size, value = instruction.operands
     if value != IntImmediate(0):
@@ -122,7 +113,7 @@ def _with_access(
     data: Operand,
     space: str,
     order: tuple[str, str],
-    shape: Shape,
+    shape: memory_operands.Shape,
 ) -> Step | AccessStep:
     """The step, with what machine code needs to know where it orders nothing."""
     if order[0] != "weak" or not isinstance(address, Address) or shape.per_operand != 1:
@@ -135,7 +126,10 @@ def _with_access(
 
 
 def _load_parameter(
-    instruction: Instruction, operand: Address, shape: Shape, write: LaneWriters
+    instruction: Instruction,
+    operand: Address,
+    shape: memory_operands.Shape,
+    write: memory_operands.LaneWriters,
 ) -> Step:
     """ld.param of a kernel parameter, which is the same in every lane, or of a call's result."""
     assert isinstance(operand.base, Symbol)
@@ -165,7 +159,10 @@ def _load_parameter(
 
 
 def _store_argument(
-    instruction: Instruction, operand: Address, shape: Shape, read: LaneReaders
+    instruction: Instruction,
+    operand: Address,
+    shape: memory_operands.Shape,
+    read: memory_operands.LaneReaders,
 ) -> Step:
     """st.param: an argument of the call that follows."""
     assert isinstance(operand.base, Symbol)

@@ -14,17 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.events import Space
+from ptxemu.machine import lanes
 from ptxemu.machine.lane_group import Group
-from ptxemu.machine.lanes import (
-    FULL,
-    LANE_IDS,
-    WARP_SIZE,
-    Lanes,
-    Mask,
-    bits_of,
-    first_lane,
-    held_lanes,
-)
 from ptxemu.machine.pending import PendingOperations
 from ptxemu.machine.sleepers import Sleepers
 from ptxemu.memory.address import SHARED_BASE, SHARED_RANK_SHIFT
@@ -255,8 +246,8 @@ class Warp:
         """Warp number in the CTA, threadIdx / 32."""
         self.program: Kernel = cta.machine.program
         self.registers = registers
-        alive = FULL if num_lanes == WARP_SIZE else np.less(LANE_IDS, num_lanes)
-        self.alive: Mask = alive
+        alive = lanes.FULL if num_lanes == lanes.WARP_SIZE else np.less(lanes.LANE_IDS, num_lanes)
+        self.alive: lanes.Mask = alive
         """Lanes that have not exited."""
         self.groups: list[Group] = [Group(0, alive)]
         self.group = self.groups[0]
@@ -268,7 +259,7 @@ class Warp:
         """Region of an instruction's last access to global memory, by pc."""
         self.in_flight: dict[int, Claim] = {}
         """Registers of wgmma and tcgen05.ld operations under way, by slot."""
-        self.constants: dict[str, Lanes] = {}
+        self.constants: dict[str, lanes.Lanes] = {}
         """Special registers that never change, once they have been asked for."""
         self.patience = PATIENCE
         self.access_alone = -1
@@ -284,19 +275,19 @@ class Warp:
         """The address of a variable or a parameter, in its own state space's form."""
         return self.cta.symbol_address(name)
 
-    def guarded(self, guard: Guard | None, mask: Mask) -> Mask:
+    def guarded(self, guard: Guard | None, mask: lanes.Mask) -> lanes.Mask:
         """The lanes of `mask` whose guard holds."""
         if guard is None:
             return mask
-        return held_lanes(mask, self.registers[guard.register.slot], negated=guard.negated)
+        return lanes.held_lanes(mask, self.registers[guard.register.slot], negated=guard.negated)
 
     def lanes_now(self) -> tuple[int, int]:
         """Lanes that execute the visible instruction now, and that have not exited, as bits."""
         guard = self.program.function.instructions[self.group.pc - 1].guard
-        alive = bits_of(self.alive)
+        alive = lanes.bits_of(self.alive)
         if guard is None and len(self.groups) == 1:
             return alive, alive
-        return bits_of(self.guarded(guard, self.group.mask)), alive
+        return lanes.bits_of(self.guarded(guard, self.group.mask)), alive
 
     def wake(self) -> None:
         """Something that this warp waits for has changed."""
@@ -342,7 +333,7 @@ class Machine:
         """Instructions of the warps that have exited."""
         self.async_operations = 0
         self._num_agents = 0
-        self.constants: dict[tuple[str, int], Lanes] = {}
+        self.constants: dict[tuple[str, int], lanes.Lanes] = {}
         """Special registers that are the same in all CTAs, by name and, of some, the warp."""
         self.clock_was_read = False
         self.skipped_time = 0
@@ -351,7 +342,7 @@ class Machine:
         """Number of times that time was skipped since `progress` had the second value."""
         self.printed: list[str] = []
         """Output of the kernel's calls of vprintf, one string for each thread's call."""
-        self.elect: Callable[[Mask], int] = first_lane
+        self.elect: Callable[[lanes.Mask], int] = lanes.first_lane
         """Function that chooses the leader of elect.sync among the lanes."""
         self.cancelled_clusters = 0
         """Clusters that clusterlaunchcontrol.try_cancel kept from starting."""

@@ -16,21 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ptxemu.check import vector_clock
 from ptxemu.check.actors import OperationActor
 from ptxemu.check.checker import Checker
 from ptxemu.check.state import Actor, WarpActor
-from ptxemu.check.vector_clock import (
-    ARRIVED,
-    ASYNC_GLOBAL,
-    ASYNC_SHARED,
-    GENERIC,
-    MBARRIER_INIT,
-    ROWS,
-    TCGEN05,
-    TENSORMAP,
-    TENSORMAP_RELEASED,
-    Knowledge,
-)
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, Agent, Fence, FenceKind, Space
 from ptxemu.mutate.groups import Groups
@@ -40,10 +29,16 @@ from ptxemu.syntax.ast import Register
 if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
 
-_ARRIVALS = ROWS
+_ARRIVALS = vector_clock.ROWS
 """Row of `_happened` for arrivals; the others are those of the clocks."""
 _WAITS = (("mbarrier", "try_wait"), ("mbarrier", "test_wait"))
-_ALL_ROWS = (GENERIC, TENSORMAP, TENSORMAP_RELEASED, TCGEN05, ARRIVED)
+_ALL_ROWS = (
+    vector_clock.GENERIC,
+    vector_clock.TENSORMAP,
+    vector_clock.TENSORMAP_RELEASED,
+    vector_clock.TCGEN05,
+    vector_clock.ARRIVED,
+)
 
 
 class Effects(NamedTuple):
@@ -86,8 +81,8 @@ class Effects(NamedTuple):
 class _Learnt:
     """An agent's knowledge at its last action, and what it has acquired since, with the sources."""
 
-    base: Knowledge
-    lessons: list[tuple[tuple[int, ...], Knowledge]] = field(default_factory=list)
+    base: vector_clock.Knowledge
+    lessons: list[tuple[tuple[int, ...], vector_clock.Knowledge]] = field(default_factory=list)
     """The waits (pc, and those of the releases) with what each brought."""
 
 
@@ -174,11 +169,11 @@ class EffectRecorder(Checker):
             self._note_effect(self._tcgen05_fences.used(access.agent.agent_id))
         rows = list(_ALL_ROWS)
         if access.space is Space.SHARED:
-            rows.append(ASYNC_SHARED)
+            rows.append(vector_clock.ASYNC_SHARED)
         elif access.space is Space.GLOBAL:
-            rows.append(ASYNC_GLOBAL)
+            rows.append(vector_clock.ASYNC_GLOBAL)
         if access.instruction.modifiers[:2] == ("mbarrier", "init"):
-            rows.append(MBARRIER_INIT)
+            rows.append(vector_clock.MBARRIER_INIT)
         self._happens(actor, rows)
         if access.order == "weak":
             super().accessed(access)
@@ -186,7 +181,7 @@ class EffectRecorder(Checker):
         before = actor.know.copy()
         super().accessed(access)
         is_release = access.order in ("release", "acq_rel", "seq_cst")
-        gains = any(self._gains(before, actor.know, GENERIC))
+        gains = any(self._gains(before, actor.know, vector_clock.GENERIC))
         self._note(access.instruction.pc, accesses=gains or is_release, arrivals=gains)
 
     def released(self, agent: Agent, token: Hashable, scope: str) -> None:
@@ -241,7 +236,7 @@ class EffectRecorder(Checker):
             for pcs, lesson in learnt.lessons:
                 if pcs[0] != pc:
                     without.unite(lesson)
-            accesses, arrivals = self._gains(without, known, *range(ROWS))
+            accesses, arrivals = self._gains(without, known, *range(vector_clock.ROWS))
             if accesses or arrivals:
                 for pcs, _ in learnt.lessons:
                     if pcs[0] == pc:
@@ -273,7 +268,7 @@ class EffectRecorder(Checker):
         elif kind is FenceKind.TCGEN05_BEFORE:
             return
         else:
-            effect = any(self._gains(before, actor.know, *range(1, ROWS)))
+            effect = any(self._gains(before, actor.know, *range(1, vector_clock.ROWS)))
         self._note(instruction.pc, accesses=effect, arrivals=effect)
 
     def async_issued(self, operation: Any, issuer: Agent) -> None:
@@ -306,13 +301,13 @@ class EffectRecorder(Checker):
         super().async_joined(agent, operation, reads_only)
         if actor.instruction is None:
             return
-        effect = any(self._gains(before, actor.know, *range(ROWS)))
+        effect = any(self._gains(before, actor.know, *range(vector_clock.ROWS)))
         if operation.issuer is agent and operation.kind in ("wgmma", "tcgen05.ld"):
             effect = True
         if operation.kind == "wgmma":
             # One warp's wait is enough here, by the ISA's letter each waits: what tells others that
             # this warp has is not redundant.
-            self._happens(actor, (GENERIC,))
+            self._happens(actor, (vector_clock.GENERIC,))
         self._note(actor.instruction.pc, accesses=effect, arrivals=effect)
 
     def _note(self, pc: int, *, accesses: bool, arrivals: bool) -> None:
@@ -329,21 +324,23 @@ class EffectRecorder(Checker):
             return
         happened = self._happened.get((actor.home, actor.slot))
         if happened is None:
-            happened = [[] for _ in range(ROWS + 1)]
+            happened = [[] for _ in range(vector_clock.ROWS + 1)]
             self._happened[actor.home, actor.slot] = happened
         for row in rows:
             clocks = happened[row]
             if not clocks or clocks[-1] != actor.clock:
                 clocks.append(actor.clock)
 
-    def _gains(self, before: Knowledge, after: Knowledge, *rows: int) -> tuple[bool, bool]:
+    def _gains(
+        self, before: vector_clock.Knowledge, after: vector_clock.Knowledge, *rows: int
+    ) -> tuple[bool, bool]:
         """Whether accesses, and whether arrivals, are known after and were not before."""
         accesses = arrivals = False
         for home, part in after.parts.items():
             old = before.parts.get(home)
             if old is None:
                 old = type(part)(part.clocks.shape[1])
-            if GENERIC in rows:
+            if vector_clock.GENERIC in rows:
                 new = part.done & ~old.done | part.reads & ~(old.reads | old.done)
                 accesses |= bool(new)
             if part.fenced & ~old.fenced & self._generic_operations.get(home, 0):
@@ -355,7 +352,7 @@ class EffectRecorder(Checker):
                     continue
                 low, high = old.clocks.item(row, slot), part.clocks.item(row, slot)
                 accesses |= _any_in(happened[row], low, high)
-                if row == GENERIC:
+                if row == vector_clock.GENERIC:
                     arrivals |= _any_in(happened[_ARRIVALS], low, high)
         return accesses, arrivals
 
