@@ -22,8 +22,7 @@ from ptxemu.errors import (
     LaunchError,
     StoppedError,
 )
-from ptxemu.events import Observer, OnProgress
-from ptxemu.fan_out import FanOut
+from ptxemu.events import FanOut, Observer, OnProgress
 from ptxemu.global_writes import Earlier, Writes
 from ptxemu.isa import registry
 from ptxemu.isa.kernel_rules import check_kernel, check_module, undefined

@@ -86,8 +86,8 @@ def judge(more: int) -> ModuleType | None:
 
 
 def judge_loads() -> Callable[..., int]:
-    """`ptxemu.compiled.judge_loads`, where there is a judge."""
-    made: Callable[..., int] = import_module("ptxemu.compiled.judge_loads").judge_loads()
+    """`ptxemu.compiled.judge_code.judge_loads`, where there is a judge."""
+    made: Callable[..., int] = import_module("ptxemu.compiled.judge_code").judge_loads()
     return made
 
 

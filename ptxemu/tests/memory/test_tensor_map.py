@@ -19,8 +19,8 @@ from ptxemu.descriptors.tensor_map import (
     decode,
     encode_tiled,
 )
+from ptxemu.engines.im2col import column, positions
 from ptxemu.errors import LaunchError
-from ptxemu.memory.im2col import column, positions
 
 # Tensor maps: the driver's bits, the driver's refusals, and what is read back.
 

@@ -28,7 +28,7 @@ Parts: TypeAlias = "Sequence[tuple[Page | TmemPage, Index]]"
 """Pages, and which granules of theirs."""
 _ROWS_START = bytes(8)
 VERDICT_SHIFT = 32
-"""See `compiled.judge_loads`, which is there only with llvmlite."""
+"""See `compiled.judge_code`, which is there only with llvmlite."""
 _LOW_BITS = (1 << VERDICT_SHIFT) - 1
 
 

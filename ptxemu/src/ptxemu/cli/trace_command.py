@@ -12,8 +12,7 @@ from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.kernel_names import demangled, file_name
 from ptxemu.cli.output_paths import output_folder, write_file
 from ptxemu.cli.target import add_target_options, resolved, run_target
-from ptxemu.events import Observer
-from ptxemu.fan_out import FanOut
+from ptxemu.events import FanOut, Observer
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.trace import Counters, MemoryMap, Recorder, roles, text, to_chrome
 from ptxemu.trace.clock import CLOCKS

@@ -7,6 +7,7 @@ two or four different A's if the lanes hold them.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +17,7 @@ from ptxemu import machine_code
 from ptxemu.descriptors import BlockScaledInstructionDescriptor, ZeroColumnMask
 from ptxemu.engines import tcgen05_code
 from ptxemu.engines.forms import Decoded, MmaOperands
-from ptxemu.engines.mma_operands import decoded
-from ptxemu.engines.mma_plan import MmaForm
+from ptxemu.engines.mma_plan import MmaForm, mma_plan
 from ptxemu.engines.shared_matrix import read_matrix
 from ptxemu.engines.sparse_metadata import warn_of_undefined
 from ptxemu.engines.tcgen05 import ctas_of, start_mma
@@ -30,6 +30,22 @@ from ptxemu.numerics import dot, sparsity
 if TYPE_CHECKING:
     from ptxemu.machine.state import AsyncOperation, Cta, Warp
     from ptxemu.syntax.ast import Instruction
+
+
+# The operands of a tcgen05.mma, decoded once for each value.
+
+
+@lru_cache(maxsize=4096)
+def decoded(form: MmaForm, operands: MmaOperands) -> Decoded:
+    """Read what a form and its operands say.
+
+    Raises:
+        ValueError: a descriptor or an address that the ISA does not allow.
+    """
+    found = Decoded(form, operands, mma_plan(form, operands.instruction_descriptor))
+    found.code = tcgen05_code.product(found)
+    return found
+
 
 Matrix = NDArray[np.float64]
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxemu.engines.cluster_barrier import cluster_barrier
-from ptxemu.engines.named_barrier import Generation, named_barriers
+from ptxemu.engines.named_barrier import Generation, cluster_barrier, named_barriers
 from ptxemu.errors import ExecutionError
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ptxemu.engines.register_pool import GRANULE, register_pool
 from ptxemu.errors import ExecutionError, IllegalInstructionError
-from ptxemu.isa.registry import Modifiers, visible
+from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask
@@ -113,3 +113,18 @@ def set_registers(instruction: Instruction) -> Step:
         )
 
     return step
+
+
+# Instructions that ptxemu knows and does not have, refused with the reason.
+
+
+@visible(*("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"))
+def texture(instruction: Instruction) -> Step:
+    """Textures and surfaces ("Texture Instructions", "Surface Instructions")."""
+    unsupported(instruction, "textures and surfaces are not emulated")
+
+
+@visible(*("alloca", "stacksave", "stackrestore"))
+def stack(instruction: Instruction) -> Step:
+    """A thread's stack ("Stack Manipulation Instructions")."""
+    unsupported(instruction, "a stack of run-time size is not emulated; .local variables are")

@@ -1,7 +1,7 @@
 """Exchanges between the lanes of a warp: shfl, vote, match, redux, elect, activemask, bar.warp.
 
 Lanes that a member mask names and that are elsewhere are waited for before the instruction runs
-(`machine.convergence`), so the executing lanes are all that will come.
+(`machine.program.together`), so the executing lanes are all that will come.
 """
 
 from __future__ import annotations

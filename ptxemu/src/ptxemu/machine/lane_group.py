@@ -47,7 +47,7 @@ class Group:
         self.mask = mask
         self.blocked: Blocked | None = None
         self.awaited: Mask | None = None
-        """Lanes that the instruction at `pc` waits for (see `machine.convergence`)."""
+        """Lanes that the instruction at `pc` waits for (see `machine.program`)."""
         self.may_diverge = False
         """The next instruction executes although lanes are missing that can never come."""
         self.passed: Mask | None = None

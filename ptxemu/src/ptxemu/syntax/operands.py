@@ -8,7 +8,59 @@ from ptxemu.syntax import ast
 from ptxemu.syntax.constants import evaluate, integer, number
 from ptxemu.syntax.lexer import StatementError
 from ptxemu.syntax.scopes import Scope
-from ptxemu.syntax.special_registers import SPECIAL_REGISTERS
+
+# The names of PTX's special registers, which need no declaration.
+
+_VECTORS = (
+    "tid",
+    "ntid",
+    "ctaid",
+    "nctaid",
+    "clusterid",
+    "nclusterid",
+    "cluster_ctaid",
+    "cluster_nctaid",
+)
+_SCALARS = (
+    "laneid",
+    "warpid",
+    "nwarpid",
+    "smid",
+    "nsmid",
+    "gridid",
+    "is_explicit_cluster",
+    "cluster_ctarank",
+    "cluster_nctarank",
+    "lanemask_eq",
+    "lanemask_le",
+    "lanemask_lt",
+    "lanemask_ge",
+    "lanemask_gt",
+    "clock",
+    "clock_hi",
+    "clock64",
+    "globaltimer",
+    "globaltimer_lo",
+    "globaltimer_hi",
+    "reserved_smem_offset_begin",
+    "reserved_smem_offset_end",
+    "reserved_smem_offset_cap",
+    "reserved_smem_offset_0",
+    "reserved_smem_offset_1",
+    "total_smem_size",
+    "aggr_smem_size",
+    "dynamic_smem_size",
+    "current_graph_exec",
+)
+
+SPECIAL_REGISTERS: frozenset[str] = frozenset(
+    [f"%{name}" for name in _SCALARS]
+    + [f"%{name}{component}" for name in _VECTORS for component in ("", ".x", ".y", ".z", ".w")]
+    + [f"%pm{index}{suffix}" for index in range(8) for suffix in ("", "_64")]
+    + [f"%envreg{index}" for index in range(32)]
+)
+"""Every special register as written, components of vector registers included."""
+
 
 _PIECE = re.compile(r"(?>(?:[^,()\[\]{}]++|\[[^\[\]]*+\]|\{[^{}]*+\}|\([^()]*+\))+)")
 _NAME = re.compile(r"[A-Za-z_$%][\w$]*(?:\.[a-z]+)?", re.ASCII)
