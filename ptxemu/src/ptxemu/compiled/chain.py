@@ -52,7 +52,6 @@ class ThreadedKernel(ThreadedCode):
         Args:
             is_heard: an observer is told of its accesses, which are quiet loads.
         """
-        assert self._registers is not None
         chain = HeardChain(self, first) if is_heard else Chain(self, first)
         for _ in range(MOST_NODES):
             node = self._nodes[chain.end]

@@ -18,7 +18,7 @@ from ptxemu.machine.blocks import Block
 from ptxemu.machine.codegen import BlockFunction, compile_block
 from ptxemu.machine.lanes import FULL, STORAGE, WARP_SIZE, Mask, bits_of
 from ptxemu.machine.operands import convert, immediate_lanes
-from ptxemu.machine.register_file import ROW_BYTES, SPARE_ROWS, RegisterFile, set_words, words_of
+from ptxemu.machine.register_file import ROW_BYTES, SPARE_ROWS, RegisterFile
 from ptxemu.machine.special_registers import OF_CTAS, special
 from ptxemu.numerics.canonical import bits_of_f32
 from ptxemu.syntax import ast
@@ -42,7 +42,6 @@ class ThreadedCode:
     """The records of one kernel: its constants, and values that each warp has once."""
 
     def __init__(self, program: Program) -> None:
-        assert program.layout is not None
         self._layout = program.layout
         self._constants: dict[tuple[ast.Scalar, str], int] = {}
         self._kept: list[NDArray[Any]] = []
@@ -351,12 +350,12 @@ class _Together:
         )
 
     def run(self, code: ThreadedCode, warp: Any, mask: Mask, context: int = 0) -> int:
-        words = words_of(warp.registers, self._from)
+        words = warp.registers.words(self._from)
         with_nan = self._function(words.reshape(-1).view(np.float32))
         results = bits_of_f32(with_nan).reshape(-1, WARP_SIZE)
         if mask is not FULL:
-            results = np.where(mask, results, words_of(warp.registers, self._to))
-        set_words(warp.registers, self._to, results)
+            results = np.where(mask, results, warp.registers.words(self._to))
+        warp.registers.set_words(self._to, results)
         return 1
 
 

@@ -12,7 +12,6 @@ from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Proxy
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.in_flight import claim, release
-from ptxemu.machine.register_file import set_words
 from ptxemu.machine.state import AsyncOperation
 from ptxemu.memory.tmem import COLUMNS, PARTITION, Fragment, split_address
 
@@ -52,7 +51,7 @@ def issue_load(
     def execute() -> None:
         _report(operation, fragment, AccessKind.READ, lane, column)
         words = _load(warp, fragment, lane, column)
-        set_words(warp.registers, slots, words)
+        warp.registers.set_words(slots, words)
         if warp.cta.machine.observer is None:  # else the first touch or wait is reported
             release(warp, operation, slots)
 

@@ -12,7 +12,7 @@ from ptxemu import machine_code
 from ptxemu.descriptors import WgmmaDescriptor
 from ptxemu.descriptors.matrix_layout import CHUNK, Major
 from ptxemu.engines.shared_matrix import address_of_shared, place, report_read
-from ptxemu.machine.register_file import RegisterFile, RegisterLayout
+from ptxemu.machine.register_file import RegisterLayout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -61,7 +61,7 @@ def execute(
     """
     warp = operation.issuer
     registers, cta = warp.registers, warp.cta
-    if not form.is_plain or not isinstance(registers, RegisterFile):
+    if not form.is_plain:
         return False
     code = machine_code.products(cta)
     if code is None:

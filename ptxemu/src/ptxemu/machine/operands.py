@@ -9,7 +9,6 @@ import numpy as np
 
 from ptxemu.errors import IllegalInstructionError
 from ptxemu.machine.lanes import FULL, STORAGE, VALUE, WARP_SIZE, Lanes, Mask, first_lane, merged
-from ptxemu.machine.register_file import RegisterFile, set_words, words_of
 from ptxemu.machine.special_registers import special
 from ptxemu.syntax import ast
 
@@ -119,13 +118,9 @@ def in_lane(operand: ast.Operand, type_: str) -> LaneItem:
         return lambda warp, lane: int(read(warp)[lane])
     slot, sign = operand.slot, 1 << 8 * target.itemsize - 1
 
-    def item(warp: Warp, lane: int) -> int:
-        registers = warp.registers
-        if isinstance(registers, RegisterFile):
-            return registers.item(slot, lane)
-        return int(registers[slot][lane])
-
-    return item if target.kind != "i" else lambda warp, lane: (item(warp, lane) ^ sign) - sign
+    if target.kind != "i":
+        return lambda warp, lane: warp.registers.item(slot, lane)
+    return lambda warp, lane: (warp.registers.item(slot, lane) ^ sign) - sign
 
 
 def address_in_lane(operand: ast.Operand) -> LaneItem:
@@ -175,7 +170,7 @@ def rows_reader(operands: Sequence[ast.Operand], type_: str) -> LaneReader:
     """A function that gives the values of several operands, viewed as `type_`."""
     slots = _words(operands)
     if slots and VALUE[type_] == np.uint32:
-        return lambda warp: words_of(warp.registers, slots)
+        return lambda warp: warp.registers.words(slots)
     readers = [reader(one, type_) for one in operands]
     return lambda warp: np.stack([read(warp) for read in readers])
 
@@ -186,7 +181,7 @@ def rows_writer(operands: Sequence[ast.Operand]) -> LaneWriter:
 
     def write(warp: Warp, rows: Lanes, mask: Mask) -> None:
         if slots and mask is FULL:
-            set_words(warp.registers, slots, rows.view(np.uint32))
+            warp.registers.set_words(slots, rows.view(np.uint32))
             return
         for write_one, values in zip(writers, rows, strict=True):
             write_one(warp, values, mask)

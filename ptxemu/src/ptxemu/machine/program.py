@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -13,10 +13,10 @@ from ptxemu.machine.blocks import Block
 from ptxemu.machine.codegen import BlockFunction
 from ptxemu.machine.decoded import AccessStep, Decoded, PlainAccess, PureOp, Step, identity
 from ptxemu.machine.independence import concerns_nobody_else
-from ptxemu.machine.lanes import ALL_BITS, STORAGE, WARP_SIZE, Lanes, Mask, mask_of
+from ptxemu.machine.lanes import ALL_BITS, Mask, mask_of
 from ptxemu.machine.liveness import mark_temporaries
 from ptxemu.machine.operands import LaneReader, reader
-from ptxemu.machine.register_file import RegisterLayout, Registers, register_files
+from ptxemu.machine.register_file import RegisterLayout
 from ptxemu.machine.special_registers import parameter_word
 from ptxemu.syntax.ast import Function, Guard, Instruction, IntImmediate, Symbol
 
@@ -116,15 +116,6 @@ class ExitNode:
     guard: Guard | None
 
 
-_ZEROS: dict[str, Lanes] = {
-    type_: np.zeros((WARP_SIZE, 2) if type_ == "b128" else WARP_SIZE, storage)
-    for type_, storage in STORAGE.items()
-}
-"""Registers of each type before anything was written, shared by all: they never change in place."""
-for _lanes in _ZEROS.values():
-    _lanes.flags.writeable = False
-
-
 QUIET_SPACES = ("shared::cta", "global")
 """Spaces of loads after which a turn goes on."""
 
@@ -179,16 +170,9 @@ class Program:
         """`make_threaded` makes machine code of blocks and of accesses between them."""
         self.function = function
         self._decode_instruction = decode
-        self.initial_registers: list[Lanes] = [
-            _ZEROS[register.type]
-            for register in sorted(function.registers, key=lambda register: register.slot)
-        ]
-        """Initial contents of a warp's registers, by slot."""
-        self.layout: RegisterLayout | None = None
-        """Locations of registers, if machine code is to find them."""
-        if make_threaded is not None:
-            by_slot = sorted(function.registers, key=lambda register: register.slot)
-            self.layout = RegisterLayout([register.type for register in by_slot])
+        by_slot = sorted(function.registers, key=lambda register: register.slot)
+        self.layout = RegisterLayout([register.type for register in by_slot])
+        """Locations of registers."""
         self._make_threaded = make_threaded
         self._threaded: ThreadedBlocks | None = None
         self._chains: tuple[dict[int, Chain | None], ...] = ({}, {})
@@ -198,12 +182,6 @@ class Program:
         """Instructions of blocks executed until there is threaded code."""
         self.nodes: list[Node | None] = [None] * (len(function.instructions) + 1)
         self._decode()
-
-    def new_registers(self, count: int) -> Sequence[Registers]:
-        """The registers of `count` warps that start."""
-        if self.layout is not None:
-            return register_files(self.layout, count)
-        return [self.initial_registers.copy() for _ in range(count)]
 
     def chain(self, first: int, *, is_heard: bool) -> Chain | None:
         """Return the chain that begins at `first`; None if it would be no more than a node."""
@@ -260,7 +238,7 @@ class Program:
             )
         blocks = [node for node in self.nodes if isinstance(node, Block)]
         mark_temporaries(self.function.instructions, blocks)
-        if self.layout is not None:
+        if self._make_threaded is not None:
             for block in blocks:
                 block.make_threaded = self._as_threaded_code
 

@@ -7,7 +7,6 @@ so that arrays of lanes never change in place there either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,30 +144,3 @@ def register_files(layout: RegisterLayout, count: int) -> list[RegisterFile]:
         RegisterFile(layout, data[warp], tuple(one[warp] for one in arrays), address + warp * size)
         for warp in range(count)
     ]
-
-
-Registers: TypeAlias = "list[Lanes] | RegisterFile"
-"""Registers by slot; in a list, arrays are shared and never change in place."""
-
-
-def words_of(registers: Registers, slots: tuple[int, ...]) -> NDArray[np.uint32]:
-    """Registers of 32 bits as rows (n, 32)."""
-    if isinstance(registers, RegisterFile):
-        return registers.words(slots)
-    return np.concatenate([registers[slot] for slot in slots]).reshape(-1, WARP_SIZE)
-
-
-def set_words(registers: Registers, slots: tuple[int, ...], words: NDArray[np.uint32]) -> None:
-    """Write registers of 32 bits, given as rows (n, 32), which must not change afterwards."""
-    if isinstance(registers, RegisterFile):
-        registers.set_words(slots, words)
-        return
-    for slot, lanes in zip(slots, words, strict=True):
-        registers[slot] = lanes
-
-
-def all_bits(registers: Registers) -> bytes:
-    """The bits of all registers."""
-    if isinstance(registers, RegisterFile):
-        return registers.tobytes()
-    return b"".join(lanes.tobytes() for lanes in registers)

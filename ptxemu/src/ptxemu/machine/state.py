@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.lanes_apart import LanesApart
     from ptxemu.machine.launch import Launch
     from ptxemu.machine.layout import Layout
-    from ptxemu.machine.register_file import Registers
+    from ptxemu.machine.register_file import RegisterFile, RegisterLayout
     from ptxemu.memory.global_memory import GlobalMemory
     from ptxemu.memory.words import Words
     from ptxemu.syntax.ast import Function, Guard, Instruction
@@ -111,12 +111,9 @@ class Kernel(Protocol):
 
     function: Function
     nodes: list[Any]
+    layout: RegisterLayout
     plain: tuple[set[int], set[int]]
     """Pcs where no chain begins: of those that nobody hears, and of those that are heard."""
-
-    def new_registers(self, count: int) -> Sequence[Registers]:
-        """Give the registers of `count` warps that start."""
-        ...
 
     def chain(self, first: int, *, is_heard: bool) -> Any:
         """Give the `machine.program.Chain` that begins at a pc, or None."""
@@ -302,7 +299,7 @@ class Warp:
     """
 
     def __init__(
-        self, agent_id: int, cta: Cta, index: int, num_lanes: int, registers: Registers
+        self, agent_id: int, cta: Cta, index: int, num_lanes: int, registers: RegisterFile
     ) -> None:
         self.agent_id = agent_id
         self.cta = cta

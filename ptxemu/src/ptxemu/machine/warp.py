@@ -18,7 +18,6 @@ from ptxemu.machine.in_flight import touch_block, touch_predicate, touch_step
 from ptxemu.machine.lane_group import Group
 from ptxemu.machine.lanes import FULL, NOBODY, Mask, count_lanes, lane_names
 from ptxemu.machine.program import BranchNode, ExitNode, Node, StepNode, SwitchNode
-from ptxemu.machine.register_file import all_bits
 from ptxemu.machine.state import LOOP_ROUNDS
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def sleep(warp: Warp) -> bool:
 def fingerprint(warp: Warp) -> int:
     """Equal for equal registers at equal places (and, very rarely, for others)."""
     places = tuple((g.pc, g.mask.tobytes()) for g in warp.groups)
-    return hash((warp.agent_id, places, all_bits(warp.registers)))
+    return hash((warp.agent_id, places, warp.registers.tobytes()))
 
 
 def expire_waits(warp: Warp) -> bool:

@@ -301,7 +301,7 @@ class Scheduler:
         if clusters_left(self._machine) and not self._machine.pending:
             for cta in cluster.ctas:
                 for warp in cta.warps:
-                    warp.registers = []
+                    del warp.registers
         self._tell_progress()
         self._start_clusters()
 
