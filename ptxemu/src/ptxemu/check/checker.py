@@ -14,8 +14,7 @@ from ptxemu.check.flags import Flags, reach_of
 from ptxemu.check.lane_races import LaneRaces, makes_lanes_meet
 from ptxemu.check.lifetime import Lifetimes
 from ptxemu.check.mbarriers import Mbarriers
-from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
-from ptxemu.check.phases import Phases
+from ptxemu.check.phases import BARRIERS, BarrierUsers, Phases
 from ptxemu.check.races import Races
 from ptxemu.check.shadow import Blank
 from ptxemu.check.shadow_memory import ShadowMemory

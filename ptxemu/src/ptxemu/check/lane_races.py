@@ -32,7 +32,7 @@ from ptxemu.check.lane_notes import (
     noted,
     noted_loads,
 )
-from ptxemu.check.lane_releases import LaneReleases
+from ptxemu.check.lanes import LaneReleases
 from ptxemu.check.tokens import is_mbarrier_token
 from ptxemu.events import Access, AccessKind, Agent, Loads, Proxy, Space
 from ptxemu.machine.lanes import lane_names, mask_of

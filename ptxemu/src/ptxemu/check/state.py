@@ -109,7 +109,7 @@ class Event:
         self.is_non_coherent = kind is AccessKind.READ and "nc" in access.instruction.modifiers
         """It reads through the path that sees no write of the same kernel."""
         self.lanes = 0
-        """The lanes of a warp's weak store, as bits (`check.lane_releases`)."""
+        """The lanes of a warp's weak store, as bits (`check.lanes`)."""
         self.is_mbarrier = False
         """It initialised an mbarrier in these bytes."""
         self.is_behind_sc = actor.has_fenced_sc

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ptxemu.check.flag_reads import wait_reads
+from ptxemu.check.undetermined import wait_reads
 from ptxemu.events import AccessKind
 from ptxemu.syntax.ast import Instruction, IntImmediate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ptxemu.engines.copy_operation import Signal, fault
-from ptxemu.machine.access import locate_shared
+from ptxemu.machine.regions import locate_shared
 
 if TYPE_CHECKING:
     from ptxemu.machine.state import Cta

@@ -17,7 +17,7 @@ from ptxemu.engines.groups import copy_groups
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Space
-from ptxemu.machine.access import report
+from ptxemu.machine.regions import report
 from ptxemu.machine.state import NO_ORDER, AsyncOperation, Ordering
 from ptxemu.memory.address import SHARED_BASE, SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
 

@@ -14,8 +14,8 @@ from ptxemu.descriptors.matrix_layout import CHUNK, ChunkPlan, Major, MatrixLayo
 from ptxemu.descriptors.swizzle import PERIOD
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Proxy, Space
-from ptxemu.machine.access import report
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.regions import report
 from ptxemu.numerics import dot
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ptxemu.engines.tmem_allocator import tmem_allocator
 from ptxemu.events import AccessKind, Agent, Proxy, Space
-from ptxemu.machine.access import report
+from ptxemu.machine.regions import report
 from ptxemu.memory.tmem import LANE_BYTES
 
 if TYPE_CHECKING:

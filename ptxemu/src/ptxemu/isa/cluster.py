@@ -19,12 +19,12 @@ from ptxemu.events import AccessKind, Proxy, Space
 from ptxemu.isa.copy_operands import COMPLETE_TX
 from ptxemu.isa.memory_operands import Values, source, take_order, take_shape, take_space
 from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
-from ptxemu.machine.access import locate_shared, report
 from ptxemu.machine.decoded import PureOp, Step
 from ptxemu.machine.grid import cancel_cluster
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import FULL, Lanes, Mask
 from ptxemu.machine.operands import address_reader
+from ptxemu.machine.regions import locate_shared, report
 from ptxemu.machine.state import AsyncOperation
 from ptxemu.memory.address import SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
 from ptxemu.numerics import atomic

@@ -19,7 +19,6 @@ from ptxemu.errors import ExecutionError
 from ptxemu.events import Access, AccessKind, Proxy, Space
 from ptxemu.isa.memory_operands import SCOPES
 from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
-from ptxemu.machine.access import locate_shared
 from ptxemu.machine.decoded import PureOp, Step
 from ptxemu.machine.lanes import FULL, WARP_SIZE, Lanes, Mask, are_alike, only_lane
 from ptxemu.machine.operands import (
@@ -31,6 +30,7 @@ from ptxemu.machine.operands import (
     reader,
     writer,
 )
+from ptxemu.machine.regions import locate_shared
 from ptxemu.memory.address import SHARED_RANK_SHIFT, SHARED_WINDOW, in_window
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register, Sink
 

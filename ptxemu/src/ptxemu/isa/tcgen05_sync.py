@@ -10,11 +10,11 @@ from ptxemu.engines import tcgen05
 from ptxemu.engines.tmem_allocator import pair, tmem_allocator
 from ptxemu.events import AccessKind, Fence, FenceKind, Proxy, Space
 from ptxemu.isa.registry import Modifiers, visible
-from ptxemu.machine.access import locate_shared, report
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask, first_lane
 from ptxemu.machine.operands import address_reader, reader, uniform
+from ptxemu.machine.regions import locate_shared, report
 from ptxemu.machine.state import Warp
 from ptxemu.memory.address import SHARED_RANK_SHIFT, SHARED_WINDOW, in_window
 from ptxemu.memory.tmem import LANE_BYTES, LANES, split_address

@@ -21,10 +21,10 @@ from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Fence, FenceKind, Space
 from ptxemu.isa.copy_operands import addresses
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.machine.access import report
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask, first_lane
 from ptxemu.machine.operands import reader
+from ptxemu.machine.regions import report
 from ptxemu.memory.address import SHARED_WINDOW, in_window
 from ptxemu.syntax.ast import Instruction, IntImmediate
 

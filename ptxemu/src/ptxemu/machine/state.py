@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ptxemu.events import Agent, Observer
     from ptxemu.machine.device import Device
     from ptxemu.machine.engine_state import EngineState
-    from ptxemu.machine.lanes_apart import LanesApart
+    from ptxemu.machine.lane_group import LanesApart
     from ptxemu.machine.launch import Launch
     from ptxemu.machine.layout import Layout
     from ptxemu.machine.register_file import RegisterFile, RegisterLayout

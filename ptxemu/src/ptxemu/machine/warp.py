@@ -21,7 +21,7 @@ from ptxemu.machine.program import BranchNode, ExitNode, Node, StepNode, SwitchN
 from ptxemu.machine.state import LOOP_ROUNDS
 
 if TYPE_CHECKING:
-    from ptxemu.machine.lanes_apart import LanesApart
+    from ptxemu.machine.lane_group import LanesApart
     from ptxemu.machine.state import Warp
 
 LEAST_PATIENCE = 4

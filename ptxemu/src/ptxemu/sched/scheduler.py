@@ -13,8 +13,8 @@ from ptxemu.errors import DeadlockError, StepLimitError
 from ptxemu.events import LaunchProgress, OnProgress
 from ptxemu.machine.device import ctas_per_sm
 from ptxemu.machine.grid import clusters_left, deal, skip_time, start_clusters
+from ptxemu.machine.lane_group import LanesApart
 from ptxemu.machine.lanes import lane_names
-from ptxemu.machine.lanes_apart import LanesApart
 from ptxemu.machine.state import LOOP_ROUNDS, AsyncOperation, Cluster, Machine, Warp
 from ptxemu.machine.warp import BLOCKED, EXITED, advance, expire_waits, fingerprint, sleep
 from ptxemu.sched.crew import STEPS_BEFORE, Crew
