@@ -17,8 +17,6 @@ from ptxemu.machine.operands import elements, uniform
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand, Symbol
 
 if TYPE_CHECKING:
-    from ptxemu.machine.lane_memory import Values
-    from ptxemu.machine.launch import Launch
     from ptxemu.machine.state import Warp
 
 
@@ -131,28 +129,21 @@ def _load_parameter(
     shape: memory_operands.Shape,
     write: memory_operands.LaneWriters,
 ) -> Step:
-    """ld.param of a kernel parameter, which is the same in every lane, or of a call's result."""
+    """ld.param of a call's result, or of a kernel's parameters where it is no move (`Program`)."""
     assert isinstance(operand.base, Symbol)
     name, offset = operand.base.name, operand.base.addend + operand.offset
     size = shape.element * shape.count
     dtype = np.dtype(f"u{shape.element}")
-    cached: list[tuple[Launch, Values]] = []
-
-    def parameter(warp: Warp) -> Values:
-        launch = warp.cta.machine.launch
-        if not cached or cached[0][0] is not launch:
-            words = np.frombuffer(parameter_bytes(warp, name, offset, size, instruction), dtype)
-            lanes = np.repeat(words[:, None], WARP_SIZE, axis=1)
-            cached[:] = [(launch, lanes[0] if shape.count == 1 else lanes)]
-        return cached[0][1]
 
     def step(warp: Warp, mask: Mask) -> None:
         frame = frame_bytes(warp, name)
         if frame is None:
-            values = parameter(warp)
+            data = parameter_bytes(warp, name, offset, size, instruction)
+            rows = np.broadcast_to(np.frombuffer(data, np.uint8), (WARP_SIZE, size))
         else:
-            words = np.ascontiguousarray(frame[:, offset : offset + size]).view(dtype)
-            values = words[:, 0] if shape.count == 1 else np.ascontiguousarray(words.T)
+            rows = frame[:, offset : offset + size]
+        words = np.ascontiguousarray(rows).view(dtype)
+        values = words[:, 0] if shape.count == 1 else np.ascontiguousarray(words.T)
         write(warp, values[..., mask], mask)
 
     return step
