@@ -8,13 +8,10 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.program import Program, ThreadedBlocks, ThreadedMaker
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta
+from ptxemu.machine.state import Cta
 
 CORES = ("numpy", "llvm")
 COLD_INSTRUCTIONS, WARM_INSTRUCTIONS = 25_000, 2_000

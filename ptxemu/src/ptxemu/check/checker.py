@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ptxemu.check import lanes as lane_order
 from ptxemu.check import proxies, relaxed
@@ -27,9 +27,7 @@ from ptxemu.check.weak_orders import WeakOrders
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Loads, Observer, Space
 from ptxemu.global_writes import Earlier
-
-if TYPE_CHECKING:
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 SUPERSEDED = ("exited-cta", "mbarrier-overwritten")  # the check tells more of these itself
 CHECKED_SPACES = (Space.GLOBAL, Space.SHARED, Space.TMEM)

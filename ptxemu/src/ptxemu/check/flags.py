@@ -23,11 +23,11 @@ after that access, to the next fence.sc, which acquires them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ptxemu.check.state import CLUSTER, CTA, GPU, are_in_reach
+from ptxemu.check.state import CLUSTER, CTA, GPU, WarpActor, are_in_reach
 from ptxemu.check.vector_clock import (
     GENERIC,
     NO_PASTS,
@@ -41,11 +41,7 @@ from ptxemu.check.vector_clock import (
     later,
     united,
 )
-from ptxemu.events import Access, AccessKind, Space
-
-if TYPE_CHECKING:
-    from ptxemu.check.state import WarpActor
-    from ptxemu.events import Fence
+from ptxemu.events import Access, AccessKind, Fence, Space
 
 _REACH = {"cta": CTA, "cluster": CLUSTER}
 LEVELS = (CTA, CLUSTER, GPU)

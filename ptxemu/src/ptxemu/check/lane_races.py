@@ -14,9 +14,10 @@ can race. In most stretches no word is accessed by two lanes of which one writes
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptxemu.check.findings import Findings
 from ptxemu.check.lane_notes import (
@@ -33,15 +34,11 @@ from ptxemu.check.lane_notes import (
     noted_loads,
 )
 from ptxemu.check.lanes import LaneReleases
+from ptxemu.check.state import WarpActor
 from ptxemu.check.tokens import is_mbarrier_token
 from ptxemu.events import Access, AccessKind, Agent, Loads, Proxy, Space
 from ptxemu.machine.lanes import lane_names, mask_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ptxemu.check.state import WarpActor
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 MOST_NOTED = 256
 """Accesses of a warp that are judged together at most; of more the later half stays."""

@@ -10,15 +10,12 @@ though the ISA says of bar.warp.sync only that it orders memory.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxemu.check.lane_notes import EVERY, lanes_of
+from ptxemu.check.state import Event, WarpActor
 from ptxemu.events import Access, AccessKind, Agent, Proxy
-
-if TYPE_CHECKING:
-    from ptxemu.check.state import Event, WarpActor
 
 
 def acquires(warp: WarpActor, agent: Agent) -> None:

@@ -11,16 +11,13 @@ phase n, in time at least: else it may be early and complete phase n instead of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ptxemu.check.actors import ARRIVAL, COMMIT, OperationActor
-from ptxemu.check.state import WarpActor
-
-if TYPE_CHECKING:
-    from ptxemu.check.findings import Findings, Place, Site
-    from ptxemu.check.state import Actor
-    from ptxemu.check.vector_clock import Knowledge
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.check.findings import Findings, Place, Site
+from ptxemu.check.state import Actor, WarpActor
+from ptxemu.check.vector_clock import Knowledge
+from ptxemu.syntax.ast import Instruction
 
 Object: TypeAlias = tuple[int, int]
 """An mbarrier: index of its CTA and offset."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ptxemu.check import vector_clock
 from ptxemu.check.actors import OperationActor
+from ptxemu.check.state import Actor, Event, WarpActor
 from ptxemu.events import AccessKind, Fence, FenceKind, Proxy, Space
-
-if TYPE_CHECKING:
-    from ptxemu.check.state import Actor, Event, WarpActor
 
 ROW_OF_SPACE = {Space.SHARED: vector_clock.ASYNC_SHARED, Space.GLOBAL: vector_clock.ASYNC_GLOBAL}
 """Rows of accesses that are ordered for the async proxy too, by space."""

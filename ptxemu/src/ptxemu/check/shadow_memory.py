@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxemu import machine_code
 from ptxemu.check import known_order
 from ptxemu.check.granules import Ids, Index
-from ptxemu.check.quick_judge import QuickJudge
+from ptxemu.check.known_order import Limits
+from ptxemu.check.quick_judge import Parts, QuickJudge
 from ptxemu.check.races import Races, Spot
 from ptxemu.check.rows import RowStates
 from ptxemu.check.shadow import Blank, Page, ShadowRegion, States
-from ptxemu.check.state import LoadEvents
+from ptxemu.check.state import Event, LoadEvents, WarpActor
 from ptxemu.check.tmem_page import TmemPage
-from ptxemu.events import Access, AccessKind, Space
-
-if TYPE_CHECKING:
-    from ptxemu.check.known_order import Limits
-    from ptxemu.check.quick_judge import Parts
-    from ptxemu.check.state import Event, WarpActor
-    from ptxemu.events import Agent, Loads
-
+from ptxemu.events import Access, AccessKind, Agent, Loads, Space
 
 # States that an access finds, and new states that replace them.
 

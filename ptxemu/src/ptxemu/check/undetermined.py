@@ -10,17 +10,14 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ptxemu.check.findings import Findings, Site
+from ptxemu.check.state import Event
 from ptxemu.events import Access, AccessKind
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.program import BranchNode, ExitNode, Program, StepNode, SwitchNode
 from ptxemu.syntax.ast import Guard, Instruction, Operand, register_slots
-
-if TYPE_CHECKING:
-    from ptxemu.check.findings import Findings, Site
-    from ptxemu.check.state import Event
-
 
 # Reads that look at flags: their values may be old, as the kernel looks again or only asks.
 #

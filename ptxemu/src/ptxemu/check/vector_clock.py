@@ -6,14 +6,11 @@ cluster's warps are a small matrix, its asynchronous operations are bits of Pyth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 # Pasts: what had happened before a fence.sc, to be told to other fence.sc's.
 #

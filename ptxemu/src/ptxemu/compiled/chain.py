@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptxemu.compiled import access_records
 from ptxemu.compiled.routines import MOST_DESTINATIONS, MOST_SOURCES
 from ptxemu.compiled.threaded_code import Part, Records, ThreadedCode
 from ptxemu.events import Loads, Space
 from ptxemu.machine.blocks import Block
-from ptxemu.machine.program import StepNode
+from ptxemu.machine.lane_group import Group
+from ptxemu.machine.program import Program, StepNode
 from ptxemu.machine.regions import shared_region
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ptxemu.machine.lane_group import Group
-    from ptxemu.machine.program import Program
-    from ptxemu.machine.register_file import RegisterLayout
-    from ptxemu.machine.state import Cta, Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.machine.register_file import RegisterLayout
+from ptxemu.machine.state import Cta, Warp
+from ptxemu.syntax.ast import Instruction
 
 MOST_NODES = 200
 

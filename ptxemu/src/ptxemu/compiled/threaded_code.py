@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,14 @@ from ptxemu.compiled import routines
 from ptxemu.compiled.llvm_vectors import bits_of_type
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.codegen import BlockFunction, compile_block
+from ptxemu.machine.decoded import PureOp
 from ptxemu.machine.lanes import FULL, STORAGE, WARP_SIZE, Mask, bits_of
 from ptxemu.machine.operands import convert, immediate_lanes
+from ptxemu.machine.program import Program
 from ptxemu.machine.register_file import ROW_BYTES, SPARE_ROWS, RegisterFile
 from ptxemu.machine.special_registers import OF_CTAS, special
 from ptxemu.numerics.canonical import bits_of_f32
 from ptxemu.syntax import ast
-
-if TYPE_CHECKING:
-    from ptxemu.machine.decoded import PureOp
-    from ptxemu.machine.program import Program
 
 _CHANGING = ("%clock", "%globaltimer", "%envreg")
 _CHUNK = 1 << 14

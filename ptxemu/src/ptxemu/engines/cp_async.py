@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,11 @@ from ptxemu.engines.groups import copy_groups
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Space
+from ptxemu.machine.lanes import Mask
 from ptxemu.machine.regions import report
-from ptxemu.machine.state import NO_ORDER, AsyncOperation, Ordering
+from ptxemu.machine.state import NO_ORDER, AsyncOperation, Cta, Ordering, Warp
 from ptxemu.memory.address import SHARED_BASE, SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
-
-if TYPE_CHECKING:
-    from ptxemu.machine.lanes import Mask
-    from ptxemu.machine.state import Cta, Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 Addresses: TypeAlias = NDArray[np.int64]
 

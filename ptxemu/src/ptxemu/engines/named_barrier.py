@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.lanes import Mask
 from ptxemu.machine.sleepers import Sleepers
-
-if TYPE_CHECKING:
-    from ptxemu.machine.lanes import Mask
-    from ptxemu.machine.state import Cluster, Cta, Warp
+from ptxemu.machine.state import Cluster, Cta, Warp
 
 NUM_BARRIERS = 16
 WARP_THREADS = 32

@@ -8,7 +8,6 @@ two or four different A's if the lanes hold them.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +23,10 @@ from ptxemu.engines.tcgen05 import ctas_of, start_mma
 from ptxemu.engines.tmem_access import access_tmem
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind
+from ptxemu.machine.state import AsyncOperation, Cta, Warp
 from ptxemu.memory import tmem
 from ptxemu.numerics import dot, sparsity
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import AsyncOperation, Cta, Warp
-    from ptxemu.syntax.ast import Instruction
-
+from ptxemu.syntax.ast import Instruction
 
 # The operands of a tcgen05.mma, decoded once for each value.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +22,9 @@ from ptxemu.engines.sparse_metadata import rows_of_metadata, warn_of_undefined
 from ptxemu.events import Fence, FenceKind
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.in_flight import claim, release
-from ptxemu.machine.state import NO_ORDER, AsyncOperation, Ordering
+from ptxemu.machine.state import NO_ORDER, AsyncOperation, Cta, Ordering, Warp
 from ptxemu.numerics import dot, sparsity
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta, Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 ROWS = 16
 """Rows of D of one warp."""

@@ -8,7 +8,6 @@ low 32 bits are their addresses within the state space. Instructions of these sp
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
 from ptxemu.machine.decoded import PureOp, Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask
+from ptxemu.machine.state import Warp
 from ptxemu.memory.address import (
     CONST_WINDOW,
     LOCAL_WINDOW,
@@ -26,9 +26,6 @@ from ptxemu.memory.address import (
     SHARED_WINDOW,
 )
 from ptxemu.syntax.ast import Instruction, Operand, Scalar, SpecialRegister
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _LOW = np.uint64(0xFFFF_FFFF)
 _WINDOW_SHIFT = np.uint64(32)

@@ -4,8 +4,6 @@ copy": cp.async, cp.async.commit_group, cp.async.wait_group and wait_all; and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ptxemu.engines.copy_operation import fault
@@ -17,10 +15,8 @@ from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import LaneReader, address_reader, reader
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, IntImmediate, NegatedRegister, Operand, Register
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 
 @visible("cp.async")

@@ -5,8 +5,6 @@ The lanes of an instruction act in lane order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,11 +24,9 @@ from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_memory import Combine, LaneMemory
 from ptxemu.machine.lanes import Mask
+from ptxemu.machine.state import Warp
 from ptxemu.numerics import atomic
 from ptxemu.syntax.ast import Instruction, Operand
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _NAMES = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
 _SPACES = ("shared::cta", "shared::cluster", "global", "generic")

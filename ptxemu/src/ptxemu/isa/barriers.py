@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,10 +16,8 @@ from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask
 from ptxemu.machine.operands import reader, writer
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, Operand
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 Finish = Callable[["Warp", Mask, Generation], None]
 

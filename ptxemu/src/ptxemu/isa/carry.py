@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,11 +20,9 @@ from ptxemu.machine.decoded import Step
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE, Mask, merged
 from ptxemu.machine.operands import reader, writer
+from ptxemu.machine.state import Warp
 from ptxemu.numerics.dtypes import Array
 from ptxemu.syntax.ast import Instruction
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _TYPES = ("u32", "s32", "u64", "s64")
 Operation = Callable[..., tuple[Array, Array]]

@@ -8,7 +8,6 @@ tells success from failure.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +24,10 @@ from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import FULL, Lanes, Mask
 from ptxemu.machine.operands import address_reader
 from ptxemu.machine.regions import locate_shared, report
-from ptxemu.machine.state import AsyncOperation
+from ptxemu.machine.state import AsyncOperation, Cta, Warp
 from ptxemu.memory.address import SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
 from ptxemu.numerics import atomic
 from ptxemu.syntax.ast import Instruction, Register, Sink, Vector
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta, Warp
 
 _RESPONSE_BYTES = 16
 _NAMES = ("add", "min", "max", "inc", "dec", "and", "or", "xor")

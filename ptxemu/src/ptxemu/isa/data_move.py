@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ptxemu.errors import ExecutionError
@@ -14,10 +12,8 @@ from ptxemu.machine.decoded import AccessStep, PlainAccess, Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import WARP_SIZE, Mask
 from ptxemu.machine.operands import elements, uniform
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand, Symbol
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 
 @visible("ld")

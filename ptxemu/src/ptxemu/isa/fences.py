@@ -5,8 +5,6 @@ Memory here is always coherent, so a fence has no effect of its own: it is told 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ptxemu.errors import ExecutionError
 from ptxemu.events import Fence, FenceKind, Space
 from ptxemu.isa.memory_operands import SCOPES
@@ -14,10 +12,8 @@ from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import address_reader
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, IntImmediate
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _ASYNC = Fence(FenceKind.ASYNC_PROXY)
 _ASYNC_SHARED = Fence(FenceKind.ASYNC_PROXY, spaces=frozenset((Space.SHARED,)))

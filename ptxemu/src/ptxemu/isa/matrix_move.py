@@ -7,7 +7,7 @@ Lane 8i + r gives the address of row r of matrix i; a row is 16 bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +18,8 @@ from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import FULL, LANE_IDS, WARP_SIZE, Mask
 from ptxemu.machine.operands import elements, reader, writer
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _ROW_WORDS = 4
 Array = NDArray[Any]

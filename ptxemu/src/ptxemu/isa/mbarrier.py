@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,11 +30,9 @@ from ptxemu.machine.operands import (
     writer,
 )
 from ptxemu.machine.regions import locate_shared
+from ptxemu.machine.state import Warp
 from ptxemu.memory.address import SHARED_RANK_SHIFT, SHARED_WINDOW, in_window
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register, Sink
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _BYTES = 8
 _PENDING_BITS = MAX_COUNT.bit_length()

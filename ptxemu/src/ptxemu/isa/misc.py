@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ptxemu.errors import ExecutionError, IllegalInstructionError
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
@@ -12,11 +10,8 @@ from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.sleepers import Sleepers
+from ptxemu.machine.state import Cta, Warp
 from ptxemu.syntax.ast import Instruction, IntImmediate
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta, Warp
-
 
 # The registers of a CTA that setmaxnreg moves between its warps (PTX ISA, "setmaxnreg").
 #

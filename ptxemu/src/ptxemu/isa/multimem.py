@@ -6,8 +6,6 @@ multicast object is plain memory, a reduction over its replicas is the one value
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,11 +15,9 @@ from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import Mask
+from ptxemu.machine.state import Warp
 from ptxemu.numerics import atomic
 from ptxemu.syntax.ast import Instruction
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _NAMES = ("add", "min", "max", "and", "or", "xor")
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")

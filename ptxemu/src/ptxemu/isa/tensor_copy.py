@@ -4,7 +4,6 @@ cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, cp.async.bulk.prefetch.tensor
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ptxemu.descriptors.im2col_map import Im2colMap
 from ptxemu.engines.bulk_copy import destinations, shared_place, signal_of
@@ -26,10 +25,8 @@ from ptxemu.machine.operands import (
     in_lane,
     reader,
 )
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Address, Instruction, Operand, Vector
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
 _IM2COL_OF_WIDTH = ("im2col::w", "im2col::w::128")

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,11 +23,9 @@ from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask, first_lane
 from ptxemu.machine.operands import reader
 from ptxemu.machine.regions import report
+from ptxemu.machine.state import Cta, Warp
 from ptxemu.memory.address import SHARED_WINDOW, in_window
 from ptxemu.syntax.ast import Instruction, IntImmediate
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta, Warp
 
 Bytes = NDArray[np.uint8]
 

@@ -7,7 +7,7 @@ Lanes that a member mask names and that are elsewhere are waited for before the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,8 @@ from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import FULL, WARP_SIZE, Lanes, Mask, bits_of, lane_names, mask_of
 from ptxemu.machine.operands import LaneWriter, reader, writer
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Pair, Sink
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _LANES: NDArray[np.int64] = np.arange(WARP_SIZE)
 _ALL_MEMBERS = b"\xff" * 4 * WARP_SIZE

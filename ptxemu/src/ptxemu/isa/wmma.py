@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,9 @@ from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import FULL, WARP_SIZE, Mask
 from ptxemu.machine.operands import elements, reader, rows_reader, rows_writer
+from ptxemu.machine.state import Warp
 from ptxemu.numerics import dot
 from ptxemu.syntax.ast import Instruction, Operand
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 Array = NDArray[Any]
 _SHAPES = ("m16n16k16", "m32n8k16", "m8n32k16", "m16n16k8", "m8n8k4", "m8n8k32", "m8n8k128")

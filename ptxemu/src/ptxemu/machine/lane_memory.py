@@ -8,7 +8,7 @@ whose address is wrong.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,9 @@ from ptxemu.events import Access, AccessKind, Proxy, Space
 from ptxemu.machine import regions
 from ptxemu.machine.lanes import FULL, LANE_IDS, Mask
 from ptxemu.machine.operands import address_reader
-from ptxemu.machine.state import Region
+from ptxemu.machine.state import Region, Warp
 from ptxemu.memory.address import CONST_WINDOW, PARAM_WINDOW, SHARED_RANK_SHIFT, WINDOW_BYTES
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 Values: TypeAlias = NDArray[Any]
 """One word an active lane, shape (n,); or `count` of them, shape (count, n)."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ptxemu.errors import IllegalInstructionError
 from ptxemu.machine.lanes import FULL, STORAGE, VALUE, WARP_SIZE, Lanes, Mask, first_lane, merged
 from ptxemu.machine.special_registers import special
+from ptxemu.machine.state import Warp
 from ptxemu.syntax import ast
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 LaneReader = Callable[["Warp"], Lanes]
 LaneItem = Callable[["Warp", int], int]

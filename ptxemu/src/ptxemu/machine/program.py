@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -13,17 +13,14 @@ from ptxemu.machine.blocks import Block
 from ptxemu.machine.codegen import BlockFunction
 from ptxemu.machine.decoded import AccessStep, Decoded, PlainAccess, PureOp, Step, identity
 from ptxemu.machine.independence import concerns_nobody_else
+from ptxemu.machine.lane_group import Group
 from ptxemu.machine.lanes import ALL_BITS, Mask, mask_of
 from ptxemu.machine.liveness import mark_temporaries
 from ptxemu.machine.operands import LaneReader, reader
 from ptxemu.machine.register_file import RegisterLayout
 from ptxemu.machine.special_registers import parameter_word
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Function, Guard, Instruction, IntImmediate, Symbol
-
-if TYPE_CHECKING:
-    from ptxemu.machine.lane_group import Group
-    from ptxemu.machine.state import Warp
-
 
 # Lanes that execute an instruction together: all live ones (`.aligned`) or a member mask's.
 

@@ -5,8 +5,6 @@ A region's words are at the addresses that instructions use, generic windows and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,7 +12,7 @@ from ptxemu.errors import ExecutionError
 from ptxemu.events import Access, AccessKind, Agent, Proxy, Space
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE
-from ptxemu.machine.state import Region
+from ptxemu.machine.state import Cta, Machine, Region, Warp
 from ptxemu.memory.address import (
     CONST_WINDOW,
     LOCAL_WINDOW,
@@ -27,10 +25,7 @@ from ptxemu.memory.address import (
     in_window,
 )
 from ptxemu.memory.words import Words
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta, Machine, Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 _WINDOW_BITS = WINDOW_BYTES.bit_length() - 1
 SHARED_TOP = SHARED_WINDOW >> _WINDOW_BITS

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.lanes import LANE_IDS, WARP_SIZE, Lanes
+from ptxemu.machine.state import Cta, Machine, Warp
 from ptxemu.memory.address import SHARED_BASE
 from ptxemu.syntax.ast import SpecialRegister
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta, Machine, Warp
 
 NANOSECONDS_PER_INSTRUCTION = 1
 _GRID_WORKSPACE_BYTES = 8

@@ -9,29 +9,24 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.events import Space
+from ptxemu.events import Agent, Observer, Space
 from ptxemu.machine import lanes
-from ptxemu.machine.lane_group import Group
+from ptxemu.machine.device import Device
+from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.lane_group import Group, LanesApart
+from ptxemu.machine.launch import Launch
+from ptxemu.machine.layout import Layout
+from ptxemu.machine.register_file import RegisterFile, RegisterLayout
 from ptxemu.machine.sleepers import Sleepers
 from ptxemu.memory.address import SHARED_BASE, SHARED_RANK_SHIFT
-
-if TYPE_CHECKING:
-    from ptxemu.events import Agent, Observer
-    from ptxemu.machine.device import Device
-    from ptxemu.machine.engine_state import EngineState
-    from ptxemu.machine.lane_group import LanesApart
-    from ptxemu.machine.launch import Launch
-    from ptxemu.machine.layout import Layout
-    from ptxemu.machine.register_file import RegisterFile, RegisterLayout
-    from ptxemu.memory.global_memory import GlobalMemory
-    from ptxemu.memory.words import Words
-    from ptxemu.syntax.ast import Function, Guard, Instruction
-
+from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.memory.words import Words
+from ptxemu.syntax.ast import Function, Guard, Instruction
 
 # The asynchronous operations that have not completed, and which of them may take a step now.
 

@@ -8,21 +8,16 @@ anything changing, as one that spins on a lock which other lanes hold, lets the 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.in_flight import touch_block, touch_predicate, touch_step
-from ptxemu.machine.lane_group import Group
+from ptxemu.machine.lane_group import Group, LanesApart
 from ptxemu.machine.lanes import FULL, NOBODY, Mask, count_lanes, lane_names
 from ptxemu.machine.program import BranchNode, ExitNode, Node, StepNode, SwitchNode
-from ptxemu.machine.state import LOOP_ROUNDS
-
-if TYPE_CHECKING:
-    from ptxemu.machine.lane_group import LanesApart
-    from ptxemu.machine.state import Warp
+from ptxemu.machine.state import LOOP_ROUNDS, Warp
 
 LEAST_PATIENCE = 4
 """Least value of `Warp.patience`, for lanes that have often gone round with nothing changing."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,11 +24,7 @@ from ptxemu.check.vector_clock import GENERIC, TCGEN05
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, Agent, Fence, FenceKind, Space
 from ptxemu.mutate.groups import Groups
-from ptxemu.syntax.ast import Register
-
-if TYPE_CHECKING:
-    from ptxemu.syntax.ast import Instruction
-
+from ptxemu.syntax.ast import Instruction, Register
 
 # The tcgen05 fences of a run that ordered something that the fences around them do not.
 

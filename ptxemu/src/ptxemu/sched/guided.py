@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ptxemu.events import Access, AccessKind, Agent, FanOut, Observer, OnProgress
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.grid import skip_time
+from ptxemu.machine.lane_group import Group
 from ptxemu.machine.program import BranchNode, ExitNode, Program, StepNode, SwitchNode
-from ptxemu.machine.state import Warp
+from ptxemu.machine.state import Machine, Warp
 from ptxemu.machine.warp import BLOCKED, EXITED, advance
-from ptxemu.sched.orders import READ, WRITE
+from ptxemu.sched.orders import READ, WRITE, Orders
 from ptxemu.sched.policy import Guided
 from ptxemu.sched.scheduler import LIVELOCK_ROUNDS, Scheduler
 from ptxemu.syntax.ast import Instruction, Sink, register_slots
-
-if TYPE_CHECKING:
-    from ptxemu.machine.lane_group import Group
-    from ptxemu.machine.state import Machine
-    from ptxemu.sched.orders import Orders
 
 _STRONG = {"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"}
 _COMMUTING = {"add", "min", "max", "and", "or", "xor", "inc", "dec"}

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.events import Access, AccessKind, Agent, Observer, Space
 from ptxemu.machine.lanes import WARP_SIZE
-from ptxemu.syntax.ast import Vector
+from ptxemu.machine.state import Warp
+from ptxemu.syntax.ast import Instruction, Vector
 from ptxemu.trace.classes import class_of, is_store_unit, unit_of
 from ptxemu.trace.roles import Roles, guess, role_of
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
-    from ptxemu.syntax.ast import Instruction
-
 
 # Bank conflicts of a warp's access to shared memory.
 #

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ptxemu.events import Access, Agent, Observer, Space
+from ptxemu.syntax.ast import Instruction
 from ptxemu.trace.classes import class_of, unit_of
 from ptxemu.trace.clock import Clock, clock
 from ptxemu.trace.roles import Roles
-
-if TYPE_CHECKING:
-    from ptxemu.syntax.ast import Instruction
 
 MAX_SLICES = 400_000
 """Recording stops there, with `Recorder.truncated` set."""
