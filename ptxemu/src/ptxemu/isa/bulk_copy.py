@@ -3,12 +3,10 @@ cp.reduce.async.bulk, cp.async.bulk.prefetch, cp.async.bulk.commit_group and wai
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ptxemu.engines.bulk_copy import check_unit, destinations, shared_place, signal_of
-from ptxemu.engines.copy_operation import GlobalRange, SharedRange, issue_copy
+from ptxemu.engines.copy_operation import GlobalRange, Place, SharedRange, issue_copy
 from ptxemu.engines.groups import bulk_groups
 from ptxemu.engines.reductions import Combine, reduction
 from ptxemu.isa import copy_operands
@@ -17,11 +15,8 @@ from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask, only_lane
 from ptxemu.machine.operands import in_lane, reader
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, IntImmediate
-
-if TYPE_CHECKING:
-    from ptxemu.engines.copy_operation import Place
-    from ptxemu.machine.state import Warp
 
 OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 _BITWISE = ("and", "or", "xor")
