@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -43,7 +42,7 @@ def threaded_maker() -> ThreadedMaker | None:
     if core not in ("", *CORES):
         raise ValueError(f"PTXEMU_CORE: expected one of {', '.join(CORES)}; got {core!r}")
     if core == "llvm":
-        import_module("ptxemu.compiled")
+        import_module("ptxemu.compiled.chain")
     return make_threaded if core != "numpy" and _is_there() else None
 
 
@@ -56,8 +55,8 @@ def make_threaded(program: Program, more: int) -> ThreadedBlocks | None:
     _Executed.in_process += more
     if program.executed < WARM_INSTRUCTIONS or _Executed.in_process < COLD_INSTRUCTIONS:
         return None
-    compiled = _compiled()
-    return None if compiled is None else compiled.ThreadedKernel(program)
+    chain = _compiled("chain")
+    return None if chain is None else chain.ThreadedKernel(program)
 
 
 def products(cta: Cta) -> ModuleType | None:
@@ -65,7 +64,7 @@ def products(cta: Cta) -> ModuleType | None:
     if not _may_be_code(cta):
         return None
     _Executed.products += 1
-    return None if _Executed.products <= NUMPY_PRODUCTS else _compiled_products()
+    return None if _Executed.products <= NUMPY_PRODUCTS else _compiled("products")
 
 
 _may_be_code: EngineState[Cta, bool] = EngineState(
@@ -82,23 +81,10 @@ def judge(more: int) -> ModuleType | None:
     return None if _Executed.scans <= NUMPY_SCANS else _compiled_judge()
 
 
-def judge_loads() -> Callable[..., int]:
-    """`ptxemu.compiled.judge_code.judge_loads`, where there is a judge."""
-    made: Callable[..., int] = import_module("ptxemu.compiled.judge_code").judge_loads()
-    return made
-
-
 @cache
 def _compiled_judge() -> ModuleType | None:
-    if _compiled() is None:
-        return None
-    code = import_module("ptxemu.compiled.judge_code")
-    return None if code.judge() is None else code
-
-
-@cache
-def _compiled_products() -> ModuleType | None:
-    return None if _compiled() is None else import_module("ptxemu.compiled.products")
+    code = _compiled("judge_code")
+    return None if code is None or code.judge() is None else code
 
 
 @cache
@@ -111,9 +97,9 @@ def _is_there() -> bool:
 
 
 @cache
-def _compiled() -> ModuleType | None:
-    # NOTE: llvmlite takes a tenth of a second to import: only when a block is hot.
+def _compiled(name: str) -> ModuleType | None:
+    # NOTE: llvmlite takes a tenth of a second to import: only when a kernel is warm.
     try:
-        return import_module("ptxemu.compiled")
+        return import_module(f"ptxemu.compiled.{name}")
     except ImportError:
         return None

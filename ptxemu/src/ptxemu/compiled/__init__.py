@@ -3,7 +3,3 @@
 The definitions in `ptxemu.isa` stay the meaning: what is compiled here gives the same bits, and
 what is not known here is left to them.
 """
-
-from ptxemu.compiled.chain import ThreadedKernel
-
-__all__ = ["ThreadedKernel"]
