@@ -51,7 +51,7 @@ def special(warp: Warp, name: str) -> Lanes:
 
 
 def parameter_word(offset: int, size: int) -> SpecialRegister:
-    """What stands for `size` bytes of the kernel's parameters among special registers."""
+    """A name among special registers for `size` bytes of the kernel's parameters."""
     return SpecialRegister(f"{_PARAMETER}{offset}+{size}")
 
 
