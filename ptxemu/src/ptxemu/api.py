@@ -6,14 +6,15 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu import isa, machine_code
-from ptxemu.check import Checker, Finding
+from ptxemu import machine_code
+from ptxemu.check import Finding
 from ptxemu.errors import (
     ExecutionError,
     IllegalInstructionError,
@@ -21,8 +22,7 @@ from ptxemu.errors import (
     LaunchError,
     StoppedError,
 )
-from ptxemu.events import Observer, OnProgress
-from ptxemu.fan_out import FanOut
+from ptxemu.events import FanOut, Observer, OnProgress
 from ptxemu.global_writes import Earlier, Writes
 from ptxemu.isa import registry
 from ptxemu.isa.kernel_rules import check_kernel, check_module, undefined
@@ -33,8 +33,7 @@ from ptxemu.machine.program import Program
 from ptxemu.machine.state import Machine
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.sched.collector import rare_collections
-from ptxemu.sched.guided import Guided, GuidedScheduler
-from ptxemu.sched.policy import Policy
+from ptxemu.sched.policy import Guided, Policy
 from ptxemu.sched.scheduler import Scheduler
 from ptxemu.syntax.ast import Function, Parameter
 from ptxemu.syntax.ast import Module as Syntax
@@ -43,11 +42,11 @@ from ptxemu.syntax.parser import parse_module
 from ptxemu.text_files import read_text
 from ptxemu.unwritten import Before
 
-isa.load_all()
-
 Dim3 = int | tuple[int, ...]
 _SCALAR_FORMATS = {"f32": "f", "f64": "d", "s8": "b", "s16": "h", "s32": "i", "s64": "q"}
 _LETS_NEXT_BEGIN = ("griddepcontrol", "launch_dependents")
+KEPT_MODULES = 16
+"""Texts whose modules are kept, with what was decoded of them, for whoever loads them again."""
 _UNSIGNED_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -92,6 +91,7 @@ class Module:
         device: Device,
         allow_illegal: bool = False,
         text: str | None = None,
+        programs: dict[object, Program] | None = None,
     ) -> None:
         self.syntax = syntax
         self.device = device
@@ -102,7 +102,8 @@ class Module:
         self.placed: dict[str, int] = {}
         """Addresses of module-level variables that outlive launches; their memory is the caller's,
         who registers it for each launch. The others start with their initial values each time."""
-        self._programs: dict[str, Program] = {}
+        self._programs = {} if programs is None else programs
+        """Decoded kernels, which modules of one text share."""
 
     @property
     def kernels(self) -> list[str]:
@@ -116,18 +117,15 @@ class Module:
             UnsupportedInstructionError: it needs what ptxemu does not have.
             IllegalInstructionError: ptxas would refuse it.
         """
-        if kernel not in self._programs:
+        threaded = machine_code.threaded_maker()
+        key = kernel, self.allow_illegal, threaded
+        if key not in self._programs:
             function = self._function(kernel)
             problems = check_kernel(function, self.syntax.target)
             if problems and not self.allow_illegal:
                 raise IllegalInstructionError(f"kernel {kernel}:\n  " + "\n  ".join(problems))
-            self._programs[kernel] = Program(
-                function,
-                registry.decode,
-                machine_code.accelerator(),
-                make_threaded=machine_code.threaded_maker(),
-            )
-        return self._programs[kernel]
+            self._programs[key] = Program(function, registry.decode, threaded)
+        return self._programs[key]
 
     def _function(self, kernel: str) -> Function:
         function = self.syntax.kernels.get(kernel)
@@ -201,6 +199,8 @@ class Module:
         checker, writes = None, None
         program = self.program(kernel)
         if check:
+            from ptxemu.check.checker import Checker
+
             checker = Checker(kernel, memory.blank, warp_lanes=lanes, earlier=earlier)
             observer = checker if observer is None else FanOut(observer, checker)
             if any(i.modifiers == _LETS_NEXT_BEGIN for i in program.function.instructions):
@@ -241,33 +241,49 @@ class Module:
 
 def _scheduler(machine: Machine, policy: Policy, on_progress: OnProgress | None) -> Scheduler:
     if isinstance(policy, Guided):
+        from ptxemu.sched.guided import GuidedScheduler
+
         return GuidedScheduler(machine, policy, on_progress=on_progress)
     return Scheduler(machine, policy, on_progress=on_progress)
 
 
 @rare_collections()
-def load(ptx: str | Path, *, arch: str | None = None, allow_illegal: bool = False) -> Module:
-    """Load PTX text, or a file that holds it.
+def load(
+    ptx: str | Path,
+    *,
+    arch: str | None = None,
+    allow_illegal: bool = False,
+    name: str | None = None,
+) -> Module:
+    """Load PTX text, or a file that holds it; a text that was loaded before is not read again.
 
     Args:
         ptx: PTX text, or a `Path` of a file.
         arch: the device to emulate; the text's `.target` by default.
         allow_illegal: load kernels that ptxas would refuse as a whole (`isa.kernel_rules`).
+        name: the text's origin in messages; the file's name by default.
 
     Raises:
         UnreadableFileError: the file is missing, a folder, or no text (a cubin, say).
         IllegalInstructionError: ptxas would refuse `.version`, `.target` or `.address_size`.
     """
     text = read_text(ptx, "PTX") if isinstance(ptx, Path) else ptx
-    name = str(ptx) if isinstance(ptx, Path) else "<ptx>"
-    syntax = parse_module(text, name=name)
+    name = name or (str(ptx) if isinstance(ptx, Path) else "<ptx>")
+    syntax, programs = _read(text, name)
     problems = check_module(syntax)
     if problems and not allow_illegal:
         raise IllegalInstructionError(f"{name}: {'; '.join(problems)}")
+    device = device_for(arch or syntax.target)
+    return Module(syntax, device=device, allow_illegal=allow_illegal, text=text, programs=programs)
+
+
+@lru_cache(KEPT_MODULES)
+def _read(text: str, name: str) -> tuple[Syntax, dict[object, Program]]:
+    """The module in a text, which nobody changes, and where its decoded kernels are kept."""
+    syntax = parse_module(text, name=name)
     for kernel in syntax.kernels.values():
         syntax.functions[kernel.name] = inlined(syntax, kernel)
-    device = device_for(arch or syntax.target)
-    return Module(syntax, device=device, allow_illegal=allow_illegal, text=text)
+    return syntax, {}
 
 
 def parameter_values(

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 
 class _Quick(Enum):
@@ -309,3 +308,26 @@ class Observer:
         instruction: Instruction | None,
     ) -> None:
         """The machine itself found a fault that does not stop it: level error, warning or note."""
+
+
+# Several observers that act as one.
+
+
+class FanOut(Observer):
+    """Tells every event to each observer, in the order in which they were given."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self.observers = observers
+
+
+def _tell_all(event: str) -> Callable[..., None]:
+    def tell(self: FanOut, *facts: Any) -> None:
+        for observer in self.observers:
+            getattr(observer, event)(*facts)
+
+    return tell
+
+
+for _event, _method in vars(Observer).items():
+    if callable(_method) and not _event.startswith("_"):
+        setattr(FanOut, _event, _tell_all(_event))

@@ -12,9 +12,9 @@ from ptxemu.check import Finding
 from ptxemu.errors import DeadlockError, ExecutionError, Interruption
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.global_memory import GlobalMemory
-from ptxemu.sched.guided import Guided, not_explored
+from ptxemu.sched.guided import not_explored
 from ptxemu.sched.orders import Orders
-from ptxemu.sched.policy import Policy
+from ptxemu.sched.policy import Guided, Policy
 
 MOST_ORDERS = 1000
 

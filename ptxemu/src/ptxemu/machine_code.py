@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING
 
-from ptxemu.machine.blocks import Accelerator, Block, FastFunction
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.program import Program, ThreadedBlocks, ThreadedMaker
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta
+from ptxemu.machine.state import Cta
 
 CORES = ("numpy", "llvm")
 COLD_INSTRUCTIONS, WARM_INSTRUCTIONS = 25_000, 2_000
@@ -23,9 +18,9 @@ COLD_INSTRUCTIONS, WARM_INSTRUCTIONS = 25_000, 2_000
 makes the routines once, and of the kernel."""
 
 
-NUMPY_PRODUCTS, NUMPY_COPIES, NUMPY_SCANS = 500, 1000, 5000
-"""Products, checks and copies of a cp.async, and accesses that the check judges, that Python and
-NumPy do in a process before there is machine code for them."""
+NUMPY_PRODUCTS, NUMPY_SCANS = 500, 5000
+"""Products, and accesses that the check judges, that Python and NumPy do in a process before there
+is machine code for them."""
 
 
 class _Executed:
@@ -33,12 +28,11 @@ class _Executed:
 
     in_process = 0
     products = 0
-    copies = 0
     scans = 0
 
 
-def accelerator() -> Accelerator | None:
-    """Return the maker of machine code of hot blocks; None to leave all of them to NumPy.
+def threaded_maker() -> ThreadedMaker | None:
+    """Return the maker of threaded code; None: NumPy does all blocks.
 
     Raises:
         ValueError: PTXEMU_CORE is neither numpy nor llvm.
@@ -48,22 +42,8 @@ def accelerator() -> Accelerator | None:
     if core not in ("", *CORES):
         raise ValueError(f"PTXEMU_CORE: expected one of {', '.join(CORES)}; got {core!r}")
     if core == "llvm":
-        import_module("ptxemu.compiled")
-    return None if core == "numpy" else compile_block
-
-
-def compile_block(block: Block, *, masked: bool) -> FastFunction | None:
-    """A hot block as machine code; None without llvmlite, or if an instruction is not known."""
-    compiled = _compiled()
-    if compiled is None:
-        return None
-    function: FastFunction | None = compiled.compile_block(block, masked=masked)
-    return function
-
-
-def threaded_maker() -> ThreadedMaker | None:
-    """Return the maker of threaded code for blocks that are not hot; None: NumPy does them."""
-    return make_threaded if os.environ.get("PTXEMU_CORE", "") != "numpy" and _is_there() else None
+        import_module("ptxemu.compiled.chain")
+    return make_threaded if core != "numpy" and _is_there() else None
 
 
 def make_threaded(program: Program, more: int) -> ThreadedBlocks | None:
@@ -75,8 +55,8 @@ def make_threaded(program: Program, more: int) -> ThreadedBlocks | None:
     _Executed.in_process += more
     if program.executed < WARM_INSTRUCTIONS or _Executed.in_process < COLD_INSTRUCTIONS:
         return None
-    compiled = _compiled()
-    return None if compiled is None else compiled.ThreadedKernel(program)
+    chain = _compiled("chain")
+    return None if chain is None else chain.ThreadedKernel(program)
 
 
 def products(cta: Cta) -> ModuleType | None:
@@ -84,15 +64,7 @@ def products(cta: Cta) -> ModuleType | None:
     if not _may_be_code(cta):
         return None
     _Executed.products += 1
-    return None if _Executed.products <= NUMPY_PRODUCTS else _compiled_products()
-
-
-def lane_copies(cta: Cta) -> ModuleType | None:
-    """`ptxemu.compiled.lane_copies` for one copy more; None where NumPy is to do it."""
-    if not _may_be_code(cta):
-        return None
-    _Executed.copies += 1
-    return None if _Executed.copies <= NUMPY_COPIES else _compiled_copies()
+    return None if _Executed.products <= NUMPY_PRODUCTS else _compiled("products")
 
 
 _may_be_code: EngineState[Cta, bool] = EngineState(
@@ -109,28 +81,10 @@ def judge(more: int) -> ModuleType | None:
     return None if _Executed.scans <= NUMPY_SCANS else _compiled_judge()
 
 
-def judge_loads() -> Callable[..., int]:
-    """`ptxemu.compiled.judge_loads`, where there is a judge."""
-    made: Callable[..., int] = import_module("ptxemu.compiled.judge_loads").judge_loads()
-    return made
-
-
 @cache
 def _compiled_judge() -> ModuleType | None:
-    if _compiled() is None:
-        return None
-    code = import_module("ptxemu.compiled.judge_code")
-    return None if code.judge() is None else code
-
-
-@cache
-def _compiled_copies() -> ModuleType | None:
-    return None if _compiled() is None else import_module("ptxemu.compiled.lane_copies")
-
-
-@cache
-def _compiled_products() -> ModuleType | None:
-    return None if _compiled() is None else import_module("ptxemu.compiled.products")
+    code = _compiled("judge_code")
+    return None if code is None or code.judge() is None else code
 
 
 @cache
@@ -143,9 +97,9 @@ def _is_there() -> bool:
 
 
 @cache
-def _compiled() -> ModuleType | None:
-    # NOTE: llvmlite takes a tenth of a second to import: only when a block is hot.
+def _compiled(name: str) -> ModuleType | None:
+    # NOTE: llvmlite takes a tenth of a second to import: only when a kernel is warm.
     try:
-        return import_module("ptxemu.compiled")
+        return import_module(f"ptxemu.compiled.{name}")
     except ImportError:
         return None

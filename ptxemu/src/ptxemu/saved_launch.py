@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.api import Module, dim3, load, parameter_values
+from ptxemu.api import dim3, load, parameter_values
 from ptxemu.errors import LaunchError
 from ptxemu.launch_setup import LaunchSetup
-from ptxemu.machine.device import device_for
 from ptxemu.memory.address import CONST_WINDOW, PARAM_WINDOW, in_window
 from ptxemu.memory.global_memory import GlobalMemory
 
@@ -91,12 +90,11 @@ def load_launch(path: str | Path) -> LaunchSetup:
         LaunchError: not a saved launch, or of another version of the format.
     """
     header, members = _read(Path(path))
-    device = replace(device_for(header["arch"]), num_sms=header["num_sms"])
     text = members["ptx"].tobytes().decode()
     # The name is that of the text's origin, for the file's own name says nothing about lines.
-    loaded = load(text, arch=header["arch"], allow_illegal=header["allow_illegal"])
-    loaded.syntax.name = header["ptx_name"]
-    module = Module(loaded.syntax, device=device, allow_illegal=header["allow_illegal"], text=text)
+    illegal = header["allow_illegal"]
+    module = load(text, arch=header["arch"], allow_illegal=illegal, name=header["ptx_name"])
+    module.device = replace(module.device, num_sms=header["num_sms"])
     module.placed = header.get("placed", {})
     memory = GlobalMemory()
     for number, facts in enumerate(header["allocations"]):

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.check import Checker, Finding
+from ptxemu.check import Finding
+from ptxemu.check.checker import Checker
 from ptxemu.check.fixed_values import FixedValues
 from ptxemu.errors import Span
 from ptxemu.events import Access, AccessKind, Fence, FenceKind, Proxy, Space

@@ -343,7 +343,7 @@ ALIKE = {
     ),
     "an mbarrier is initialised again beside its use": Program(
         INITS.format(who="", count=1, before=BESIDE).replace("bar.sync 0; @%p0", "bar.sync 0; @%p8")
-        .removesuffix(wait()), f"error race, {TWICE}, {NOTE}"
+        .removesuffix(wait()), f"error race, {TWICE}, {NOTE} | deadlock"
     ),
     "overlapping rows of equal values": Program(ROWS.format("%r5"), NOTE, {"out": 64}),
     "overlapping rows of different values": Program(ROWS.format("%r0"), ERROR, {"out": 64}),

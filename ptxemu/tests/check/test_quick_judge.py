@@ -9,7 +9,7 @@ from tests.check.fake_run import GLOBAL, SHARED, STORE, TMEM, FakeRun, FakeWarp
 from tests.kernel_run import aligned, source
 
 from ptxemu import api, machine_code
-from ptxemu.check import Checker
+from ptxemu.check.checker import Checker
 from ptxemu.check.rows import RowStates
 
 builtins = pytest.importorskip("ptxemu.compiled.builtins")
@@ -275,7 +275,7 @@ def outcome(text, core, monkeypatch, *, cluster):
         monkeypatch.setattr(machine_code, name, 0)
     monkeypatch.setattr("ptxemu.check.shadow_memory.ACCESSES_AT_ONCE", 7)
     monkeypatch.setattr("ptxemu.check.shadow_memory.STATES_BEFORE_COMPACTION", 50)
-    monkeypatch.setattr(api, "Checker", Told)
+    monkeypatch.setattr("ptxemu.check.checker.Checker", Told)
     TOLD.clear()
     MEMORY[:] = np.arange(len(MEMORY), dtype=np.uint32) * np.uint32(2654435761)
     result = api.load(text).launch("k", 4, 96, cluster=cluster, args=[MEMORY], check=True)

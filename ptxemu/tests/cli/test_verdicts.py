@@ -16,11 +16,11 @@ from tests.kernel_run import TID, source, store
 from ptxemu.api import LaunchResult
 from ptxemu.cli import kernel_names
 from ptxemu.cli.help_text import fitted
+from ptxemu.cli.host_report import junit, sarif
 from ptxemu.cli.kernel_names import file_name, for_people, readable
 from ptxemu.cli.main import main
 from ptxemu.cli.outcome import Results
 from ptxemu.cli.report import as_json, finding_lines, is_failure, summary_line
-from ptxemu.cli.report_files import junit, sarif
 from ptxemu.machine.launch import Launch
 
 # What the last line and the exit code say of a run: failures, both kinds of error, groups.

@@ -120,6 +120,16 @@ def test_read_only_memory_is_not_written(ends, monkeypatch):
     assert ends == [False]
 
 
+def test_a_launch_knows_no_memory_of_the_one_before(ends, monkeypatch):
+    monkeypatch.setenv("PTXEMU_CORE", "llvm")
+    out = np.zeros(512, np.uint32)
+    text = source(ROWS.format(step=""), ["out"])
+    api.load(text).launch("k", 1, 32, args=[out])
+    assert ends == [True]
+    with pytest.raises(ExecutionError, match="illegal global address"):
+        api.load(text).launch("k", 1, 32, args=[out[:128]])
+
+
 def test_lanes_that_take_a_lock_in_turn_get_it(ends, monkeypatch):
     body = """
 mov.u32 %r0, 0; mov.u32 %r3, 0;

@@ -140,11 +140,11 @@ def data(seed):
     return np.where(generator.random(size) < 0.5, low | high << np.uint64(32), noise)
 
 
-def result(text, memory, threads, accelerate, make_threaded=None):
+def result(text, memory, threads, make_threaded=None):
     module = api.load(text)
     function = module._function("k")
-    program = Program(function, registry.decode, accelerate, 1, make_threaded=make_threaded)
-    module._programs["k"] = program
+    program = Program(function, registry.decode, make_threaded)
+    module.program = lambda kernel: program
     out = memory.copy()
     with np.errstate(all="ignore"):
         ran = module.launch("k", 1, threads, args=[out], policy=Policy(seed=1))
@@ -162,26 +162,6 @@ def is_threaded(program):
 
 
 @pytest.mark.parametrize("threads", [32, 20])
-@pytest.mark.parametrize("seed", range(10))
-def test_random_programs_have_the_same_bits_in_both_cores(seed, threads):
-    text = source(Author(seed).program(40))
-    memory = data(seed)
-    expected, count, _ = result(text, memory, threads, None)
-    refused = []
-
-    def accelerate(block, *, masked):
-        made = machine_code.compile_block(block, masked=masked)
-        refused.extend([block] if made is None else [])
-        return made
-
-    got, same_count, program = result(text, memory, threads, accelerate)
-    np.testing.assert_array_equal(got, expected)
-    assert same_count == count
-    blocks = [node for node in program.nodes if isinstance(node, Block) and node.loop]
-    assert not set(refused) & set(blocks), "the loop did not become machine code"
-
-
-@pytest.mark.parametrize("threads", [32, 20])
 @pytest.mark.parametrize("seed", range(8))
 def test_random_programs_have_the_same_bits_as_threaded_code(seed, threads, monkeypatch):
     monkeypatch.setattr(machine_code, "COLD_INSTRUCTIONS", 1)
@@ -193,8 +173,8 @@ def test_random_programs_have_the_same_bits_as_threaded_code(seed, threads, monk
         lines += [f"@%p{k} ex2.approx.f32 %f{k}, %f{k + 3};", f"bfe.u32 %r{k}, %r{k + 2}, 3, 9;"]
     author._random.shuffle(lines)
     text = source("\n".join(lines))
-    expected, count, _ = result(text, data(seed), threads, None)
-    got, same_count, program = result(text, data(seed), threads, None, machine_code.make_threaded)
+    expected, count, _ = result(text, data(seed), threads)
+    got, same_count, program = result(text, data(seed), threads, machine_code.make_threaded)
     np.testing.assert_array_equal(got, expected)
     assert same_count == count
     assert is_threaded(program)
@@ -206,13 +186,9 @@ def test_a_nan_that_is_moved_keeps_its_payload(opcode, monkeypatch):
     monkeypatch.setattr(machine_code, "WARM_INSTRUCTIONS", 1)
     text = source(f"{opcode} %f0, %f1;")
     memory = np.full_like(data(0), 0xFFA0_0001_FFA0_0001)
-    expected, _, _ = result(text, memory, 32, None)
-    for accelerate, threaded in (
-        (None, machine_code.make_threaded),
-        (machine_code.compile_block, None),
-    ):
-        got, _, _ = result(text, memory, 32, accelerate, threaded)
-        np.testing.assert_array_equal(got, expected)
+    expected, _, _ = result(text, memory, 32)
+    got, _, _ = result(text, memory, 32, machine_code.make_threaded)
+    np.testing.assert_array_equal(got, expected)
 
 
 def test_what_is_wider_than_routines_know_stays_with_numpy(monkeypatch):
@@ -220,17 +196,14 @@ def test_what_is_wider_than_routines_know_stays_with_numpy(monkeypatch):
     monkeypatch.setattr(machine_code, "WARM_INSTRUCTIONS", 1)
     body = ".reg .b128 %w; mov.b128 %w, {%d0, %d1}; add.u32 %r0, %r1, 5; mov.b128 {%d2, %d3}, %w;"
     text = source(body)
-    expected, _, _ = result(text, data(1), 32, None)
-    got, _, program = result(text, data(1), 32, None, machine_code.make_threaded)
+    expected, _, _ = result(text, data(1), 32)
+    got, _, program = result(text, data(1), 32, machine_code.make_threaded)
     np.testing.assert_array_equal(got, expected)
     assert is_threaded(program)
 
 
 def test_a_loop_ends_where_lanes_part(monkeypatch):
-    """Lane n goes round n + 1 times; from the first parting on lanes go by themselves.
-
-    They do so as threaded code: a block function copies registers in and out for every round.
-    """
+    """Lane n goes round n + 1 times; from the first parting on lanes go by themselves."""
     monkeypatch.setattr(machine_code, "COLD_INSTRUCTIONS", 1)
     monkeypatch.setattr(machine_code, "WARM_INSTRUCTIONS", 1)
     body = "setp.lt.u32 %q, %i, %t; add.u32 %i, %i, 1; add.u32 %r1, %r1, %i;"
@@ -241,25 +214,17 @@ LOOP: {body}
 @%q bra LOOP;
 st.global.u32 [%a], %r1; ret; }}"""
     )
-    memory, rounds = data(0), []
-
-    def accelerate(block, *, masked):
-        made = machine_code.compile_block(block, masked=masked)
-        return lambda warp, mask, most: rounds.append(most) or made(warp, mask, most)
-
     lanes = np.arange(32)
     for make_threaded in (None, machine_code.make_threaded):
-        rounds.clear()
-        out, _, _ = result(text, memory, 32, accelerate, make_threaded)
+        out, _, _ = result(text, data(0), 32, make_threaded)
         np.testing.assert_array_equal(out[:32] & 0xFFFFFFFF, (lanes + 1) * (lanes + 2) // 2)
-        assert (min(rounds) > 1) == (make_threaded is not None)
 
 
 def test_the_core_is_chosen_by_the_environment(monkeypatch):
     monkeypatch.setenv("PTXEMU_CORE", "numpy")
-    assert machine_code.accelerator() is None
+    assert machine_code.threaded_maker() is None
     monkeypatch.setenv("PTXEMU_CORE", "llvm")
-    assert machine_code.accelerator() is not None
+    assert machine_code.threaded_maker() is not None
     monkeypatch.setenv("PTXEMU_CORE", "c")
     with pytest.raises(ValueError, match="PTXEMU_CORE"):
-        machine_code.accelerator()
+        machine_code.threaded_maker()

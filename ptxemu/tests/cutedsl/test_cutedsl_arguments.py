@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from ptxemu.cutedsl import arguments, gpu_blocks
-from ptxemu.cutedsl.arguments import ArgumentRegion, collect, merged
-from ptxemu.cutedsl.elf import undefined_symbols
-from ptxemu.cutedsl.linking import LinkedObject, LinkError
-from ptxemu.cutedsl.parameter_words import address_words
+from ptxemu.cutedsl.arguments import ArgumentRegion, address_words, collect, merged
+from ptxemu.cutedsl.linking import LinkedObject, LinkError, undefined_symbols
 from ptxemu.cutedsl.patching import Patches
 from ptxemu.errors import ExecutionError
 from ptxemu.syntax.parser import parse_module

@@ -108,7 +108,7 @@ def test_a_function_compiled_before_is_an_error_that_says_what_to_do():
 
 LOOKS = """
 import ptxemu.cutedsl
-from ptxemu.cutedsl import source_lines
+from ptxemu.cutedsl import retention
 from cutlass._mlir_helpers import op
 looks = []
 def counted(name):
@@ -123,7 +123,7 @@ for name in ("_fast_frameinfo", "_is_framework_stack_frame"):
 def test_the_lines_are_the_same_if_each_is_looked_up_once():
     """Today's CuTe DSL has the functions; a release without them fails here."""
     prints = "print([looks.count(name) for name in set(looks)]); print(function.__ptx__)"
-    never = "source_lines.begin_compilation = lambda: None"
+    never = "retention.begin_compilation = lambda: None"
     usual, once = (run(first=LOOKS.format(before=x), third=prints) for x in (never, ""))
     counts, ptx = zip(*(ran.stdout.split("\n", 1) for ran in (usual, once)), strict=True)
     assert ptx[0] == ptx[1] and ".loc" in ptx[0], once.stderr

@@ -4,13 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ptxemu import isa
 from ptxemu.isa import registry
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.lanes import FULL, STORAGE
 from ptxemu.syntax.parser import parse_module
-
-isa.load_all()
 
 LANES = 32
 _REGISTER_TYPES = {
@@ -60,7 +57,7 @@ def run(body, results, mask=FULL, **lanes):
     code = [(i, registry.decode(i)) for i in function.instructions[:-1]]
     with np.errstate(all="ignore"):
         block = Block(code)
-        block.run(warp, mask, 1)
+        block.run(warp, mask)
     found = [registers[slots[f"%{name}"]].view(np.dtype(dtype)) for name, dtype in results.items()]
     return found[0] if len(found) == 1 else found
 

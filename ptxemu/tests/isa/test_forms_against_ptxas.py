@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 from tests.isa.pure_forms import DECLARED, FAMILIES
 
-from ptxemu import isa
 from ptxemu.cuda.nvcc import NvccError, find_nvcc
 from ptxemu.errors import PtxEmuError
 from ptxemu.isa import registry
 from ptxemu.syntax.parser import parse_module
-
-isa.load_all()
 
 
 def _found() -> str | None:

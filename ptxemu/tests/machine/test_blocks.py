@@ -81,10 +81,10 @@ def test_a_block_equals_its_instructions_one_by_one(seed, is_masked):
     apart = SimpleNamespace(registers=list(first))
     with np.errstate(all="ignore"):
         block = Block(code)
-        block.run(together, mask, 1)
+        block.run(together, mask)
         for pair in code:
             single = Block([pair])
-            single.run(apart, mask, 1)
+            single.run(apart, mask)
     for register, a, b, old, kept in zip(
         function.registers, together.registers, apart.registers, before, first, strict=True
     ):
@@ -103,7 +103,7 @@ def test_special_registers_and_symbols_are_read_when_the_block_runs():
         "%laneid": np.arange(32, dtype=np.uint32),
     }
     warp = SimpleNamespace(registers=[np.zeros(32, np.uint32)] * 2, constants=lanes)
-    Block(code).run(warp, FULL, 1)
+    Block(code).run(warp, FULL)
     assert warp.registers[0].tolist() == list(range(64, 96))
     assert warp.registers[1].tolist() == list(range(32))
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptxemu.descriptors.im2col_map import Im2colMap, decode_map, encode_im2col
+from ptxemu.descriptors.im2col_map import Im2colMap, decode_map
 from ptxemu.descriptors.swizzle import Swizzle
 from ptxemu.descriptors.tensor_map import (
     DRIVER_TYPES,
@@ -19,8 +19,8 @@ from ptxemu.descriptors.tensor_map import (
     decode,
     encode_tiled,
 )
+from ptxemu.engines.im2col import column, positions
 from ptxemu.errors import LaunchError
-from ptxemu.memory.im2col import column, positions
 
 # Tensor maps: the driver's bits, the driver's refusals, and what is read back.
 
@@ -214,7 +214,7 @@ def image_map(dims, lower, upper, **fields):
 def test_the_bits_are_those_of_cute_dsl(rank):
     (dims, lower, upper), words = CUTE_DSL[rank]
     address = 0x5625_F504_9900
-    made = encode_im2col(image_map(dims, lower, upper, address=address))
+    made = image_map(dims, lower, upper, address=address).encode()
     assert np.frombuffer(made, np.uint64)[:8].tolist() == [address, *words]
     read = decode_map(made)
     assert isinstance(read, Im2colMap)
@@ -223,25 +223,6 @@ def test_the_bits_are_those_of_cute_dsl(rank):
 
 def test_tiled_maps_stay_tiled():
     assert not isinstance(decode_map(encode_tiled(U16, 0, (64, 4), (128,), (8, 2))), Im2colMap)
-
-
-@pytest.mark.parametrize(
-    ("changes", "argument"),
-    [
-        ({"lower": (-129, 0)}, "lower"),
-        ({"upper": (-8, 0)}, "upper"),
-        ({"pixels": 1025}, "pixels"),
-        ({"box": (257,)}, "channels"),
-        ({"box": (4,)}, "channels"),
-        ({"dims": (16, 7), "strides": (32,)}, "dims"),
-        ({"strides": (40, 224, 1120)}, "strides"),
-        ({"lower": (3, 3), "upper": (-6, -4)}, "upper"),
-    ],
-)
-def test_what_the_driver_refuses_of_im2col_is_refused(changes, argument):
-    plain = {"dims": (16, 7, 5, 3), "lower": (-1, -1), "upper": (-1, -1), "box": (8,)}
-    with pytest.raises(LaunchError, match=f"tensor map: {argument}"):
-        encode_im2col(image_map(**plain | changes))
 
 
 def test_positions_wrap_at_the_box_and_go_on_in_the_next_image():

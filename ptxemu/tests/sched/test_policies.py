@@ -9,8 +9,7 @@ from tests.kernel_run import TID, run, setup, source
 
 from ptxemu import api
 from ptxemu.errors import DeadlockError
-from ptxemu.machine.device import SM_90A, SM_100A
-from ptxemu.machine.occupancy import ctas_per_sm
+from ptxemu.machine.device import SM_90A, SM_100A, ctas_per_sm
 from ptxemu.mutate import Replay, mutate
 from ptxemu.sched.policy import Policy
 from ptxemu.sched.scheduler import Scheduler

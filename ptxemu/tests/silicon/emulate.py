@@ -17,7 +17,6 @@ from tests.silicon.programs.case import (
 
 import ptxemu.api
 from ptxemu.descriptors import im2col_map as tensor_maps
-from ptxemu.descriptors.im2col_map import encode_im2col
 from ptxemu.descriptors.tensor_map import DRIVER_TYPES, Swizzle, encode_tiled
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.sched.policy import Policy
@@ -54,13 +53,11 @@ def run(program: Program, policy: Policy | None = None) -> list[Bytes]:
 def encode(m: TensorMap, address: int) -> bytes:
     """The map as ptxemu encodes it."""
     if isinstance(m, Im2colMap):
-        return encode_im2col(
-            tensor_maps.Im2colMap(
-                address, DRIVER_TYPES[m.dtype], m.dims, m.strides, (m.channels,), m.steps,
-                m.interleave, Swizzle(m.swizzle), m.l2_promotion, m.oob_fill, m.lower, m.upper,
-                m.pixels,
-            )
-        )  # fmt: skip
+        return tensor_maps.Im2colMap(
+            address, DRIVER_TYPES[m.dtype], m.dims, m.strides, (m.channels,), m.steps,
+            m.interleave, Swizzle(m.swizzle), m.l2_promotion, m.oob_fill, m.lower, m.upper,
+            m.pixels,
+        ).encode()  # fmt: skip
     return encode_tiled(
         m.dtype, address, m.dims, m.strides, m.box, m.steps, m.interleave, m.swizzle,
         m.l2_promotion, m.oob_fill,

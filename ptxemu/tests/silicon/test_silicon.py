@@ -6,8 +6,6 @@ from tests.silicon.programs import all_programs
 from tests.silicon.programs.case import Program
 from tests.silicon.silicon_archive import Archive
 
-from ptxemu import machine_code
-from ptxemu.engines.cp_async import ThreadCopies
 from ptxemu.errors import ExecutionError
 from ptxemu.sched.policy import Policy
 
@@ -65,18 +63,6 @@ def test_programs_do_what_the_hardware_did(part: str) -> None:
 def _all_wrong(programs: list[Program], policy: Policy | None = None) -> dict[str, str]:
     assert programs
     return {p.name: how for p in programs if (how := _wrong(p, policy))}
-
-
-def test_copies_of_threads_in_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("llvmlite")
-    by_numpy: list[int] = []
-    read = ThreadCopies._read
-    monkeypatch.setattr(machine_code, "NUMPY_COPIES", -1)
-    monkeypatch.setattr(ThreadCopies, "_read", lambda self: (by_numpy.append(1), read(self))[1])
-    programs = _families()["cp_async"]
-    by_code = [p for p in programs if ".from" not in p.name]  # those have a constant size
-    assert _all_wrong(by_code) == {} and not by_numpy
-    assert _all_wrong([p for p in programs if p not in by_code]) == {}
 
 
 @pytest.mark.parametrize("asynchronous", ["eager", "late"])

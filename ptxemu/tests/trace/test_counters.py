@@ -6,7 +6,7 @@ from tests.kernel_run import TID, source
 
 from ptxemu import api
 from ptxemu.trace import Counters
-from ptxemu.trace.bank_conflicts import wavefronts
+from ptxemu.trace.counters import wavefronts
 from ptxemu.trace.text import conflicts_text, counters_text
 from tests import producer_consumer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ptxemu.check import lanes as lane_order
 from ptxemu.check import proxies, relaxed
@@ -14,8 +14,7 @@ from ptxemu.check.flags import Flags, reach_of
 from ptxemu.check.lane_races import LaneRaces, makes_lanes_meet
 from ptxemu.check.lifetime import Lifetimes
 from ptxemu.check.mbarriers import Mbarriers
-from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
-from ptxemu.check.phases import Phases
+from ptxemu.check.phases import BARRIERS, BarrierUsers, Phases
 from ptxemu.check.races import Races
 from ptxemu.check.shadow import Blank
 from ptxemu.check.shadow_memory import ShadowMemory
@@ -28,9 +27,7 @@ from ptxemu.check.weak_orders import WeakOrders
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Loads, Observer, Space
 from ptxemu.global_writes import Earlier
-
-if TYPE_CHECKING:
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 SUPERSEDED = ("exited-cta", "mbarrier-overwritten")  # the check tells more of these itself
 CHECKED_SPACES = (Space.GLOBAL, Space.SHARED, Space.TMEM)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ptxemu.check.findings import Findings
+from ptxemu.check.state import Actor, Event
 from ptxemu.events import Access, Space
-
-if TYPE_CHECKING:
-    from ptxemu.check.findings import Findings
-    from ptxemu.check.state import Actor, Event
-    from ptxemu.global_writes import Earlier
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.global_writes import Earlier
+from ptxemu.syntax.ast import Instruction
 
 HOME = -1
 """Home of the launch before, among clusters, in an agent's knowledge."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.program import BranchNode, Program, StepNode, SwitchNode
-from ptxemu.syntax.ast import Address, Instruction, Operand, SpecialRegister, Symbol, register_slots
+from ptxemu.syntax.ast import Instruction, Operand, SpecialRegister, register_slots
 
 _OF_THE_MOMENT = ("%clock", "%globaltimer", "%smid", "%nsmid", "%warpid", "%gridid", "%pm")
 """Beginnings of special registers that are another thing in another run."""
@@ -68,8 +68,7 @@ class FixedValues:
             elif isinstance(node, StepNode):
                 instruction = node.instruction
                 if instruction.modifiers[0] not in _WITHOUT_RESULT:
-                    known = () if _is_parameter(instruction, program) else None
-                    self._assign(instruction, instruction.operands[:1], known)
+                    self._assign(instruction, instruction.operands[:1], None)
             elif isinstance(node, BranchNode) and node.guard is not None:
                 self._conditions.add(node.guard.register.slot)
             elif isinstance(node, SwitchNode):
@@ -110,17 +109,6 @@ def _values(instruction: Instruction) -> tuple[Operand, ...]:
     if instruction.modifiers[0] == "st" and "async" not in instruction.modifiers:
         return instruction.operands[1:]
     return ()
-
-
-def _is_parameter(instruction: Instruction, program: Program) -> bool:
-    """Whether this loads a parameter of the kernel."""
-    address = instruction.operands[1] if len(instruction.operands) > 1 else None
-    return (
-        instruction.modifiers[:2] == ("ld", "param")
-        and isinstance(address, Address)
-        and isinstance(address.base, Symbol)
-        and any(address.base.name == one.name for one in program.function.parameters)
-    )
 
 
 def _is_of_the_moment(instruction: Instruction) -> bool:

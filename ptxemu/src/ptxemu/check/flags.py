@@ -16,26 +16,32 @@ the release pattern's first operation reaches that far, and whoever acquires wit
 entries of its own domains up to the scope's level.
 
 fence.sc does more: if anything after one was seen before another, by reads, by the order of writes
-or by reads of older values, the former comes first. The pasts of fence.sc's (`check.past`)
+or by reads of older values, the former comes first. The pasts of fence.sc's (`check.vector_clock`)
 therefore travel with knowledge to whoever signals, with any strong access, and from whoever comes
 after that access, to the next fence.sc, which acquires them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ptxemu.check import past
-from ptxemu.check.past import NO_PASTS, Domain, Past, Pasts
-from ptxemu.check.state import CLUSTER, CTA, GPU, are_in_reach
-from ptxemu.check.vector_clock import GENERIC, SEEN, Knowledge, Snapshot, Snapshots, later
-from ptxemu.events import Access, AccessKind, Space
-
-if TYPE_CHECKING:
-    from ptxemu.check.state import WarpActor
-    from ptxemu.events import Fence
+from ptxemu.check.state import CLUSTER, CTA, GPU, WarpActor, are_in_reach
+from ptxemu.check.vector_clock import (
+    GENERIC,
+    NO_PASTS,
+    SEEN,
+    Domain,
+    Knowledge,
+    Past,
+    Pasts,
+    Snapshot,
+    Snapshots,
+    later,
+    united,
+)
+from ptxemu.events import Access, AccessKind, Fence, Space
 
 _REACH = {"cta": CTA, "cluster": CLUSTER}
 LEVELS = (CTA, CLUSTER, GPU)
@@ -174,23 +180,23 @@ class Flags:
             if before is not None:
                 _learn(know, before)
                 known = {d: one for d, one in know.seen_pasts.items() if before.includes(one)}
-                know.gave = past.united(know.gave, known)
+                know.gave = united(know.gave, known)
         now = _past(know)
-        know.gave = past.united(know.gave, dict.fromkeys(domains, now))
+        know.gave = united(know.gave, dict.fromkeys(domains, now))
 
     def _follow(self, warp: WarpActor, access: Access, locations: list[Location]) -> None:
         """Come after the strong accesses of the locations that this one comes after."""
         know, writes = warp.know, access.kind is not AccessKind.READ
         for location in locations:
-            know.seen_pasts = past.united(know.seen_pasts, self._written.get(location, NO_PASTS))
+            know.seen_pasts = united(know.seen_pasts, self._written.get(location, NO_PASTS))
             if writes:
-                know.seen_pasts = past.united(know.seen_pasts, self._read.get(location, NO_PASTS))
+                know.seen_pasts = united(know.seen_pasts, self._read.get(location, NO_PASTS))
 
     def _lead(self, warp: WarpActor, access: Access, locations: list[Location]) -> None:
         """Let those that come after this access know of the fence.sc's before it."""
         filed = self._read if access.kind is AccessKind.READ else self._written
         for location in locations:
-            filed[location] = past.united(filed.get(location, NO_PASTS), warp.know.gave)
+            filed[location] = united(filed.get(location, NO_PASTS), warp.know.gave)
 
     def _acquire(self, mine: _Write, access: Access, locations: list[Location]) -> None:
         warp, pending = mine.warp, mine.warp.pending

@@ -7,16 +7,13 @@ What an agent knows by a clock is looked up once an access; what is not known is
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ptxemu.check import proxies
 from ptxemu.check.actors import OperationActor
-from ptxemu.check.state import State
+from ptxemu.check.state import Actor, Event, State
 from ptxemu.check.vector_clock import GENERIC
 from ptxemu.events import AccessKind, Proxy, Space
-
-if TYPE_CHECKING:
-    from ptxemu.check.state import Actor, Event
 
 MAX_READS = 32
 """Unordered reads of a granule that are remembered; older ones are forgotten."""

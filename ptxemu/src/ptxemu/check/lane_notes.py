@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from ptxemu.events import Space
+from numpy.typing import NDArray
+
+from ptxemu.events import Agent, Space
+from ptxemu.syntax.ast import Instruction
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
-
-    from ptxemu.events import Agent
-    from ptxemu.syntax.ast import Instruction
 
 EVERY = (1 << 32) - 1
 """All lanes, as bits."""

@@ -15,9 +15,10 @@ can race. In most stretches no word is accessed by two lanes of which one writes
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptxemu.check.findings import Findings
 from ptxemu.check.lane_notes import (
@@ -33,17 +34,13 @@ from ptxemu.check.lane_notes import (
     noted,
     noted_loads,
 )
-from ptxemu.check.lane_releases import LaneReleases
+from ptxemu.check.lanes import LaneReleases
+from ptxemu.check.races import Races
+from ptxemu.check.state import WarpActor
 from ptxemu.check.tokens import is_mbarrier_token
 from ptxemu.events import Access, AccessKind, Agent, Loads, Proxy, Space
 from ptxemu.machine.lanes import lane_names, mask_of
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ptxemu.check.races import Races
-    from ptxemu.check.state import WarpActor
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 MOST_NOTED = 256
 """Accesses of a warp that are judged together at most; of more the later half stays."""
@@ -229,7 +226,7 @@ class LaneRaces:
     def _judge(self, warp: WarpActor, stretch: Stretch, ids: Ids) -> None:
         """Find words that two lanes have accessed and one has written, and report on them."""
         noted = stretch.notes(ids).noted()
-        if len(noted) < 2:
+        if _are_apart(noted):
             return
         keys, lanes, index = _pieces(noted)
         order = np.argsort(keys, kind="stable")
@@ -364,6 +361,16 @@ def makes_lanes_meet(instruction: Instruction) -> bool:
     """Whether lanes that execute an instruction wait for each other."""
     modifiers = instruction.modifiers
     return modifiers[0] in _BARRIERS or not _CONVERGENT.isdisjoint(modifiers)
+
+
+def _are_apart(noted: list[Noted]) -> bool:
+    """Whether each lane has places of its own, as far as a quick look tells."""
+    size = noted[0].form.size
+    places = memoryview(b"".join({one.starts + one.lanes: one.starts for one in noted}.values()))
+    return len(noted) < 2 or (
+        all(one.form.size == size for one in noted)
+        and len(set(places.cast("q"))) * 8 == len(places)
+    )
 
 
 def _pieces(noted: list[Noted]) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:

@@ -11,21 +11,18 @@ last stores to have read, and where the memory stays as it was nobody can tell.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from ptxemu.check import races
 from ptxemu.check.actors import OperationActor
+from ptxemu.check.findings import Findings, Place, Site
 from ptxemu.check.missing_edges import completion
+from ptxemu.check.state import Actor, Event, WarpActor
 from ptxemu.check.vector_clock import GENERIC, SEEN, Knowledge
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import AccessKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from ptxemu.check.findings import Findings, Place, Site
-    from ptxemu.check.state import Actor, Event, WarpActor
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 _COPIES = ("cp.async.bulk", "cp.reduce.async.bulk")
 _READERS = (*_COPIES, "tcgen05.ld")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ptxemu.check import proxies
+from ptxemu.check.findings import Findings, Place, Site
 from ptxemu.check.races import place
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ptxemu.check.findings import Findings, Place, Site
-    from ptxemu.check.state import Actor, Event
-    from ptxemu.events import Access
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.check.state import Actor, Event
+from ptxemu.events import Access
+from ptxemu.syntax.ast import Instruction
 
 _BARRIER = (
     "needs a barrier (behind fence.mbarrier_init.release.cluster for other CTAs and the async "

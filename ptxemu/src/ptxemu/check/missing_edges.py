@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ptxemu.check import tcgen05_order
 from ptxemu.check.actors import OperationActor
-from ptxemu.check.state import WarpActor
+from ptxemu.check.state import Actor, Event, WarpActor
 from ptxemu.check.vector_clock import OUT_OF_SCOPE, RELAXED
 from ptxemu.events import AccessKind, Proxy, Space
-
-if TYPE_CHECKING:
-    from ptxemu.check.state import Actor, Event
 
 
 def unordered(first: Event, second: Event, space: Space) -> tuple[str, str]:

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from ptxemu.check import vector_clock
 from ptxemu.check.actors import OperationActor
-from ptxemu.check.vector_clock import (
-    ASYNC_GLOBAL,
-    ASYNC_SHARED,
-    GENERIC,
-    MBARRIER_INIT,
-    TENSORMAP,
-    TENSORMAP_RELEASED,
-)
+from ptxemu.check.state import Actor, Event, WarpActor
 from ptxemu.events import AccessKind, Fence, FenceKind, Proxy, Space
 
-if TYPE_CHECKING:
-    from ptxemu.check.state import Actor, Event, WarpActor
-
-ROW_OF_SPACE = {Space.SHARED: ASYNC_SHARED, Space.GLOBAL: ASYNC_GLOBAL}
+ROW_OF_SPACE = {Space.SHARED: vector_clock.ASYNC_SHARED, Space.GLOBAL: vector_clock.ASYNC_GLOBAL}
 """Rows of accesses that are ordered for the async proxy too, by space."""
 
 
@@ -29,22 +18,22 @@ def apply_fence(warp: WarpActor, fence: Fence) -> None:
 
     An acquire for the tensormap proxy gives what fences have released to that proxy.
     """
-    source, kind = GENERIC, fence.kind
+    source, kind = vector_clock.GENERIC, fence.kind
     rows: tuple[int, ...] = ()
     if kind is FenceKind.ASYNC_PROXY:
         rows = tuple(row for space, row in ROW_OF_SPACE.items() if space in fence.spaces)
     elif kind is FenceKind.MBARRIER_INIT:
-        rows = (MBARRIER_INIT,)
+        rows = (vector_clock.MBARRIER_INIT,)
     elif kind is FenceKind.TENSORMAP_RELEASE:
-        rows = (TENSORMAP_RELEASED,)
+        rows = (vector_clock.TENSORMAP_RELEASED,)
     elif kind is FenceKind.TENSORMAP_ACQUIRE:
-        source, rows = TENSORMAP_RELEASED, (TENSORMAP,)
+        source, rows = vector_clock.TENSORMAP_RELEASED, (vector_clock.TENSORMAP,)
     if not rows:
         return
     for part in warp.know.parts.values():
         for row in rows:
             np.maximum(part.clocks[row], part.clocks[source], out=part.clocks[row])
-        if ASYNC_SHARED in rows:
+        if vector_clock.ASYNC_SHARED in rows:
             part.fenced |= part.done
     warp.tick()
 
@@ -54,9 +43,9 @@ def missing_fence(first: Event, second: Event, space: Space) -> tuple[str, str] 
     if first.proxy is not Proxy.GENERIC or second.proxy is Proxy.GENERIC:
         return None
     if second.proxy is Proxy.TENSORMAP:
-        if second.actor.knows(first, TENSORMAP):
+        if second.actor.knows(first, vector_clock.TENSORMAP):
             return None
-        if second.actor.knows(first, TENSORMAP_RELEASED):
+        if second.actor.knows(first, vector_clock.TENSORMAP_RELEASED):
             return "missing-tensormap-fence", "fence.proxy.tensormap::generic.acquire by the issuer"
         return "missing-tensormap-fence", "fence.proxy.tensormap::generic.release by the writer"
     row = ROW_OF_SPACE.get(space)
@@ -92,10 +81,10 @@ def knows_init(actor: Actor, init: Event, cta: int) -> tuple[bool, bool]:
     """
     if init in actor.inits:
         return True, True
-    fenced = actor.knows(init, MBARRIER_INIT)
+    fenced = actor.knows(init, vector_clock.MBARRIER_INIT)
     ordered = fenced or actor.knows(init)
     is_async = isinstance(actor, OperationActor) and actor.uses_async_proxy
-    visible = fenced or (actor.knows(init, ASYNC_SHARED) if is_async else ordered)
+    visible = fenced or (actor.knows(init, vector_clock.ASYNC_SHARED) if is_async else ordered)
     if ordered and visible:
         actor.inits.add(init)
     return ordered, visible

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from ptxemu import machine_code
 from ptxemu.check.shadow import FEW_PIECES, Page, ShadowRegion
 from ptxemu.check.tmem_page import TmemPage
 
@@ -28,7 +27,7 @@ Parts: TypeAlias = "Sequence[tuple[Page | TmemPage, Index]]"
 """Pages, and which granules of theirs."""
 _ROWS_START = bytes(8)
 VERDICT_SHIFT = 32
-"""See `compiled.judge_loads`, which is there only with llvmlite."""
+"""See `compiled.judge_code`, which is there only with llvmlite."""
 _LOW_BITS = (1 << VERDICT_SHIFT) - 1
 
 
@@ -43,6 +42,7 @@ class QuickJudge:
 
     def __init__(self, code: ModuleType, rows: RowStates, races: Races) -> None:
         self._code, self._rows, self._races = code.judge(), rows, races
+        self._module = code
         self._loads_code: Callable[..., int] | None = None
         self._work = rows.address
         flag, verdict = code.layout.Flag, code.layout.Verdict
@@ -125,7 +125,7 @@ class QuickJudge:
     ) -> int:
         """Judge loads [begin, end) in a page; return the first that is left to Python, or `end`."""
         if self._loads_code is None:
-            self._loads_code = machine_code.judge_loads()
+            self._loads_code = self._module.judge_loads()
         place, parts = self._place(page), actor.know.parts
         part = parts[actor.home]
         starts, sizes = loads.addresses

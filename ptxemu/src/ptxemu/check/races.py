@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from ptxemu.check.state import Event, Observation, State
 from ptxemu.check.tmem_page import TmemPage
 from ptxemu.check.undetermined import Undetermined
 from ptxemu.events import AccessKind, Proxy, Space
-
-if TYPE_CHECKING:
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 MAX_SUSPECTS = 4
 """Reads of a granule before any write that are remembered."""

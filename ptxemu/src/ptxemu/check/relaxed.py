@@ -10,11 +10,11 @@ tcgen05.commit implies) and tcgen05.fence::after_thread_sync after the wait (PTX
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ptxemu.check.state import CLUSTER, CTA
+from ptxemu.check.state import CLUSTER, CTA, WarpActor
 from ptxemu.check.vector_clock import (
     ARRIVED,
     GENERIC,
@@ -24,9 +24,6 @@ from ptxemu.check.vector_clock import (
     TCGEN05,
     Knowledge,
 )
-
-if TYPE_CHECKING:
-    from ptxemu.check.state import WarpActor
 
 
 def release(warp: WarpActor, held: Knowledge, *, at_mbarrier: bool, is_remote: bool) -> None:

@@ -7,19 +7,15 @@ it, and the object is made only where Python needs it. `compiled.judge_rows` has
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ptxemu.check.granules import Ids
 from ptxemu.check.shadow import Page, States, is_simple
 from ptxemu.check.state import GPU, NUM_FORMS, WEAK_READ, Event, LoadEvents, State, kind_and_proxy
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from ptxemu.check.granules import Ids
-    from ptxemu.check.tmem_page import TmemPage
+from ptxemu.check.tmem_page import TmemPage
 
 _FIRST_CAPACITY = 4096
 _EVENTS_OF_A_STATE = 8

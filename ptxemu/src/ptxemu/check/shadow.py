@@ -2,7 +2,7 @@
 
 A shadow array holds numbers of states; states are few compared with words, so that an access is a
 scan, one judgement a distinct state, and a scatter: by `check.quick_judge` where machine code can
-do it, else by `check.scans` and `check.races`. Bytes that sub-word accesses
+do it, else by `check.shadow_memory` and `check.races`. Bytes that sub-word accesses
 touch are tracked one by one: their page becomes finer when that happens.
 """
 
@@ -104,7 +104,7 @@ class Page:
         self.shift = WORD_SHIFT
         self.ids: Ids = np.full(size >> WORD_SHIFT, state, dtype=np.int32)
         self.place = self.count = 0
-        """Address of the numbers in this process, and their count; 0 if unknown (`check.scans`)."""
+        """Address of the numbers in this process, and their count; 0 if unknown (`Scans`)."""
 
     def clear(self, begin: int, end: int) -> None:
         """Nobody has written the bytes from `begin` to `end`, as far as they are in the page."""

@@ -3,25 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxemu import machine_code
 from ptxemu.check import known_order
-from ptxemu.check.quick_judge import QuickJudge
+from ptxemu.check.granules import Ids, Index
+from ptxemu.check.known_order import Limits
+from ptxemu.check.quick_judge import Parts, QuickJudge
 from ptxemu.check.races import Races, Spot
 from ptxemu.check.rows import RowStates
-from ptxemu.check.scans import Scans
-from ptxemu.check.shadow import Blank, ShadowRegion, States
-from ptxemu.check.state import LoadEvents
-from ptxemu.events import Access, AccessKind, Space
+from ptxemu.check.shadow import Blank, Page, ShadowRegion, States
+from ptxemu.check.state import Event, LoadEvents, WarpActor
+from ptxemu.check.tmem_page import TmemPage
+from ptxemu.events import Access, AccessKind, Agent, Loads, Space
 
-if TYPE_CHECKING:
-    from ptxemu.check.known_order import Limits
-    from ptxemu.check.quick_judge import Parts
-    from ptxemu.check.state import Event, WarpActor
-    from ptxemu.events import Agent, Loads
+# States that an access finds, and new states that replace them.
+
+_ID_BYTES = 4
+_FEW = 256
+"""Numbers up to which a set of Python integers is the quickest way to the distinct ones."""
+_CAPACITY = 4096
+"""States that there is room for at first."""
+
+
+class Scans:
+    """Scans granules with NumPy."""
+
+    def __init__(self) -> None:
+        self._new: Ids = np.zeros(_CAPACITY, dtype=np.int32)
+
+    def states(self, page: Page | TmemPage, index: Index) -> list[int]:
+        """The numbers of the states of granules, in order."""
+        array, where = page.located(index)
+        ids = array[where]
+        data = ids.tobytes()
+        if data == data[:_ID_BYTES] * ids.size:
+            return [ids.item(0)]
+        if ids.size <= _FEW:
+            return sorted(set(ids.ravel().tolist()))
+        flat = ids.reshape(-1)
+        changes = np.flatnonzero(flat[1:] != flat[:-1])
+        return sorted({int(flat[0]), *flat[changes + 1].tolist()})
+
+    def fill(self, page: Page | TmemPage, index: Index, number: int) -> None:
+        """Granules whose states were asked for get a number."""
+        array, where = page.located(index)
+        array[where] = number
+
+    def replace(self, page: Page | TmemPage, index: Index, old: list[int], new: list[int]) -> None:
+        """The same, each the one in `new` for its own, which is in `old`."""
+        array, where = page.located(index)
+        if old[-1] >= len(self._new):
+            self._new = np.zeros(2 * old[-1], dtype=np.int32)
+        self._new[old] = new
+        array[where] = self._new.take(array[where])
+
 
 GLOBAL_PAGE_BITS = 16
 SHARED_PAGE_BITS = 18

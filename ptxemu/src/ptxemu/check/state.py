@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptxemu.check.pending import Pending
 from ptxemu.check.vector_clock import GENERIC, SEEN, TCGEN05, Knowledge, Snapshots
-from ptxemu.events import Access, AccessKind, Proxy, Space
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ptxemu.events import Agent, Loads
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.events import Access, AccessKind, Agent, Loads, Proxy, Space
+from ptxemu.syntax.ast import Instruction
 
 _FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
 EventKey: TypeAlias = tuple[int, int, bool]
@@ -109,7 +105,7 @@ class Event:
         self.is_non_coherent = kind is AccessKind.READ and "nc" in access.instruction.modifiers
         """It reads through the path that sees no write of the same kernel."""
         self.lanes = 0
-        """The lanes of a warp's weak store, as bits (`check.lane_releases`)."""
+        """The lanes of a warp's weak store, as bits (`check.lanes`)."""
         self.is_mbarrier = False
         """It initialised an mbarrier in these bytes."""
         self.is_behind_sc = actor.has_fenced_sc

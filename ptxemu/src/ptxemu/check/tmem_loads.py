@@ -7,11 +7,10 @@ must have been waited for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from ptxemu.check.findings import Findings, Site
-    from ptxemu.check.state import Actor
+from ptxemu.check.findings import Findings, Site
+from ptxemu.check.state import Actor
 
 
 class TmemLoads:

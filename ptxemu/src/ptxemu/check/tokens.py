@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from ptxemu.check.state import Actor
 from ptxemu.check.vector_clock import Knowledge
 from ptxemu.machine.program import Program
-
-if TYPE_CHECKING:
-    from ptxemu.check.state import Actor
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 Tokens: TypeAlias = dict[Hashable, Knowledge]
 """Knowledge left at tokens."""

@@ -11,16 +11,13 @@ load buffering, 2+2W, and their like.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ptxemu.check.flag_reads import wait_reads
-from ptxemu.events import AccessKind
+from ptxemu.check.findings import Findings, Site
+from ptxemu.check.state import Event, WarpActor
+from ptxemu.check.undetermined import wait_reads
+from ptxemu.events import Access, AccessKind, Space
 from ptxemu.syntax.ast import Instruction, IntImmediate
-
-if TYPE_CHECKING:
-    from ptxemu.check.findings import Findings, Site
-    from ptxemu.check.state import Event, WarpActor
-    from ptxemu.events import Access, Space
 
 MOST_WARPS = 64
 """Warps with strong accesses up to which the order is kept: programs of some threads."""

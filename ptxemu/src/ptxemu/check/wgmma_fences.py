@@ -14,15 +14,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ptxemu.machine.blocks import Block
+from ptxemu.machine.decoded import PureOp
 from ptxemu.machine.program import Program, StepNode
 from ptxemu.syntax.ast import FloatImmediate, Instruction, IntImmediate, Register, register_slots
-
-if TYPE_CHECKING:
-    from ptxemu.machine.decoded import PureOp
 
 _PRODUCT = ("wgmma", "mma_async")
 

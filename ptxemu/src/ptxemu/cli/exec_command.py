@@ -62,10 +62,10 @@ examples:
   ptxemu check launches/Gemm.0.launch"""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, name: str) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "exec",
+        name,
         help="run a program or script, every launch emulated and checked",
         description=_HELP,
         formatter_class=HelpFormatter,

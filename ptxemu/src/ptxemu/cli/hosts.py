@@ -17,10 +17,7 @@ from ptxemu.cli.kinds import PROGRAM_ARCH, SCRIPT_ARCH, SOURCE
 from ptxemu.cli.outcome import Outcome
 from ptxemu.cli.progress import Progress
 from ptxemu.cuda.fatbin import arch_of_program, has_kernels
-from ptxemu.cuda.in_process import InProcess
 from ptxemu.cuda.nvcc import compile_program
-from ptxemu.cuda.program import run_program
-from ptxemu.cuda.script import run_script
 from ptxemu.launch_log import Log
 from ptxemu.launch_setup import OnLaunch
 from ptxemu.sched.policy import Policy
@@ -88,6 +85,8 @@ def compiled(source: str, how: How) -> Iterator[Path]:
 def _run_program(
     name: str, command: Sequence[str], how: How, *, arch: str | None = None
 ) -> Outcome:
+    from ptxemu.cuda.program import run_program
+
     arch = arch or how.arch or arch_of_program(command[0], ARCHS) or PROGRAM_ARCH
     log = Log(how.check, how.policy, how.progress, how.on_launch, how.unchecked)
     output = sys.stderr if how.leaves_stdout else None
@@ -103,6 +102,9 @@ def is_installed(package: str) -> bool:
 
 def _run_script(command: Sequence[str], how: How) -> Outcome:
     """A Python script: its CuTe DSL kernels are caught in Python, others by the stand-in."""
+    from ptxemu.cuda.in_process import InProcess
+    from ptxemu.cuda.script import run_script
+
     arch = how.arch or SCRIPT_ARCH
     log = Log(how.check, how.policy, how.progress, how.on_launch, how.unchecked)
     contexts: list[AbstractContextManager[object]] = []

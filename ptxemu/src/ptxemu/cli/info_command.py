@@ -31,10 +31,10 @@ their counts, and the instructions that ptxemu does not have.
 Exit code 1 if an instruction is missing, so that CI can ask "would this run?"."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, name: str) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "info",
+        name,
         help="list kernels, parameters, opcodes, and what is missing",
         description=_HELP,
         formatter_class=HelpFormatter,

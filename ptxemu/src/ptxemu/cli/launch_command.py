@@ -66,8 +66,9 @@ examples:
   ptxemu {command} gemm.cu -- 256 256  a program from its source, with its arguments"""
 
 
-def add_parser(commands: Any, name: str, *, check: bool) -> None:
+def add_parser(commands: Any, name: str) -> None:
     """Add `run` or `check` to the parser."""
+    check = name == "check"
     parser = commands.add_parser(
         name,
         help="launch a kernel" + (" and look for missing synchronisation" if check else ""),

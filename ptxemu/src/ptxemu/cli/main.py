@@ -5,20 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from ptxemu.cli import (
-    exec_command,
-    info_command,
-    launch_command,
-    mutate_command,
-    report,
-    trace_command,
-)
+from ptxemu.cli import report
 from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cuda.nvcc import NvccError
 from ptxemu.errors import PtxEmuError
 from ptxemu.machine.device import limit_sms
 
+COMMANDS = {
+    "info": "info_command",
+    "run": "launch_command",
+    "check": "launch_command",
+    "trace": "trace_command",
+    "mutate": "mutate_command",
+    "exec": "exec_command",
+}
+"""The file of each command, which is loaded when it is asked for."""
 CANNOT = 2
 INTERRUPTED = 130
 
@@ -40,19 +43,15 @@ Exit code: 0 all is well, 1 something was found (a hazard, a missing
 instruction), 2 the command could not be carried out, 130 it was interrupted."""
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def parser(*names: str) -> argparse.ArgumentParser:
+    """The parser of these commands; by default of all."""
     root = argparse.ArgumentParser(
         prog="ptxemu", description=_DESCRIPTION, formatter_class=HelpFormatter
     )
     root.add_argument("--version", action="version", version=f"ptxemu {report.own_version()}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    info_command.add_parser(commands)
-    launch_command.add_parser(commands, "run", check=False)
-    launch_command.add_parser(commands, "check", check=True)
-    trace_command.add_parser(commands)
-    mutate_command.add_parser(commands)
-    exec_command.add_parser(commands)
+    for name in names or COMMANDS:
+        import_module(f"ptxemu.cli.{COMMANDS[name]}").add_parser(commands, name)
     return root
 
 
@@ -63,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] in (["run"], ["check"]) and "--" in words:
         at = words.index("--")
         words, behind = words[:at], words[at + 1 :]
-    options = parser().parse_args(words)
+    named = [name for name in words[:1] if name in COMMANDS]
+    options = parser(*named).parse_args(words)
     if behind:
         options.arguments = behind
     try:

@@ -52,12 +52,12 @@ examples:
 Exit code: 0 everything possible was caught, 1 there are survivors."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, name: str) -> None:
     """Add the command to the parser."""
     width = max(len(name) for name in CATEGORIES)
     listed = "\n".join(f"  {name:{width}}  {about}" for name, about in CATEGORIES.items())
     parser = commands.add_parser(
-        "mutate",
+        name,
         help="remove or weaken each synchronisation instruction; is it noticed?",
         description=_HELP.format(categories=listed),
         formatter_class=HelpFormatter,

@@ -12,8 +12,7 @@ from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.kernel_names import demangled, file_name
 from ptxemu.cli.output_paths import output_folder, write_file
 from ptxemu.cli.target import add_target_options, resolved, run_target
-from ptxemu.events import Observer
-from ptxemu.fan_out import FanOut
+from ptxemu.events import FanOut, Observer
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.trace import Counters, MemoryMap, Recorder, roles, text, to_chrome
 from ptxemu.trace.clock import CLOCKS
@@ -43,10 +42,10 @@ examples:
       --exec dense_gemm_persistent.py --mnkl 256,256,256,1"""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: Any, name: str) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "trace",
+        name,
         help="write a timeline, memory maps and counts of a run",
         description=_HELP,
         formatter_class=HelpFormatter,

@@ -3,8 +3,3 @@
 The definitions in `ptxemu.isa` stay the meaning: what is compiled here gives the same bits, and
 what is not known here is left to them.
 """
-
-from ptxemu.compiled.block_function import compile_block
-from ptxemu.compiled.chain import ThreadedKernel
-
-__all__ = ["ThreadedKernel", "compile_block"]

@@ -7,29 +7,28 @@ register file, and where the last access went. `CtaContext` says what memory the
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from llvmlite import ir
+from numpy.typing import NDArray
 
 from ptxemu.compiled.llvm_vectors import bits_of_type, integers, splat
 from ptxemu.compiled.memory_code import CACHE_WORDS, TYPE, Context, Shape, accessor
 from ptxemu.compiled.native import machine_code
+from ptxemu.machine.decoded import PlainAccess
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.regions import shared_region
+from ptxemu.machine.register_file import RegisterLayout
+from ptxemu.machine.state import Cta
 from ptxemu.syntax.ast import Register
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ptxemu.machine.decoded import PlainAccess
-    from ptxemu.machine.register_file import RegisterLayout
-    from ptxemu.machine.state import Cta
 
 SPACES = ("global", "shared::cta", "generic")
 _BASE, _OFFSET, LOG, _CACHE = 0, 1, 2, 3
 """LOG: address of 32 words for the addresses of the lanes; 0 if nobody wants them."""
 _DATA = _CACHE + CACHE_WORDS
+PLACE = slice(_CACHE, _DATA)
+"""The allocation in which the last access was."""
 _I8, _I32, _I64 = (ir.IntType(bits) for bits in (8, 32, 64))
 ROUTINE = ir.FunctionType(_I32, [_I64, _I64, _I32, _I64])
 """(descriptor, register file, lanes, context): 1 if all went well, else nothing was done."""

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ptxemu.compiled.access_records import LOG, access_routine, context_of, descriptor, kind_of
+from ptxemu.compiled import access_records
 from ptxemu.compiled.routines import MOST_DESTINATIONS, MOST_SOURCES
 from ptxemu.compiled.threaded_code import Part, Records, ThreadedCode
 from ptxemu.events import Loads, Space
 from ptxemu.machine.blocks import Block
-from ptxemu.machine.program import StepNode
+from ptxemu.machine.lane_group import Group
+from ptxemu.machine.program import Program, StepNode
 from ptxemu.machine.regions import shared_region
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ptxemu.machine.lane_group import Group
-    from ptxemu.machine.program import Program
-    from ptxemu.machine.register_file import RegisterLayout
-    from ptxemu.machine.state import Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.machine.register_file import RegisterLayout
+from ptxemu.machine.state import Cta, Warp
+from ptxemu.syntax.ast import Instruction
 
 MOST_NODES = 200
 
@@ -34,6 +29,17 @@ class ThreadedKernel(ThreadedCode):
         super().__init__(program)
         self._nodes, self._registers = program.nodes, program.layout
         self._labels = frozenset(program.function.labels.values())
+        self._chains: list[Chain] = []
+        self._table: object = None
+
+    def context(self, cta: Cta) -> int:
+        """The address of a CTA's context; accesses forget where others of another memory were."""
+        table = cta.machine.memory.table()
+        if table is not self._table:
+            self._table = table
+            for chain in self._chains:
+                chain.forget_places()
+        return access_records.context_of(cta).address()
 
     def chain(self, first: int, *, is_heard: bool) -> Chain | None:
         """The blocks and accesses from `first` on; None where there is no access that is known.
@@ -41,13 +47,12 @@ class ThreadedKernel(ThreadedCode):
         Args:
             is_heard: an observer is told of its accesses, which are quiet loads.
         """
-        assert self._registers is not None
         chain = HeardChain(self, first) if is_heard else Chain(self, first)
         for _ in range(MOST_NODES):
             node = self._nodes[chain.end]
             if is_heard and chain.end in self._labels and chain.end > first:
                 break  # a load belongs to one chain
-            if isinstance(node, Block) and node.loop is None:
+            if isinstance(node, Block):
                 parts = self.parts(node)
                 if parts is None:
                     break
@@ -57,13 +62,14 @@ class ThreadedKernel(ThreadedCode):
         if not chain.num_accesses:
             return None
         chain.finish()
+        self._chains.append(chain)
         return chain
 
 
 class Chain:
     """Instructions [first, end) of a kernel, for lanes that are all together."""
 
-    def __init__(self, code: ThreadedCode, first: int) -> None:
+    def __init__(self, code: ThreadedKernel, first: int) -> None:
         self.first = self.end = first
         self.num_accesses = 0
         self._code = code
@@ -84,22 +90,29 @@ class Chain:
     def add_access(self, node: StepNode, layout: RegisterLayout) -> bool:
         """Append a load or store; return False if it must not be appended."""
         access = node.access
-        kind = None if access is None or not self._may_hold(node) else kind_of(access)
+        kind = (
+            None if access is None or not self._may_hold(node) else access_records.kind_of(access)
+        )
         if access is None or kind is None:
             return False
-        words = descriptor(access, layout)
+        words = access_records.descriptor(access, layout)
         self._kept.append(words)
         guard = node.guard
         operands = [0] * (MOST_DESTINATIONS + MOST_SOURCES - 1)
         held = [0, 0]
         if guard is not None:
             held = [self._code.register(guard.register.slot), -int(guard.negated)]
-        record = [access_routine(kind) + 1, int(words.ctypes.data), *operands, *held]
+        record = [access_records.access_routine(kind) + 1, int(words.ctypes.data), *operands, *held]
         self._add_records(np.array([record], np.int64), self.end)
         self.num_accesses += 1
         self._has_stores |= access.is_store
         self.end += 1
         return True
+
+    def forget_places(self) -> None:
+        """Forget the allocations in which accesses were."""
+        for words in self._kept:
+            words[access_records.PLACE] = 0
 
     def _may_hold(self, node: StepNode) -> bool:
         """Whether an access of a known kind belongs to a chain of this sort."""
@@ -121,8 +134,8 @@ class Chain:
     def run(self, warp: Warp, group: Group) -> bool:
         """Execute it and move the lanes; False where the instruction at their pc is to be executed
         by itself: an access failed."""
-        context = context_of(warp.cta).address()
         code, mask = self._code, group.mask
+        context = code.context(warp.cta)
         end = self.end
         for part, pcs in self._parts:
             done = part.run(code, warp, mask, context)
@@ -139,7 +152,7 @@ class Chain:
 class HeardChain(Chain):
     """Blocks and quiet loads, of which an observer is told when all are done."""
 
-    def __init__(self, code: ThreadedCode, first: int) -> None:
+    def __init__(self, code: ThreadedKernel, first: int) -> None:
         super().__init__(code, first)
         self._found: list[tuple[Instruction, int, Space]] = []
         self._pcs: list[int] = []
@@ -164,7 +177,7 @@ class HeardChain(Chain):
         """Give each load a row for its lanes' addresses."""
         self._loads = Loads(self.first, self.end, self._found)
         for words, row in zip(self._kept, self._loads.starts, strict=True):
-            words[LOG] = row.ctypes.data
+            words[access_records.LOG] = row.ctypes.data
         self._in_shared = np.flatnonzero([space is Space.SHARED for _, _, space in self._found])
 
     def run(self, warp: Warp, group: Group) -> bool:

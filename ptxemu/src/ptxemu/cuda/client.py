@@ -9,21 +9,10 @@ from dataclasses import dataclass
 from ptxemu.api import Module
 from ptxemu.cuda.fatbin import ImageError, ptx_for
 from ptxemu.cuda.memory import EmulatedMemory
-from ptxemu.cuda.properties import device_properties
 from ptxemu.cuda.protocol import Operation, int32, read_launch, read_numbers, read_tensor_map
 from ptxemu.descriptors.tensor_map import encode_tiled
+from ptxemu.driver import rules
 from ptxemu.driver.attributes import device_attribute, memory_bytes
-from ptxemu.driver.rules import (
-    Driver,
-    DriverError,
-    KernelHandle,
-    LaunchRequest,
-    LibraryHandle,
-    PtxImage,
-    Status,
-    execution_status,
-    status_of,
-)
 from ptxemu.errors import (
     ExecutionError,
     LaunchError,
@@ -33,10 +22,87 @@ from ptxemu.errors import (
 )
 from ptxemu.launch_log import Log
 from ptxemu.launch_setup import LaunchSetup
-from ptxemu.machine.device import device_for
+from ptxemu.machine.device import Device, device_for
 from ptxemu.machine.layout import Layout
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.syntax.ast import Function
+
+# cudaDeviceProp: the structure that cudaGetDeviceProperties fills, from the device's facts.
+#
+# CUDA 13 has other offsets than CUDA 12. The rows name what both have, with the attribute of the
+# driver (CUdevice_attribute) that holds the value.
+
+_SIZES = {12: 1032, 13: 1008}
+# (field, offset in CUDA 13, offset in CUDA 12 (None: not there), format, attribute)
+_ROWS: tuple[tuple[str, int | None, int | None, str, int], ...] = (
+    ("sharedMemPerBlock", 296, 296, "Q", 8),
+    ("regsPerBlock", 304, 304, "i", 12),
+    ("warpSize", 308, 308, "i", 10),
+    ("memPitch", 312, 312, "Q", 11),
+    ("maxThreadsPerBlock", 320, 320, "i", 1),
+    ("maxThreadsDim[0]", 324, 324, "i", 2),
+    ("maxThreadsDim[1]", 328, 328, "i", 3),
+    ("maxThreadsDim[2]", 332, 332, "i", 4),
+    ("maxGridSize[0]", 336, 336, "i", 5),
+    ("maxGridSize[1]", 340, 340, "i", 6),
+    ("maxGridSize[2]", 344, 344, "i", 7),
+    ("clockRate", None, 348, "i", 13),
+    ("totalConstMem", 352, 352, "Q", 9),
+    ("major", 360, 360, "i", 75),
+    ("minor", 364, 364, "i", 76),
+    ("textureAlignment", 368, 368, "Q", 14),
+    ("texturePitchAlignment", 376, 376, "Q", 51),
+    ("deviceOverlap", None, 384, "i", 15),
+    ("multiProcessorCount", 384, 388, "i", 16),
+    ("integrated", 388, 396, "i", 18),
+    ("canMapHostMemory", 392, 400, "i", 19),
+    ("surfaceAlignment", 552, 568, "Q", 30),
+    ("concurrentKernels", 560, 576, "i", 31),
+    ("asyncEngineCount", 584, 600, "i", 40),
+    ("unifiedAddressing", 588, 604, "i", 41),
+    ("memoryClockRate", None, 608, "i", 36),
+    ("memoryBusWidth", 592, 612, "i", 37),
+    ("l2CacheSize", 596, 616, "i", 38),
+    ("persistingL2CacheMaxSize", 600, 620, "i", 108),
+    ("maxThreadsPerMultiProcessor", 604, 624, "i", 39),
+    ("streamPrioritiesSupported", 608, 628, "i", 78),
+    ("globalL1CacheSupported", 612, 632, "i", 79),
+    ("localL1CacheSupported", 616, 636, "i", 80),
+    ("sharedMemPerMultiprocessor", 624, 640, "Q", 81),
+    ("regsPerMultiprocessor", 632, 648, "i", 82),
+    ("managedMemory", 636, 652, "i", 83),
+    ("pageableMemoryAccess", 652, 672, "i", 88),
+    ("concurrentManagedAccess", 656, 676, "i", 89),
+    ("computePreemptionSupported", 660, 680, "i", 90),
+    ("canUseHostPointerForRegisteredMem", 664, 684, "i", 91),
+    ("cooperativeLaunch", 668, 688, "i", 95),
+    ("sharedMemPerBlockOptin", 672, 696, "Q", 97),
+    ("maxBlocksPerMultiProcessor", 688, 712, "i", 106),
+    ("reservedSharedMemPerBlock", 696, 720, "Q", 111),
+    ("hostRegisterSupported", 704, 728, "i", 99),
+    ("memoryPoolsSupported", 720, 744, "i", 115),
+    ("clusterLaunch", 748, 772, "i", 120),
+)
+_TOTAL_MEMORY_OFFSET = 288
+
+
+def device_name(device: Device) -> str:
+    """Return the name that cudaDeviceProp.name and cuDeviceGetName give."""
+    return f"ptxemu {device.arch}"
+
+
+def device_properties(device: Device, version: int) -> bytes:
+    """The structure of CUDA `version` (12 or 13)."""
+    block = bytearray(_SIZES[version])
+    name = device_name(device).encode()
+    block[: len(name)] = name
+    struct.pack_into("<Q", block, _TOTAL_MEMORY_OFFSET, memory_bytes(device))
+    for _, in_13, in_12, code, attribute in _ROWS:
+        offset = in_13 if version == 13 else in_12
+        if offset is not None:
+            struct.pack_into(f"<{code}", block, offset, device_attribute(device, attribute) or 0)
+    return bytes(block)
+
 
 Printer = Callable[[str], None]
 HostMemory = Callable[[Function, Sequence[bytes]], GlobalMemory]
@@ -47,7 +113,7 @@ HostMemory = Callable[[Function, Sequence[bytes]], GlobalMemory]
 class _Library:
     """An image that the program has loaded."""
 
-    handle: LibraryHandle
+    handle: rules.LibraryHandle
     number: int
     module: Module
 
@@ -73,7 +139,7 @@ class Client:
         self._memory = memory
         self._on_print = on_print
         self._host_memory = host_memory
-        self._driver = Driver()
+        self._driver = rules.Driver()
         self._libraries: list[_Library] = []
         self._handlers: dict[Operation, Callable[[bytes], bytes]] = {
             Operation.HELLO: self._hello,
@@ -95,21 +161,21 @@ class Client:
     def handle(self, operation: int, data: bytes) -> tuple[int, bytes]:
         """The answer to a request: a status and bytes."""
         try:
-            return Status.SUCCESS, self._handlers[Operation(operation)](data)
+            return rules.Status.SUCCESS, self._handlers[Operation(operation)](data)
         except ImageError as error:
             self._log.fail(str(error))
-            return Status.NO_BINARY_FOR_GPU, b""
+            return rules.Status.NO_BINARY_FOR_GPU, b""
         except LaunchError as error:
             self._log.note(f"refused, as CUDA does: {error}")
-            return status_of(error), b""
+            return rules.status_of(error), b""
         except UnsupportedInstructionError:
-            return Status.NOT_SUPPORTED, b""
+            return rules.Status.NOT_SUPPORTED, b""
         except StoppedError as error:
             self._log.fail(str(error))
-            return Status.UNKNOWN, b""
+            return rules.Status.UNKNOWN, b""
         except PtxEmuError as error:
             self._log.fail(f"{type(error).__name__}: {error}")
-            return Status.INVALID_PTX, b""
+            return rules.Status.INVALID_PTX, b""
 
     def _hello(self, data: bytes) -> bytes:
         return struct.pack("<5Q", *self._memory.layout, memory_bytes(device_for(self._arch)))
@@ -117,7 +183,7 @@ class Client:
     def _load_module(self, data: bytes) -> bytes:
         """The id of a loaded image; its variables get their addresses."""
         number = len(self._libraries) + 1
-        image = PtxImage(ptx_for(data, self._arch), f"module {number}")
+        image = rules.PtxImage(ptx_for(data, self._arch), f"module {number}")
         module = image.module(self._arch)
         self._place_variables(module)
         id_, handle = self._driver.load_library(image)
@@ -162,7 +228,7 @@ class Client:
             message.parameters[p.offset : p.offset + p.size].ljust(p.size, b"\0")
             for p in function.parameters
         )
-        request = LaunchRequest(
+        request = rules.LaunchRequest(
             kernel,
             message.grid,
             message.block,
@@ -189,19 +255,19 @@ class Client:
         try:
             result = self._log.run(setup, is_programmatic=message.is_programmatic)
         except ExecutionError as error:
-            return int32(execution_status(error))
+            return int32(rules.execution_status(error))
         text = "".join(result.printed)
         if self._on_print is not None:
             self._on_print(text)
             text = ""
-        return int32(Status.SUCCESS) + text.encode(errors="surrogateescape")
+        return int32(rules.Status.SUCCESS) + text.encode(errors="surrogateescape")
 
     def _symbol(self, data: bytes) -> bytes:
         (number,) = read_numbers(data, 1)
         module = self._library(number).module
         name = data[8:].decode()
         if name not in module.placed:
-            raise DriverError(Status.NOT_FOUND, f"no variable {name!r} in the module")
+            raise rules.DriverError(rules.Status.NOT_FOUND, f"no variable {name!r} in the module")
         size = next(v.size for v in module.syntax.variables if v.name == name)
         return struct.pack("<QQ", module.placed[name], size)
 
@@ -216,7 +282,7 @@ class Client:
 
     def _occupancy(self, data: bytes) -> bytes:
         function, is_clusters, threads, shared_bytes, cluster = read_numbers(data, 5)
-        kernel: KernelHandle = self._driver.kernel(function)
+        kernel: rules.KernelHandle = self._driver.kernel(function)
         per_sm = self._driver.occupancy(kernel, threads, shared_bytes, self._arch)
         if not is_clusters:
             return int32(per_sm)
@@ -226,7 +292,9 @@ class Client:
         (attribute,) = read_numbers(data, 1)
         value = device_attribute(device_for(self._arch), attribute)
         if value is None:
-            raise DriverError(Status.INVALID_VALUE, f"device attribute {attribute} is not known")
+            raise rules.DriverError(
+                rules.Status.INVALID_VALUE, f"device attribute {attribute} is not known"
+            )
         return int32(value)
 
     def _device_properties(self, data: bytes) -> bytes:

@@ -18,16 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.driver.rules import (
-    Driver,
-    DriverError,
-    KernelHandle,
-    LaunchRequest,
-    LibraryHandle,
-    PtxImage,
-    Status,
-    status_of,
-)
+from ptxemu.driver import rules
 
 _LAUNCH_CONFIG_BYTES = 56
 _LAUNCH_ATTRIBUTE_BYTES = 72
@@ -46,11 +37,11 @@ _u64 = ctypes.c_uint64
 class HostCall:
     """One call of a compiled host function, from entry to return."""
 
-    image: PtxImage
+    image: rules.PtxImage
     arch: str | None
-    libraries: list[LibraryHandle]
+    libraries: list[rules.LibraryHandle]
     """Libraries that the function has loaded; the list lives as long as its machine code."""
-    launch: Callable[[HostCall, LaunchRequest], None]
+    launch: Callable[[HostCall, rules.LaunchRequest], None]
     failure: BaseException | None = None
     """The first error; the C code only sees its number."""
     allocations: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
@@ -71,7 +62,7 @@ class _Running(threading.local):
 
 
 _running = _Running()
-_driver = Driver()
+_driver = rules.Driver()
 _callbacks: dict[str, Any] = {}
 
 
@@ -103,15 +94,15 @@ def _emulates(
         def callback(*arguments: Any) -> int:
             call = _running.call
             if call is None:
-                return int(Status.INVALID_HANDLE)
+                return int(rules.Status.INVALID_HANDLE)
             if call.failure is not None:
-                return int(status_of(call.failure))
+                return int(rules.status_of(call.failure))
             try:
                 body(call, *arguments)
             except BaseException as error:
                 call.fail(error)
-                return int(status_of(error))
-            return int(Status.SUCCESS)
+                return int(rules.status_of(error))
+            return int(rules.Status.SUCCESS)
 
         _callbacks[name] = ctypes.CFUNCTYPE(_i32, *argument_types)(callback)
         return body
@@ -177,7 +168,9 @@ def _get_device_count(call: HostCall, count: int) -> None:
 @_emulates("_cudaSetDevice", _i32)
 def _set_device(call: HostCall, device: int) -> None:
     if device != 0:
-        raise DriverError(Status.INVALID_VALUE, f"device: there is only device 0; got {device}")
+        raise rules.DriverError(
+            rules.Status.INVALID_VALUE, f"device: there is only device 0; got {device}"
+        )
 
 
 @_emulates("_cudaDeviceGetAttribute", _pointer, _i32, _i32)
@@ -257,7 +250,7 @@ def _launch(call: HostCall, config: int, kernel: int, arguments: int) -> None:
         elif attribute == _PROGRAMMATIC_ATTRIBUTE:
             is_programmatic = x != 0
     handle = _driver.kernel(kernel)
-    request = LaunchRequest(
+    request = rules.LaunchRequest(
         handle,
         (gx, gy, gz),
         (bx, by, bz),
@@ -271,7 +264,9 @@ def _launch(call: HostCall, config: int, kernel: int, arguments: int) -> None:
     call.launch(call, request)
 
 
-def _read_arguments(call: HostCall, kernel: KernelHandle, arguments: int) -> tuple[bytes, ...]:
+def _read_arguments(
+    call: HostCall, kernel: rules.KernelHandle, arguments: int
+) -> tuple[bytes, ...]:
     function = kernel.image.module(call.arch).syntax.kernels[kernel.name]
     return tuple(
         ctypes.string_at(_u64.from_address(arguments + 8 * index).value, parameter.size)
@@ -287,7 +282,9 @@ def _encode_tensor_map(
 
     dims, strides, box, element_strides, interleave, swizzle, l2_promotion, fill = rest
     if not 1 <= rank <= 5:
-        raise DriverError(Status.INVALID_VALUE, f"tensor map: rank {rank} is not in 1..5")
+        raise rules.DriverError(
+            rules.Status.INVALID_VALUE, f"tensor map: rank {rank} is not in 1..5"
+        )
 
     def array(at: int, count: int, code: str) -> tuple[int, ...]:
         size = struct.calcsize(code)
@@ -325,8 +322,8 @@ def _initialise_once(
     if status == 0 and load_to_device:
         status = _LOAD_TO_DEVICE(load_to_device)(where, 0)
     if status != 0:
-        raise call.failure or DriverError(
-            Status(status), "the host code could not load its library"
+        raise call.failure or rules.DriverError(
+            rules.Status(status), "the host code could not load its library"
         )
     _write_pointer(state, library.value)
 

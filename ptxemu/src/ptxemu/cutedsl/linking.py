@@ -4,10 +4,38 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
-from ptxemu.cutedsl.elf import undefined_symbols
+from elftools.common.exceptions import ELFError
+from elftools.elf.elffile import ELFFile
+
 from ptxemu.errors import PtxEmuError
+
+# The undefined symbols of an ELF object, so that linking fails by name instead of aborting.
+
+
+def undefined_symbols(elf: bytes) -> list[str]:
+    """Names that a 64-bit little-endian object expects from elsewhere.
+
+    Raises:
+        ValueError: not such an object.
+    """
+    try:
+        file: Any = ELFFile(BytesIO(elf))
+    except ELFError as error:
+        raise ValueError(f"elf: expected an ELF object: {error}") from error
+    if file.elfclass != 64 or not file.little_endian:
+        raise ValueError("elf: expected a 64-bit little-endian ELF object")
+    return [
+        symbol.name
+        for table in file.iter_sections("SHT_SYMTAB")
+        for symbol in table.iter_symbols()
+        if symbol["st_shndx"] == "SHN_UNDEF"
+        and symbol["st_info"]["bind"] != "STB_LOCAL"
+        and symbol.name
+    ]
+
 
 _LINKER_SUPPLIED = {"_GLOBAL_OFFSET_TABLE_"}
 

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from ptxemu.descriptors import instruction
 from ptxemu.descriptors.im2col_map import decode_map
-from ptxemu.descriptors.instruction import (
-    KINDS,
-    BlockScaledInstructionDescriptor,
-    InstructionDescriptor,
-    decode_instruction,
-)
 from ptxemu.descriptors.shared_memory import Tcgen05Descriptor, WgmmaDescriptor
 from ptxemu.descriptors.tensor_map import TensorMap
 from ptxemu.descriptors.tensor_map_bits import TENSOR_MAP_BYTES
@@ -20,8 +15,8 @@ from ptxemu.descriptors.zero_mask import ZeroColumnMask
 AnyDescriptor: TypeAlias = (
     WgmmaDescriptor
     | Tcgen05Descriptor
-    | InstructionDescriptor
-    | BlockScaledInstructionDescriptor
+    | instruction.InstructionDescriptor
+    | instruction.BlockScaledInstructionDescriptor
     | ZeroColumnMask
     | TensorMap
 )
@@ -54,8 +49,8 @@ def decode(value: int | bytes, what: str, *, kind: str | None = None) -> AnyDesc
         raise ValueError(f"what: expected one of {', '.join(DESCRIPTORS)}; got {what!r}")
     if (kind is not None) != (what == "instruction"):
         raise ValueError(
-            f"kind: an instruction descriptor needs one of {', '.join(KINDS)}, others none; got "
-            f"{kind!r} for {what}"
+            f"kind: an instruction descriptor needs one of {', '.join(instruction.KINDS)}, others "
+            f"none; got {kind!r} for {what}"
         )
     if what == "tensor_map":
         if not isinstance(value, bytes) or len(value) != TENSOR_MAP_BYTES:
@@ -68,9 +63,9 @@ def decode(value: int | bytes, what: str, *, kind: str | None = None) -> AnyDesc
         raise ValueError(f"value: expected {bits} bits for {what}; got {value:#x}")
     value &= (1 << bits) - 1
     if kind is not None:
-        if kind not in KINDS:
-            raise ValueError(f"kind: expected one of {', '.join(KINDS)}; got {kind!r}")
-        return decode_instruction(value, kind)
+        if kind not in instruction.KINDS:
+            raise ValueError(f"kind: expected one of {', '.join(instruction.KINDS)}; got {kind!r}")
+        return instruction.decode_instruction(value, kind)
     return _OF_64_BITS[what](value)
 
 

@@ -1,4 +1,4 @@
-"""Tensor maps in im2col mode: what cuTensorMapEncodeIm2col makes, and the driver's checks.
+"""Tensor maps in im2col mode: what cuTensorMapEncodeIm2col makes.
 
 A copy in this mode moves some channels of a column of pixels, which it finds by stepping through a
 bounding box in every image, width first (PTX ISA, "Im2col mode").
@@ -12,13 +12,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from ptxemu.descriptors import tensor_map_bits as bits
-from ptxemu.descriptors.swizzle import Swizzle
-from ptxemu.descriptors.tensor_map import TensorMap, check_modes, check_place, decode, require
-
-MAX_CHANNELS = 256
-MAX_PIXELS = 1024
-_CORNER_BITS = {3: 16, 4: 8, 5: 5}
-"""Bits of a coordinate of a corner, signed, by rank."""
+from ptxemu.descriptors.tensor_map import TensorMap, decode
 
 
 @dataclass(frozen=True)
@@ -85,36 +79,3 @@ def decode_map(raw: bytes) -> TensorMap:
         upper,
         pixels,
     )
-
-
-def encode_im2col(made: Im2colMap) -> bytes:
-    """Return the tensor map that cuTensorMapEncodeIm2col makes of its arguments.
-
-    Raises:
-        LaunchError: the driver refuses an argument; the message names it.
-    """
-    require("dims", made.dims, 3 <= made.rank <= bits.MAX_RANK, "3 to 5 dimensions")
-    check_modes(made, box_rank=1)
-    check_place(made)
-    _check_column(made)
-    return made.encode()
-
-
-def _check_column(made: Im2colMap) -> None:
-    require("channels", made.box[0], 1 <= made.box[0] <= MAX_CHANNELS, f"1..{MAX_CHANNELS}")
-    require("pixels", made.pixels, 1 <= made.pixels <= MAX_PIXELS, f"1..{MAX_PIXELS}")
-    for step in made.element_strides:
-        require("element_strides", made.element_strides, 1 <= step <= 8, "each in 1..8")
-    limit = 1 << (_CORNER_BITS[made.rank] - 1)
-    for argument, corner in (("lower", made.lower), ("upper", made.upper)):
-        require(argument, corner, len(corner) == made.rank - 2, f"{made.rank - 2} values")
-        fits = all(-limit <= value < limit for value in corner)
-        require(argument, corner, fits, f"each in {-limit}..{limit - 1} for rank {made.rank}")
-    holds = all(low <= last for low, last in zip(made.lower, made.last, strict=True))
-    require("upper", made.upper, holds, "a box that is not empty")
-    inner = made.shared_row_bytes
-    if made.interleave == 0:
-        require("channels", made.box[0], inner % 16 == 0, "a row to be a multiple of 16 bytes")
-        if made.swizzle is not Swizzle.NONE:
-            span = made.swizzle.span
-            require("channels", made.box[0], inner <= span, f"a row of at most {span} bytes")

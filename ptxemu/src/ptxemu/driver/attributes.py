@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from ptxemu.machine.device import Device
-from ptxemu.machine.occupancy import MAX_CTAS, MAX_THREADS, SYSTEM_SHARED_BYTES
+from ptxemu.machine.device import MAX_CTAS, MAX_THREADS, SYSTEM_SHARED_BYTES, Device
 
 SHARED_WITHOUT_OPT_IN = 48 * 1024
 _L2_BYTES = {9: 50 * 2**20, 10: 126 * 2**20}

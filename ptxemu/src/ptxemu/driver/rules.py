@@ -16,9 +16,8 @@ from enum import IntEnum
 from ptxemu.api import Module, load
 from ptxemu.driver.attributes import SHARED_WITHOUT_OPT_IN, KernelAttribute, device_attribute
 from ptxemu.errors import DeadlockError, ExecutionError, LaunchError, StepLimitError
-from ptxemu.machine.device import runs_on
+from ptxemu.machine.device import ctas_per_sm, runs_on
 from ptxemu.machine.layout import Layout
-from ptxemu.machine.occupancy import ctas_per_sm
 
 PORTABLE_CLUSTER = 8
 _TARGET = re.compile(r"^\s*\.target\s+(\w+)", re.MULTILINE)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ptxemu.engines.copy_operation import Signal, fault
-from ptxemu.machine.access import locate_shared
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.machine.regions import locate_shared
+from ptxemu.machine.state import Cta
+from ptxemu.syntax.ast import Instruction
 
 UNIT = 16
 """Bulk copies move multiples of this many bytes between multiples of it."""

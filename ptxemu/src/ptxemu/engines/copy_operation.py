@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.errors import ExecutionError
 from ptxemu.events import Access, AccessKind, Proxy, Space
-from ptxemu.machine.state import AsyncOperation
+from ptxemu.machine.state import AsyncOperation, Cta, Warp
+from ptxemu.syntax.ast import Instruction
 
 if TYPE_CHECKING:
     from ptxemu.engines.reductions import Combine
-    from ptxemu.machine.state import Cta, Warp
-    from ptxemu.syntax.ast import Instruction
 
 Bytes = NDArray[np.uint8]
 

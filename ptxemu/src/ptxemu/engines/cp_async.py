@@ -6,25 +6,22 @@ They belong to the generic proxy; what they wrote is known to the thread that wa
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.engines.copy_operation import fault
 from ptxemu.engines.groups import copy_groups
-from ptxemu.engines.lane_copies import LaneCopies, copy
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Space
-from ptxemu.machine.access import report
-from ptxemu.machine.state import NO_ORDER, AsyncOperation, Ordering
+from ptxemu.machine.lanes import Mask
+from ptxemu.machine.regions import report
+from ptxemu.machine.state import NO_ORDER, AsyncOperation, Cta, Ordering, Warp
 from ptxemu.memory.address import SHARED_BASE, SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
-
-if TYPE_CHECKING:
-    from ptxemu.machine.lanes import Mask
-    from ptxemu.machine.state import Cta, Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 Addresses: TypeAlias = NDArray[np.int64]
 
@@ -34,6 +31,20 @@ _UNITS: dict[int, np.dtype[np.generic]] = {
     16: np.dtype(np.complex128),
 }
 """Types that NumPy moves at once, by bytes: a complex number is 16 bytes."""
+
+
+@dataclass(slots=True, eq=False)
+class LaneCopies:
+    """Copies of the lanes of one instruction.
+
+    Attributes:
+        offsets: in the CTA's shared memory; sources: global addresses; counts: bytes to read of
+            each, the rest is zero; None: all.
+    """
+
+    offsets: Addresses
+    sources: Addresses
+    counts: Addresses | None
 
 
 class ThreadCopies(AsyncOperation):
@@ -46,11 +57,6 @@ class ThreadCopies(AsyncOperation):
         self.steps.append(self._copy)
 
     def _copy(self) -> None:
-        if copy(self.cta, self._copies, self._size):
-            if self.cta.machine.observer is not None:
-                self._report_read()
-                self._report(Space.SHARED, self._copies.offsets, self._size, AccessKind.WRITE)
-            return
         try:
             data = self._read()
         except ExecutionError as error:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from ptxemu.descriptors import Tcgen05Descriptor
 from ptxemu.descriptors.matrix_layout import Major
 from ptxemu.engines.mma_plan import LAYOUTS, MmaForm, MmaPlan, major_of
-from ptxemu.memory.tmem import split_address
+from ptxemu.memory.tmem import Block, split_address
 
 if TYPE_CHECKING:
     from ptxemu.engines.shared_matrix import Placed
     from ptxemu.engines.tcgen05 import AccumulatorKey
-    from ptxemu.memory.tmem import Block
 
 _PLAIN = ("bf16", "f16")
 

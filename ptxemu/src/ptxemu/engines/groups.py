@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ptxemu.machine.engine_state import EngineState
-from ptxemu.machine.lanes import ALL_BITS, bits_of
-
-if TYPE_CHECKING:
-    from ptxemu.machine.lanes import Mask
-    from ptxemu.machine.state import AsyncOperation, Warp
+from ptxemu.machine.lanes import ALL_BITS, Mask, bits_of
+from ptxemu.machine.state import AsyncOperation, Warp
 
 
 @dataclass(slots=True, eq=False)

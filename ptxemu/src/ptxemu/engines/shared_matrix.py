@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,10 @@ from ptxemu.descriptors.matrix_layout import CHUNK, ChunkPlan, Major, MatrixLayo
 from ptxemu.descriptors.swizzle import PERIOD
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Proxy, Space
-from ptxemu.machine.access import report
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.regions import report
+from ptxemu.machine.state import AsyncOperation, Cta
 from ptxemu.numerics import dot
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import AsyncOperation, Cta
 
 Descriptor: TypeAlias = WgmmaDescriptor | Tcgen05Descriptor
 

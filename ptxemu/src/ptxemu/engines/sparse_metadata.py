@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from ptxemu.events import Agent
+from ptxemu.machine.state import Cta
 from ptxemu.numerics import sparsity
 from ptxemu.numerics.dtypes import U2, Array
-
-if TYPE_CHECKING:
-    from ptxemu.events import Agent
-    from ptxemu.machine.state import Cta
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 _NARROW = 8
 _NIBBLES_OF_HALF = 4

@@ -17,17 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.engines.tmem_allocator import pair
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE
-from ptxemu.machine.state import AsyncOperation, Ordering
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta, Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.machine.state import AsyncOperation, Cta, Ordering, Warp
+from ptxemu.syntax.ast import Instruction
 
 AccumulatorKey: TypeAlias = tuple[int, str, int, int, bool, int]
 """cta_group, kind, m, n, is .ws, address of D."""

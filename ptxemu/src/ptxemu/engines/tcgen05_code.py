@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ptxemu.descriptors import BlockScaledInstructionDescriptor
+from ptxemu.descriptors import BlockScaledInstructionDescriptor, Tcgen05Descriptor
 from ptxemu.descriptors.matrix_layout import CHUNK, Major
-from ptxemu.engines.forms import Matrix, Product
+from ptxemu.engines.forms import Decoded, Matrix, Product
 from ptxemu.engines.shared_matrix import address_of_shared, place, report_read
 from ptxemu.engines.tmem_access import access_tmem
 from ptxemu.events import AccessKind
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.state import AsyncOperation, Cta
 from ptxemu.memory.tmem import LANE_BYTES, Block, accumulator_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from ptxemu.descriptors import Tcgen05Descriptor
-    from ptxemu.engines.forms import Decoded
-    from ptxemu.machine.state import AsyncOperation, Cta
 
 _TYPES = ("bf16", "f16")
 _K, _PER_CHUNK, _DOUBLE, _WORD = 16, 8, 8, 4

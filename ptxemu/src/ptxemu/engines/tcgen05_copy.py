@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,12 +12,10 @@ from ptxemu.engines.tcgen05 import ctas_of, start_copy, start_shift
 from ptxemu.engines.tmem_access import access_tmem
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind
+from ptxemu.machine.state import AsyncOperation, Cta, Warp
 from ptxemu.memory.tmem import COPY_SHAPES, LANES, PARTITION, split_address
 from ptxemu.numerics import dot
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import AsyncOperation, Cta, Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 SHIFT_COLUMNS = 8
 """tcgen05.shift moves 32 bytes of every row."""

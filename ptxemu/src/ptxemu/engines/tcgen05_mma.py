@@ -7,7 +7,7 @@ two or four different A's if the lanes hold them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,28 +16,32 @@ from ptxemu import machine_code
 from ptxemu.descriptors import BlockScaledInstructionDescriptor, ZeroColumnMask
 from ptxemu.engines import tcgen05_code
 from ptxemu.engines.forms import Decoded, MmaOperands
-from ptxemu.engines.mma_operands import decoded
-from ptxemu.engines.mma_plan import MmaForm
+from ptxemu.engines.mma_plan import MmaForm, mma_plan
 from ptxemu.engines.shared_matrix import read_matrix
 from ptxemu.engines.sparse_metadata import warn_of_undefined
 from ptxemu.engines.tcgen05 import ctas_of, start_mma
 from ptxemu.engines.tmem_access import access_tmem
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind
-from ptxemu.memory.tmem import (
-    LANES,
-    PARTITION,
-    Block,
-    DataPath,
-    accumulator_blocks,
-    scale_blocks,
-    split_address,
-)
+from ptxemu.machine.state import AsyncOperation, Cta, Warp
+from ptxemu.memory import tmem
 from ptxemu.numerics import dot, sparsity
+from ptxemu.syntax.ast import Instruction
 
-if TYPE_CHECKING:
-    from ptxemu.machine.state import AsyncOperation, Cta, Warp
-    from ptxemu.syntax.ast import Instruction
+# The operands of a tcgen05.mma, decoded once for each value.
+
+
+@lru_cache(maxsize=4096)
+def decoded(form: MmaForm, operands: MmaOperands) -> Decoded:
+    """Read what a form and its operands say.
+
+    Raises:
+        ValueError: a descriptor or an address that the ISA does not allow.
+    """
+    found = Decoded(form, operands, mma_plan(form, operands.instruction_descriptor))
+    found.code = tcgen05_code.product(found)
+    return found
+
 
 Matrix = NDArray[np.float64]
 
@@ -113,7 +117,7 @@ class _Product:
         if isinstance(descriptor, BlockScaledInstructionDescriptor):
             ids = descriptor.scale_factor_a_id, descriptor.scale_factor_b_id
             left_scales = self._scales(cta, self._operands.scale_a, rows, ids[0], halves=False)
-            halves = self._plan.path is DataPath.B
+            halves = self._plan.path is tmem.DataPath.B
             scale_b = self._scales(cta, self._operands.scale_b, descriptor.n, ids[1], halves=halves)
             right = right * scale_b
         whole: Matrix | None = None
@@ -132,7 +136,7 @@ class _Product:
             if not self._form.sparse:
                 left = stored if left_scales is None else stored * left_scales
                 whole = dot.product(left, right)
-        for block in accumulator_blocks(self._plan.path, descriptor.n):
+        for block in tmem.accumulator_blocks(self._plan.path, descriptor.n):
             of_rows = slice(block.row, block.row + block.count)
             of_columns = slice(block.n, block.n + block.width)
             if whole is not None:
@@ -147,7 +151,7 @@ class _Product:
                 sums = dot.product(left, right[of_columns])
             self._write_d(cta, rank, block, sums)
 
-    def _a_from_tmem(self, cta: Cta, block: Block) -> Matrix:
+    def _a_from_tmem(self, cta: Cta, block: tmem.Block) -> Matrix:
         descriptor = self._descriptor
         packing = self._plan.packing(descriptor.atype, in_tmem=True)
         width = self._plan.kept * 4 // dot.elements_per_chunk(descriptor.atype, packing)
@@ -160,7 +164,7 @@ class _Product:
         raw = np.ascontiguousarray(words).view(np.uint8)
         return dot.numbers(raw, descriptor.atype, packing)
 
-    def _metadata(self, cta: Cta, block: Block) -> NDArray[np.uint32]:
+    def _metadata(self, cta: Cta, block: tmem.Block) -> NDArray[np.uint32]:
         """Four-bit values (rows, chunks along k), from the lanes that hold D's rows.
 
         Of f16 and tf32 a cell has 16 bits of row r in its low half and of row r + 8 in its high
@@ -168,7 +172,7 @@ class _Product:
         column. Of other kinds a lane has its row's 64 bits in two columns.
         """
         operation, descriptor = self._operation, self._descriptor
-        _, column = split_address(self._operands.metadata)
+        _, column = tmem.split_address(self._operands.metadata)
         column += getattr(descriptor, "sparsity_selector", 0)
         halves = descriptor.kind in ("f16", "tf32")
         width = 1 if halves else 2
@@ -190,20 +194,20 @@ class _Product:
         assert isinstance(descriptor, BlockScaledInstructionDescriptor)
         count = self._form.scale_count
         # NOTE: compiled code keeps the scale factor ID in the two highest bits of the address too.
-        first_lane, column = split_address(address & 0x3FFFFFFF)
+        first_lane, column = tmem.split_address(address & 0x3FFFFFFF)
         if first_lane:
             raise ExecutionError(
                 f"{self._operation.instruction.span}: scale factors at TMEM lane {first_lane}: "
                 "expected lane 0"
             )
         found = []
-        for block in scale_blocks(rows, halves):
-            columns = -(-block.count // PARTITION)
+        for block in tmem.scale_blocks(rows, halves):
+            columns = -(-block.count // tmem.PARTITION)
             copies = []
             for lane in block.lanes:
-                lanes = np.arange(lane, lane + PARTITION)
+                lanes = np.arange(lane, lane + tmem.PARTITION)
                 self._access(cta, AccessKind.READ, lanes, column, columns)
-                words = cta.tmem[lane : lane + PARTITION, column : column + columns].T
+                words = cta.tmem[lane : lane + tmem.PARTITION, column : column + columns].T
                 raw = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 4)
                 copies.append(raw[: block.count, id_ : id_ + count])
             if any(not np.array_equal(copies[0], other) for other in copies[1:]):
@@ -219,10 +223,10 @@ class _Product:
         factors = dot.scales(np.concatenate(found), descriptor.scale_type)
         return np.repeat(factors, self._plan.k // count, axis=1)
 
-    def _write_d(self, cta: Cta, rank: int, block: Block, sums: Matrix) -> None:
+    def _write_d(self, cta: Cta, rank: int, block: tmem.Block, sums: Matrix) -> None:
         first = block.lane + self._product.lane
         lanes = np.arange(first, first + block.count)
-        disabled = self._operands.disabled_lanes >> LANES * rank & ((1 << LANES) - 1)
+        disabled = self._operands.disabled_lanes >> tmem.LANES * rank & ((1 << tmem.LANES) - 1)
         if disabled:
             enabled = np.array([not disabled >> int(lane) & 1 for lane in lanes])
             lanes, sums = lanes[enabled], sums[enabled]

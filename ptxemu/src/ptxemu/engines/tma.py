@@ -17,7 +17,7 @@ from ptxemu.descriptors.tensor_map_bits import TENSOR_MAP_BYTES
 from ptxemu.engines.copy_operation import fault, holds, readable, report_async, writable
 from ptxemu.errors import ExecutionError, UnsupportedInstructionError
 from ptxemu.events import AccessKind, Proxy, Space
-from ptxemu.machine.access import report
+from ptxemu.machine.regions import report
 from ptxemu.memory.address import CONST_WINDOW, PARAM_WINDOW, in_window
 from ptxemu.memory.tile import Landing, Tile, box_shape, clip, clip_rows, landing
 from ptxemu.numerics import tf32

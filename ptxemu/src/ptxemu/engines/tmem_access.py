@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.engines.tmem_allocator import tmem_allocator
 from ptxemu.events import AccessKind, Agent, Proxy, Space
-from ptxemu.machine.access import report
+from ptxemu.machine.regions import report
+from ptxemu.machine.state import Cta
 from ptxemu.memory.tmem import LANE_BYTES
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 
 def access_tmem(

@@ -7,18 +7,15 @@ pair's even CTA keeps the requests.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxemu.errors import ExecutionError
+from ptxemu.events import Agent
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.state import Cta
 from ptxemu.memory.tmem import COLUMNS, split_address
-
-if TYPE_CHECKING:
-    from ptxemu.events import Agent
-    from ptxemu.machine.state import Cta
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 SECTION = 'PTX ISA, "tcgen05.alloc, tcgen05.dealloc, tcgen05.relinquish_alloc_permit"'
 _MIN_COLUMNS = 32

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,14 +10,10 @@ from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Proxy
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.in_flight import claim, release
-from ptxemu.machine.register_file import set_words
-from ptxemu.machine.state import AsyncOperation
+from ptxemu.machine.lanes import Lanes
+from ptxemu.machine.state import AsyncOperation, Warp
 from ptxemu.memory.tmem import COLUMNS, PARTITION, Fragment, split_address
-
-if TYPE_CHECKING:
-    from ptxemu.machine.lanes import Lanes
-    from ptxemu.machine.state import Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 WARP_SIZE = 32
 POISON: NDArray[np.uint32] = np.full(WARP_SIZE, 0x7FFFDEAD, dtype=np.uint32)
@@ -52,7 +46,7 @@ def issue_load(
     def execute() -> None:
         _report(operation, fragment, AccessKind.READ, lane, column)
         words = _load(warp, fragment, lane, column)
-        set_words(warp.registers, slots, words)
+        warp.registers.set_words(slots, words)
         if warp.cta.machine.observer is None:  # else the first touch or wait is reported
             release(warp, operation, slots)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +22,9 @@ from ptxemu.engines.sparse_metadata import rows_of_metadata, warn_of_undefined
 from ptxemu.events import Fence, FenceKind
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.in_flight import claim, release
-from ptxemu.machine.register_file import set_words, words_of
-from ptxemu.machine.state import NO_ORDER, AsyncOperation, Ordering
+from ptxemu.machine.state import NO_ORDER, AsyncOperation, Cta, Ordering, Warp
 from ptxemu.numerics import dot, sparsity
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta, Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 ROWS = 16
 """Rows of D of one warp."""
@@ -215,7 +210,7 @@ def _execute(
     cells = dot.accumulated(before, _fragment_d(sums), form.dtype, saturate=form.saturate)
     if form.dtype == "f16":
         cells = cells[0::2] | cells[1::2] << _SIXTEEN
-    set_words(warp.registers, form.d, cells)
+    warp.registers.set_words(form.d, cells)
 
 
 def _fragment_d(sums: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -228,7 +223,7 @@ def _fragment_d(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _read_d(warp: Warp, form: WgmmaForm) -> NDArray[np.uint32]:
     """D as 32-bit cells (n / 2, 32); of f16 two lie in a register."""
-    words = words_of(warp.registers, form.d)
+    words = warp.registers.words(form.d)
     if form.dtype != "f16":
         return words
     return np.stack([words & _LOW_HALF, words >> _SIXTEEN], axis=1).reshape(-1, WARP_SIZE)
@@ -237,7 +232,7 @@ def _read_d(warp: Warp, form: WgmmaForm) -> NDArray[np.uint32]:
 def _fragment_a(warp: Warp, form: WgmmaForm) -> NDArray[np.float64]:
     """The warp's 16 rows of A from its four registers: register 2j + h of lane l holds the four
     bytes of row 8h + l / 4 from byte 16j + 4(l % 4) on."""
-    words = words_of(warp.registers, form.a)
+    words = warp.registers.words(form.a)
     parts = words.view(np.uint8).reshape(2, 2, 8, 4, 4).transpose(1, 2, 0, 3, 4)
     raw = np.ascontiguousarray(parts).reshape(ROWS, 32)
     return dot.numbers(raw, form.atype)

@@ -7,19 +7,17 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptxemu import machine_code
 from ptxemu.descriptors import WgmmaDescriptor
 from ptxemu.descriptors.matrix_layout import CHUNK, Major
-from ptxemu.engines.shared_matrix import address_of_shared, place, report_read
-from ptxemu.machine.register_file import RegisterFile, RegisterLayout
+from ptxemu.engines.shared_matrix import Placed, address_of_shared, place, report_read
+from ptxemu.machine.register_file import RegisterLayout
+from ptxemu.machine.state import AsyncOperation
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ptxemu.engines.forms import WgmmaForm
-    from ptxemu.engines.shared_matrix import Placed
-    from ptxemu.machine.state import AsyncOperation
 
 _K, _PER_CHUNK = 16, 8
 _ROWS, _ALL_ROWS, _MOST_COLUMNS = 16, 64, 256
@@ -61,7 +59,7 @@ def execute(
     """
     warp = operation.issuer
     registers, cta = warp.registers, warp.cta
-    if not form.is_plain or not isinstance(registers, RegisterFile):
+    if not form.is_plain:
         return False
     code = machine_code.products(cta)
     if code is None:

@@ -2,11 +2,57 @@
 
 from __future__ import annotations
 
-import pkgutil
+from functools import cache
 from importlib import import_module
 
+FILES = {
+    "addressing": "applypriority createpolicy cvta discard getctarank isspacep mapa prefetch "
+    "prefetchu",
+    "async_copy": "cp",
+    "atomics": "atom red",
+    "barriers": "bar barrier",
+    "bits": "bfe bfi bfind bmsk brev clz fns popc szext",
+    "bulk_copy": "cp multimem",
+    "carry": "add addc mad madc sub subc",
+    "cluster": "clusterlaunchcontrol red st",
+    "compare": "selp set setp slct",
+    "control": "call",
+    "convert": "cvt",
+    "data_move": "ld ldu st",
+    "fences": "fence membar",
+    "floating": "abs add copysign div fma mad max min mul neg rcp sqrt sub testp",
+    "half": "abs add fma max min mul neg sub",
+    "integer": "abs add div dp2a dp4a mad mad24 max min mul mul24 neg rem sad sub",
+    "logic": "and cnot lop3 not or shf shl shr xor",
+    "matrix_move": "ldmatrix movmatrix stmatrix",
+    "mbarrier": "mbarrier",
+    "mbarrier_wait": "mbarrier",
+    "misc": "alloca brkpt griddepcontrol istypep nanosleep pmevent setmaxnreg stackrestore "
+    "stacksave suld suq sured sust tex tld4 trap txq",
+    "mixed": "add fma sub",
+    "moves": "mov prmt",
+    "multimem": "multimem",
+    "packed_convert": "cvt",
+    "tcgen05_data": "tcgen05",
+    "tcgen05_mma": "tcgen05",
+    "tcgen05_sync": "tcgen05",
+    "tensor_copy": "cp",
+    "tensormap": "tensormap",
+    "transcendental": "cos ex2 lg2 rsqrt sin tanh",
+    "video": "vabsdiff vabsdiff2 vabsdiff4 vadd vadd2 vadd4 vavrg2 vavrg4 vmad vmax vmax2 vmax4 "
+    "vmin vmin2 vmin4 vset vset2 vset4 vshl vshr vsub vsub2 vsub4",
+    "warp_mma": "mma",
+    "warp_mma_sparse": "mma",
+    "warp_sync": "activemask bar elect match redux shfl vote",
+    "wgmma": "wgmma",
+    "wmma": "wmma",
+}
+"""Files of this package, and the first words of the opcodes that each defines."""
 
-def load_all() -> None:
-    """Import every file of this package, so that its definitions are in the registry."""
-    for module in pkgutil.iter_modules(__path__):
-        import_module(f"{__name__}.{module.name}")
+
+@cache
+def load(word: str) -> None:
+    """Import the files that define opcodes whose first word is `word`."""
+    for name, words in FILES.items():
+        if word in words.split():
+            import_module(f"{__name__}.{name}")

@@ -8,7 +8,6 @@ low 32 bits are their addresses within the state space. Instructions of these sp
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
 from ptxemu.machine.decoded import PureOp, Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask
+from ptxemu.machine.state import Warp
 from ptxemu.memory.address import (
     CONST_WINDOW,
     LOCAL_WINDOW,
@@ -26,9 +26,6 @@ from ptxemu.memory.address import (
     SHARED_WINDOW,
 )
 from ptxemu.syntax.ast import Instruction, Operand, Scalar, SpecialRegister
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _LOW = np.uint64(0xFFFF_FFFF)
 _WINDOW_SHIFT = np.uint64(32)
@@ -79,7 +76,7 @@ _IS_SPACE = {
 }
 
 
-@pure("isspacep", section="Data Movement and Conversion Instructions: isspacep")
+@pure("isspacep")
 def is_space(instruction: Instruction) -> PureOp:
     """p = whether the generic address lies in the state space's window."""
     modifiers = Modifiers(instruction, "isspacep")
@@ -110,7 +107,7 @@ def _into(window: int) -> Callable[[Lanes], Lanes]:
     return lambda addresses: (addresses & _LOW) | base
 
 
-@pure("cvta", section="Data Movement and Conversion Instructions: cvta")
+@pure("cvta")
 def convert_address(instruction: Instruction) -> PureOp:
     """An address of a state space to a generic one; `.to` the other way."""
     modifiers = Modifiers(instruction, "cvta")
@@ -137,7 +134,7 @@ def _map_generic(addresses: Lanes, rank: Lanes) -> Lanes:
     return _map_shared(addresses, rank) + _SHARED_WINDOW
 
 
-@pure("mapa", section="Data Movement and Conversion Instructions: mapa")
+@pure("mapa")
 def map_address(instruction: Instruction) -> PureOp:
     """The address in the cluster's CTA of rank b that corresponds to shared address a."""
     modifiers = Modifiers(instruction, "mapa")
@@ -156,7 +153,7 @@ def _rank_of(addresses: Lanes) -> Lanes:
     return ((addresses >> _RANK_SHIFT) & _RANK_MASK).astype(np.uint32)
 
 
-@pure("getctarank", section="Data Movement and Conversion Instructions: getctarank")
+@pure("getctarank")
 def get_cta_rank(instruction: Instruction) -> PureOp:
     """The rank of the CTA whose shared memory an address lies in."""
     modifiers = Modifiers(instruction, "getctarank")
@@ -167,7 +164,7 @@ def get_cta_rank(instruction: Instruction) -> PureOp:
     return PureOp(_rank_of, ("u32",), ("u64",), (d,), (a,))
 
 
-@pure("createpolicy", section="Data Movement and Conversion Instructions: createpolicy")
+@pure("createpolicy")
 def create_policy(instruction: Instruction) -> PureOp:
     """An opaque cache policy."""
     modifiers = Modifiers(instruction, "createpolicy")
@@ -180,7 +177,7 @@ def create_policy(instruction: Instruction) -> PureOp:
     return PureOp(lambda: _POLICY, ("b64",), (), (_scalar(instruction.operands[0]),), ())
 
 
-@visible("prefetch", "prefetchu", section="Data Movement and Conversion Instructions: prefetch")
+@visible("prefetch", "prefetchu")
 def prefetch(instruction: Instruction) -> Step:
     """Bring a line into a cache: no effect; an invalid address is no fault either."""
     modifiers = Modifiers(instruction, instruction.modifiers[0])
@@ -191,11 +188,7 @@ def prefetch(instruction: Instruction) -> Step:
     return lambda warp, mask: None
 
 
-@visible(
-    "applypriority",
-    "discard",
-    section="Data Movement and Conversion Instructions: applypriority, discard",
-)
+@visible("applypriority", "discard")
 def cache_line(instruction: Instruction) -> Step:
     """Change the eviction priority of a line, or drop it unwritten: only the address is checked.
 

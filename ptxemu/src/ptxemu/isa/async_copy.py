@@ -4,27 +4,22 @@ copy": cp.async, cp.async.commit_group, cp.async.wait_group and wait_all; and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ptxemu.engines.copy_operation import fault
 from ptxemu.engines.cp_async import ThreadCopies, checked_copies, issue_arrival
 from ptxemu.engines.groups import copy_groups
-from ptxemu.engines.lane_copies import CopyOperands
 from ptxemu.isa.copy_operands import wait
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import LaneReader, address_reader, reader
-from ptxemu.syntax.ast import Address, Instruction, IntImmediate, NegatedRegister, Operand, Register
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
+from ptxemu.machine.state import Warp
+from ptxemu.syntax.ast import Instruction, IntImmediate, NegatedRegister, Operand, Register
 
 
-@visible("cp.async", section="Data Movement and Conversion Instructions: cp.async")
+@visible("cp.async")
 def copy(instruction: Instruction) -> Step:
     """[dst] = [src] for cp-size bytes; those beyond src-size, or all with ignore-src, are zero."""
     modifiers = Modifiers(instruction, "cp.async")
@@ -43,15 +38,11 @@ def copy(instruction: Instruction) -> Step:
     limit = rest[0] if len(rest) > has_policy else None
     read_target, read_source = address_reader(target), address_reader(source)
     read_counts = None if limit is None else _counts(limit, size)
-    assert isinstance(target, Address) and isinstance(source, Address)
-    operands = CopyOperands(target, source, limit, size)
 
     def step(warp: Warp, mask: Mask) -> None:
-        copies = operands.take(warp, mask)
-        if copies is None:
-            counts = None if read_counts is None else read_counts(warp)[mask]
-            targets, sources = read_target(warp)[mask], read_source(warp)[mask]
-            copies = checked_copies(warp.cta, targets, sources, counts, size, instruction)
+        counts = None if read_counts is None else read_counts(warp)[mask]
+        targets, sources = read_target(warp)[mask], read_source(warp)[mask]
+        copies = checked_copies(warp.cta, targets, sources, counts, size, instruction)
         operation = ThreadCopies(warp, instruction, copies, size)
         warp.cta.machine.issue(operation)
         copy_groups(warp).add(operation, mask)
@@ -77,10 +68,7 @@ def _constant(instruction: Instruction, operand: Operand) -> int:
     return operand.value
 
 
-@visible(
-    "cp.async.commit_group",
-    section="Data Movement and Conversion Instructions: cp.async.commit_group",
-)
+@visible("cp.async.commit_group")
 def commit_group(instruction: Instruction) -> Step:
     """Make a group of what the thread has issued since its last commit."""
     Modifiers(instruction, "cp.async.commit_group").done()
@@ -91,10 +79,7 @@ def commit_group(instruction: Instruction) -> Step:
     return step
 
 
-@visible(
-    "cp.async.wait_group",
-    section="Data Movement and Conversion Instructions: cp.async.wait_group / cp.async.wait_all",
-)
+@visible("cp.async.wait_group")
 def wait_group(instruction: Instruction) -> Step:
     """Wait until at most the n latest groups of the thread are incomplete."""
     Modifiers(instruction, "cp.async.wait_group").done()
@@ -107,10 +92,7 @@ def wait_group(instruction: Instruction) -> Step:
     return step
 
 
-@visible(
-    "cp.async.wait_all",
-    section="Data Movement and Conversion Instructions: cp.async.wait_group / cp.async.wait_all",
-)
+@visible("cp.async.wait_all")
 def wait_all(instruction: Instruction) -> Step:
     """commit_group, then wait_group 0."""
     Modifiers(instruction, "cp.async.wait_all").done()
@@ -123,10 +105,7 @@ def wait_all(instruction: Instruction) -> Step:
     return step
 
 
-@visible(
-    "cp.async.mbarrier.arrive",
-    section="Parallel Synchronization and Communication Instructions: cp.async.mbarrier.arrive",
-)
+@visible("cp.async.mbarrier.arrive")
 def arrive(instruction: Instruction) -> Step:
     """Arrive on the mbarrier when the thread's prior cp.async have completed.
 

@@ -5,8 +5,6 @@ The lanes of an instruction act in lane order.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,26 +24,23 @@ from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_memory import Combine, LaneMemory
 from ptxemu.machine.lanes import Mask
+from ptxemu.machine.state import Warp
 from ptxemu.numerics import atomic
 from ptxemu.syntax.ast import Instruction, Operand
 
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
-
-_SECTION = "Parallel Synchronization and Communication Instructions: "
 _NAMES = ("add", "min", "max", "inc", "dec", "and", "or", "xor", "exch", "cas")
 _SPACES = ("shared::cta", "shared::cluster", "global", "generic")
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 
 
-@visible("atom", section=_SECTION + "atom")
+@visible("atom")
 def atomic_operation(instruction: Instruction) -> Step:
     """d = [a], and [a] = the operation's result, as one step."""
     d, a, *rest = instruction.operands
     return _decode(instruction, "atom", a, rest, d)
 
 
-@visible("red", section=_SECTION + "red")
+@visible("red")
 def reduction(instruction: Instruction) -> Step:
     """[a] = the operation's result."""
     a, *rest = instruction.operands

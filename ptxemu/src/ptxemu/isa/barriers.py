@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxemu.engines.cluster_barrier import cluster_barrier
-from ptxemu.engines.named_barrier import Generation, named_barriers
+from ptxemu.engines.named_barrier import Generation, cluster_barrier, named_barriers
 from ptxemu.errors import ExecutionError
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
@@ -18,16 +16,13 @@ from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask
 from ptxemu.machine.operands import reader, writer
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, Operand
 
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
-
-_SECTION = "Parallel Synchronization and Communication Instructions: bar, barrier"
 Finish = Callable[["Warp", Mask, Generation], None]
 
 
-@visible("bar", "barrier", section=_SECTION)
+@visible("bar", "barrier")
 def cta_barrier(instruction: Instruction) -> Step:
     """sync: arrive and wait; arrive: go on; red: sync and reduce a predicate of all threads."""
     modifiers = Modifiers(instruction, instruction.modifiers[0])
@@ -141,7 +136,7 @@ _cluster_arrivals: EngineState[Warp, _ClusterArrivals] = EngineState(
 )
 
 
-@visible("barrier.cluster.arrive", section="barrier.cluster")
+@visible("barrier.cluster.arrive")
 def cluster_arrive(instruction: Instruction) -> Step:
     """Arrive at the cluster's barrier; .relaxed orders no memory access."""
     modifiers = Modifiers(instruction, "barrier.cluster.arrive")
@@ -174,7 +169,7 @@ def cluster_arrive(instruction: Instruction) -> Step:
     return step
 
 
-@visible("barrier.cluster.wait", section="barrier.cluster")
+@visible("barrier.cluster.wait")
 def cluster_wait(instruction: Instruction) -> Step:
     """Wait for the phase that this thread has arrived at."""
     modifiers = Modifiers(instruction, "barrier.cluster.wait")

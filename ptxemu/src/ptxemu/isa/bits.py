@@ -10,7 +10,6 @@ from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics.dtypes import F8, I8, U1, U4, U8, Array, constant, split
 from ptxemu.syntax.ast import Instruction
 
-SECTION = "Integer Arithmetic Instructions"
 _NONE = constant(0xFFFFFFFF, U4)
 _BYTE = constant(0xFF, U4)
 _FIVE_BITS = constant(31, U4)
@@ -20,7 +19,7 @@ _SIXTY_FOUR = constant(64, U8)
 _REVERSED = np.array([int(f"{byte:08b}"[::-1], 2) for byte in range(256)], U1)
 
 
-@pure("popc", section=f"{SECTION}: popc")
+@pure("popc")
 def popc(instruction: Instruction) -> PureOp:
     """The number of one bits ("...: popc")."""
     type_ = _only_type(instruction, "popc", "b32", "b64")
@@ -36,7 +35,7 @@ def bit_length(values: Array) -> Array:
     return select(upper != 0, in_upper, bit_length(values.astype(U4)))
 
 
-@pure("clz", section=f"{SECTION}: clz")
+@pure("clz")
 def clz(instruction: Instruction) -> PureOp:
     """The number of leading zero bits ("...: clz")."""
     type_ = _only_type(instruction, "clz", "b32", "b64")
@@ -44,7 +43,7 @@ def clz(instruction: Instruction) -> PureOp:
     return build(instruction, lambda a: width - bit_length(a), "u32", (type_,))
 
 
-@pure("bfind", section=f"{SECTION}: bfind")
+@pure("bfind")
 def bfind(instruction: Instruction) -> PureOp:
     """The place of the highest bit that is no sign bit, or its shift to the left ("...: bfind")."""
     modifiers = Modifiers(instruction, "bfind")
@@ -62,7 +61,7 @@ def bfind(instruction: Instruction) -> PureOp:
     return build(instruction, function, "u32", (type_,))
 
 
-@pure("fns", section=f"{SECTION}: fns")
+@pure("fns")
 def fns(instruction: Instruction) -> PureOp:
     """The place of the n-th set bit of a mask from a base on, upwards or downwards ("...: fns")."""
     _only_type(instruction, "fns", "b32")
@@ -82,7 +81,7 @@ def _find_nth(mask: int, base: int, offset: int) -> int:
     return found[abs(offset) - 1] if len(found) >= abs(offset) else 0xFFFFFFFF
 
 
-@pure("brev", section=f"{SECTION}: brev")
+@pure("brev")
 def brev(instruction: Instruction) -> PureOp:
     """The bits in reverse order ("...: brev")."""
     type_ = _only_type(instruction, "brev", "b32", "b64")
@@ -95,7 +94,7 @@ def _used_bits(type_: str) -> Array:
     return _BYTE if type_[1:] == "32" else _ALL_ONES
 
 
-@pure("bfe", section=f"{SECTION}: bfe")
+@pure("bfe")
 def bfe(instruction: Instruction) -> PureOp:
     """The bit field of `len` bits from `pos` on, zero- or sign-extended ("...: bfe").
 
@@ -120,7 +119,7 @@ def bfe(instruction: Instruction) -> PureOp:
     return build(instruction, function, type_, (type_, "u32", "u32"))
 
 
-@pure("bfi", section=f"{SECTION}: bfi")
+@pure("bfi")
 def bfi(instruction: Instruction) -> PureOp:
     """b with `len` low bits of a inserted at `pos`, both used as bfe does ("...: bfi")."""
     type_ = _only_type(instruction, "bfi", "b32", "b64")
@@ -137,7 +136,7 @@ def bfi(instruction: Instruction) -> PureOp:
     return build(instruction, function, type_, (type_, type_, "u32", "u32"))
 
 
-@pure("szext", section=f"{SECTION}: szext")
+@pure("szext")
 def szext(instruction: Instruction) -> PureOp:
     """The low N bits, zero- or sign-extended ("...: szext")."""
     modifiers = Modifiers(instruction, "szext")
@@ -159,7 +158,7 @@ def szext(instruction: Instruction) -> PureOp:
     return build(instruction, function, "b32", ("b32", "u32"))
 
 
-@pure("bmsk", section=f"{SECTION}: bmsk")
+@pure("bmsk")
 def bmsk(instruction: Instruction) -> PureOp:
     """A mask of `width` ones from bit `position` on ("...: bmsk")."""
     modifiers = Modifiers(instruction, "bmsk")

@@ -3,37 +3,21 @@ cp.reduce.async.bulk, cp.async.bulk.prefetch, cp.async.bulk.commit_group and wai
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ptxemu.engines.bulk_copy import check_unit, destinations, shared_place, signal_of
-from ptxemu.engines.copy_operation import GlobalRange, SharedRange, issue_copy
+from ptxemu.engines.copy_operation import GlobalRange, Place, SharedRange, issue_copy
 from ptxemu.engines.groups import bulk_groups
 from ptxemu.engines.reductions import Combine, reduction
-from ptxemu.isa.copy_operands import (
-    BULK_GROUP,
-    COMPLETE_TX,
-    addresses,
-    each_lane,
-    issues,
-    plain_address,
-    take_route,
-    trailing,
-    wait,
-)
+from ptxemu.isa import copy_operands
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask, only_lane
 from ptxemu.machine.operands import in_lane, reader
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, IntImmediate
 
-if TYPE_CHECKING:
-    from ptxemu.engines.copy_operation import Place
-    from ptxemu.machine.state import Warp
-
-_SECTION = "Data Movement and Conversion Instructions: "
 OPERATIONS = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 _BITWISE = ("and", "or", "xor")
 _GLOBAL_TYPES = {
@@ -50,23 +34,23 @@ _SHARED_TYPES = {
 }
 
 
-@visible("cp.async.bulk", section=_SECTION + "cp.async.bulk")
+@visible("cp.async.bulk")
 def copy(instruction: Instruction) -> Step:
     """[dst] = [src] for `size` bytes."""
     modifiers = Modifiers(instruction, "cp.async.bulk")
     has_policy = modifiers.flag("L2::cache_hint")
-    target, source = take_route(modifiers, instruction)
+    target, source = copy_operands.take_route(modifiers, instruction)
     if target == "global":
         return _to_global(instruction, modifiers, source, has_policy, None)
     return _to_shared(instruction, modifiers, (target, source), has_policy, None)
 
 
-@visible("cp.reduce.async.bulk", section=_SECTION + "cp.reduce.async.bulk")
+@visible("cp.reduce.async.bulk")
 def reduce(instruction: Instruction) -> Step:
     """[dst] = [dst] op [src] for the elements in `size` bytes."""
     modifiers = Modifiers(instruction, "cp.reduce.async.bulk")
     has_policy = modifiers.flag("L2::cache_hint")
-    target, source = take_route(modifiers, instruction)
+    target, source = copy_operands.take_route(modifiers, instruction)
     if source != "shared::cta":
         unsupported(instruction, "the source must be in shared::cta")
     combine = _combination(instruction, modifiers, target)
@@ -75,21 +59,21 @@ def reduce(instruction: Instruction) -> Step:
     return _to_shared(instruction, modifiers, (target, source), has_policy, combine)
 
 
-@visible("multimem.cp.async.bulk", section=_SECTION + "multimem.cp.async.bulk")
+@visible("multimem.cp.async.bulk")
 def copy_to_all(instruction: Instruction) -> Step:
     """[dst] = [src] for `size` bytes in all replicas of multicast memory; here there is one."""
     modifiers = Modifiers(instruction, "multimem.cp.async.bulk")
-    target, source = take_route(modifiers, instruction)
+    target, source = copy_operands.take_route(modifiers, instruction)
     if target != "global":
         unsupported(instruction, "the destination must be in global memory")
     return _to_global(instruction, modifiers, source, False, None)
 
 
-@visible("multimem.cp.reduce.async.bulk", section=_SECTION + "multimem.cp.reduce.async.bulk")
+@visible("multimem.cp.reduce.async.bulk")
 def reduce_to_all(instruction: Instruction) -> Step:
     """[dst] = [dst] op [src] for the elements in `size` bytes in all replicas."""
     modifiers = Modifiers(instruction, "multimem.cp.reduce.async.bulk")
-    target, source = take_route(modifiers, instruction)
+    target, source = copy_operands.take_route(modifiers, instruction)
     if target != "global":
         unsupported(instruction, "the destination must be in global memory")
     return _to_global(instruction, modifiers, source, False, _combination(instruction, modifiers))
@@ -116,22 +100,24 @@ def _to_shared(
     combine: Combine | None,
 ) -> Step:
     """Into shared memory of this or another CTA; completes on an mbarrier."""
-    modifiers.one_of(COMPLETE_TX)
+    modifiers.one_of(copy_operands.COMPLETE_TX)
     multicast = modifiers.flag("multicast::cluster")
     modifiers.done()
     target, source = route
     if multicast and route != ("shared::cluster", "global"):
         unsupported(instruction, ".multicast::cluster is for global to shared::cluster")
-    optional = trailing(instruction, 4, {"ctas": multicast, "policy": has_policy})
-    target_of, source_of = (plain_address(instruction, o) for o in instruction.operands[:2])
+    optional = copy_operands.trailing(instruction, 4, {"ctas": multicast, "policy": has_policy})
+    target_of, source_of = (
+        copy_operands.plain_address(instruction, o) for o in instruction.operands[:2]
+    )
     size_of = in_lane(instruction.operands[2], "u32")
-    barrier_of = plain_address(instruction, instruction.operands[3])
+    barrier_of = copy_operands.plain_address(instruction, instruction.operands[3])
     ctas_of = None if optional["ctas"] is None else in_lane(optional["ctas"], "u16")
     kind = "cp.async.bulk" if combine is None else "cp.reduce.async.bulk"
 
     def step(warp: Warp, mask: Mask) -> None:
         cta = warp.cta
-        for lane, _ in each_lane(mask):
+        for lane, _ in copy_operands.each_lane(mask):
             size = size_of(warp, lane)
             check_unit(instruction, "size", size)
             owner, offset = shared_place(
@@ -171,16 +157,19 @@ def _to_global(
     combine: Combine | None,
 ) -> Step:
     """Copy from the CTA's shared memory to global memory; complete as part of a bulk group."""
-    modifiers.one_of(BULK_GROUP)
+    modifiers.one_of(copy_operands.BULK_GROUP)
     has_mask = combine is None and modifiers.flag("cp_mask")
     modifiers.done()
     if source != "shared::cta":
         unsupported(instruction, "the source must be in shared::cta")
-    optional = trailing(instruction, 3, {"policy": has_policy, "bytes": has_mask})
+    optional = copy_operands.trailing(instruction, 3, {"policy": has_policy, "bytes": has_mask})
     target, place, size_operand = instruction.operands[:3]
-    target_of, source_of = plain_address(instruction, target), plain_address(instruction, place)
+    target_of, source_of = (
+        copy_operands.plain_address(instruction, target),
+        copy_operands.plain_address(instruction, place),
+    )
     size_of = in_lane(size_operand, "u32")
-    readers = [addresses(instruction, o) for o in (target, place)]
+    readers = [copy_operands.addresses(instruction, o) for o in (target, place)]
     readers.append(reader(size_operand, "u32"))
     bytes_of = None
     if optional["bytes"] is not None:
@@ -189,9 +178,9 @@ def _to_global(
     kind = "cp.async.bulk" if combine is None else "cp.reduce.async.bulk"
 
     def step(warp: Warp, mask: Mask) -> None:
-        copies = each_lane(mask)
+        copies = copy_operands.each_lane(mask)
         if combine is None and only_lane(mask) < 0:
-            copies = issues(mask, [read(warp) for read in readers])
+            copies = copy_operands.issues(mask, [read(warp) for read in readers])
         for lane, lanes in copies:
             size, address = size_of(warp, lane), target_of(warp, lane)
             check_unit(instruction, "size", size)
@@ -217,7 +206,7 @@ def _to_global(
     return step
 
 
-@visible("cp.async.bulk.prefetch", section=_SECTION + "cp.async.bulk.prefetch")
+@visible("cp.async.bulk.prefetch")
 def prefetch(instruction: Instruction) -> Step:
     """Into the L2 cache: only the operands are checked."""
     modifiers = Modifiers(instruction, "cp.async.bulk.prefetch")
@@ -225,8 +214,8 @@ def prefetch(instruction: Instruction) -> Step:
     modifiers.one_of("L2")
     modifiers.one_of("global")
     modifiers.done()
-    trailing(instruction, 2, {"policy": has_policy})
-    read_source = addresses(instruction, instruction.operands[0])
+    copy_operands.trailing(instruction, 2, {"policy": has_policy})
+    read_source = copy_operands.addresses(instruction, instruction.operands[0])
     read_size = reader(instruction.operands[1], "u32")
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -238,7 +227,7 @@ def prefetch(instruction: Instruction) -> Step:
     return step
 
 
-@visible("cp.async.bulk.commit_group", section=_SECTION + "cp.async.bulk.commit_group")
+@visible("cp.async.bulk.commit_group")
 def commit_group(instruction: Instruction) -> Step:
     """Make a group of what the thread has issued with .bulk_group since its last commit."""
     Modifiers(instruction, "cp.async.bulk.commit_group").done()
@@ -249,7 +238,7 @@ def commit_group(instruction: Instruction) -> Step:
     return step
 
 
-@visible("cp.async.bulk.wait_group", section=_SECTION + "cp.async.bulk.wait_group")
+@visible("cp.async.bulk.wait_group")
 def wait_group(instruction: Instruction) -> Step:
     """Wait until at most the n latest bulk groups of the thread are pending.
 
@@ -266,6 +255,6 @@ def wait_group(instruction: Instruction) -> Step:
     def step(warp: Warp, mask: Mask) -> Blocked | None:
         groups = bulk_groups(warp)
         due = groups.due(mask, pending, reads_only=reads_only)
-        return wait(warp, groups, due, mask, reads_only=reads_only)
+        return copy_operands.wait(warp, groups, due, mask, reads_only=reads_only)
 
     return step

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,13 +20,10 @@ from ptxemu.machine.decoded import Step
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE, Mask, merged
 from ptxemu.machine.operands import reader, writer
+from ptxemu.machine.state import Warp
 from ptxemu.numerics.dtypes import Array
 from ptxemu.syntax.ast import Instruction
 
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
-
-SECTION = "Extended-Precision Integer Arithmetic Instructions"
 _TYPES = ("u32", "s32", "u64", "s64")
 Operation = Callable[..., tuple[Array, Array]]
 
@@ -95,9 +91,7 @@ def _sum_form(instruction: Instruction, opcode: str, operation: Operation) -> St
 
 for _opcode in ("add.cc", "addc", "sub.cc", "subc"):
     _operation = sum_with_carry if _opcode.startswith("add") else difference_with_carry
-    visible(_opcode, section=f"{SECTION}: {_opcode}")(
-        partial(_sum_form, opcode=_opcode, operation=_operation)
-    )
+    visible(_opcode)(partial(_sum_form, opcode=_opcode, operation=_operation))
 
 
 def _product_form(instruction: Instruction, opcode: str, *, takes_carry: bool) -> Step:
@@ -119,14 +113,14 @@ def _product_form(instruction: Instruction, opcode: str, *, takes_carry: bool) -
     return _step(instruction, operation, type_, carry_in=carry_in, gives_carry=gives_carry)
 
 
-@visible("mad.lo.cc", "mad.hi.cc", section=f"{SECTION}: mad.cc")
+@visible("mad.lo.cc", "mad.hi.cc")
 def mad_cc(instruction: Instruction) -> Step:
     """d = half of a * b, plus c; CC.CF is the carry of that sum ("...: mad.cc")."""
     opcode = ".".join(instruction.modifiers[:2])
     return _product_form(instruction, opcode, takes_carry=False)
 
 
-@visible("madc", section=f"{SECTION}: madc")
+@visible("madc")
 def madc(instruction: Instruction) -> Step:
     """d = half of a * b, plus c and CC.CF ("...: madc")."""
     return _product_form(instruction, "madc", takes_carry=True)

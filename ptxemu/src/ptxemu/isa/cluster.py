@@ -8,7 +8,6 @@ tells success from failure.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,27 +18,23 @@ from ptxemu.events import AccessKind, Proxy, Space
 from ptxemu.isa.copy_operands import COMPLETE_TX
 from ptxemu.isa.memory_operands import Values, source, take_order, take_shape, take_space
 from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
-from ptxemu.machine.access import locate_shared, report
 from ptxemu.machine.decoded import PureOp, Step
 from ptxemu.machine.grid import cancel_cluster
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import FULL, Lanes, Mask
 from ptxemu.machine.operands import address_reader
-from ptxemu.machine.state import AsyncOperation
+from ptxemu.machine.regions import locate_shared, report
+from ptxemu.machine.state import AsyncOperation, Cta, Warp
 from ptxemu.memory.address import SHARED_OFFSET_MASK, SHARED_RANK_SHIFT
 from ptxemu.numerics import atomic
 from ptxemu.syntax.ast import Instruction, Register, Sink, Vector
 
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta, Warp
-
-_SECTION = "Parallel Synchronization and Communication Instructions: clusterlaunchcontrol"
 _RESPONSE_BYTES = 16
 _NAMES = ("add", "min", "max", "inc", "dec", "and", "or", "xor")
 _SUCCESS, _FAILURE = 0xC1A1_0001, 0xC1A1_0000
 
 
-@visible("clusterlaunchcontrol.try_cancel", section=_SECTION + ".try_cancel")
+@visible("clusterlaunchcontrol.try_cancel")
 def try_cancel(instruction: Instruction) -> Step:
     """Ask for the work of a cluster that has not started; 16 bytes and 16 tx come back later."""
     modifiers = Modifiers(instruction, "clusterlaunchcontrol.try_cancel")
@@ -128,7 +123,7 @@ def _all_coordinates(response: Lanes) -> tuple[Lanes, ...]:
     return (*(_coordinate(axis)(response) for axis in range(3)), np.zeros(32, dtype=np.uint32))
 
 
-@pure("clusterlaunchcontrol.query_cancel", section=_SECTION + ".query_cancel")
+@pure("clusterlaunchcontrol.query_cancel")
 def query_cancel(instruction: Instruction) -> PureOp:
     """Read a response: whether a cluster was cancelled, and the ctaid of its first CTA."""
     modifiers = Modifiers(instruction, "clusterlaunchcontrol.query_cancel")
@@ -161,7 +156,7 @@ def query_cancel(instruction: Instruction) -> PureOp:
     return PureOp(function, ("b32",), ("b128",), (destination,), (response,))
 
 
-@visible("st.async", section="Data Movement and Conversion Instructions: st.async")
+@visible("st.async")
 def store_async(instruction: Instruction) -> Step:
     """[a] = b in another CTA's shared memory some time later, then complete-tx on its mbarrier.
 
@@ -177,7 +172,7 @@ def store_async(instruction: Instruction) -> Step:
     return _remote(instruction, modifiers, None)
 
 
-@visible("red.async", section="Parallel Synchronization and Communication Instructions: red.async")
+@visible("red.async")
 def reduce_async(instruction: Instruction) -> Step:
     """[a] = [a] op b in another CTA's shared memory some time later, then complete-tx."""
     modifiers = Modifiers(instruction, "red.async")

@@ -12,7 +12,6 @@ from ptxemu.numerics.dtypes import F2, F4, U2, U4, Array, constant, split
 from ptxemu.numerics.rounding import flush_f32
 from ptxemu.syntax.ast import Instruction, Operand, Pair, Sink
 
-SECTION = "Comparison and Selection Instructions"
 _BITS = ("b16", "b32", "b64")
 _SIGNED = ("s16", "s32", "s64")
 _UNSIGNED = ("u16", "u32", "u64")
@@ -105,7 +104,7 @@ class _Comparison:
         self.source_types = (view, view) if self.combine is None else (view, view, "pred")
 
 
-@pure("setp", section=f"{SECTION}: setp")
+@pure("setp")
 def setp(instruction: Instruction) -> PureOp:
     """p = BoolOp(a CmpOp b, c), q the same of the complement ("...: setp").
 
@@ -191,7 +190,7 @@ _RESULTS: dict[str, tuple[str, ...]] = {
 """Types that `set` may write when it compares halves."""
 
 
-@pure("set", section=f"{SECTION}: set")
+@pure("set")
 def set_(instruction: Instruction) -> PureOp:
     """All ones, or 1.0, where BoolOp(a CmpOp b, c) holds, else 0 ("...: set")."""
     modifiers = Modifiers(instruction, "set")
@@ -232,7 +231,7 @@ def _packed_set(instruction: Instruction, form: _Comparison, result_type: str) -
     return build(instruction, function, "b32", form.source_types)
 
 
-@pure("selp", section=f"{SECTION}: selp")
+@pure("selp")
 def selp(instruction: Instruction) -> PureOp:
     """d = c ? a : b ("...: selp")."""
     modifiers = Modifiers(instruction, "selp")
@@ -242,7 +241,7 @@ def selp(instruction: Instruction) -> PureOp:
     return build(instruction, lambda a, b, c: select(c, a, b), bits, (bits, bits, "pred"))
 
 
-@pure("slct", section=f"{SECTION}: slct")
+@pure("slct")
 def slct(instruction: Instruction) -> PureOp:
     """d = c >= 0 ? a : b; of floats -0 counts as 0 and NaN as negative ("...: slct")."""
     modifiers = Modifiers(instruction, "slct")

@@ -7,7 +7,6 @@ replaced by their bodies before (`syntax.inlining`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,17 +17,15 @@ from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_memory import read_bytes
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.print_format import ReadBytes, formatted, read_string
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, Symbol, Vector
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _Arguments = list[int]
 _Function = Callable[["Warp", int, _Arguments, Instruction], int | None]
 """A call of one lane: takes the arguments as unsigned integers and returns the result."""
 
 
-@visible("call", section="Control Flow Instructions: call")
+@visible("call")
 def call(instruction: Instruction) -> Step:
     """Call a function of the system, lane by lane."""
     modifiers = Modifiers(instruction, "call")

@@ -17,14 +17,13 @@ from ptxemu.numerics.canonical import bits_of_f32, quieted
 from ptxemu.numerics.dtypes import F2, F4, F8, U2, Array, split
 from ptxemu.syntax.ast import Instruction
 
-SECTION = "Data Movement and Conversion Instructions: cvt"
 _INTEGERS = ("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64")
 _FLOATS = ("f16", "bf16", "f32", "f64")
 _FLOAT_MODES = ("rn", "rz", "rm", "rp")
 _INTEGRAL: dict[str, Function] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 
 
-@pure("cvt", section=SECTION)
+@pure("cvt")
 def cvt(instruction: Instruction) -> PureOp:
     """A value of one type as another, rounded and clamped as the modifiers say ("...: cvt")."""
     types = types_of(instruction)

@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ptxemu.errors import ExecutionError
-from ptxemu.isa.memory_operands import (
-    LaneReaders,
-    LaneWriters,
-    Shape,
-    destination,
-    source,
-    take_order,
-    take_shape,
-    take_space,
-)
+from ptxemu.isa import memory_operands
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.call_frames import frame_bytes, parameter_bytes
 from ptxemu.machine.decoded import AccessStep, PlainAccess, Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import WARP_SIZE, Mask
 from ptxemu.machine.operands import elements, uniform
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand, Symbol
 
-if TYPE_CHECKING:
-    from ptxemu.machine.lane_memory import Values
-    from ptxemu.machine.launch import Launch
-    from ptxemu.machine.state import Warp
 
-
-@visible("ld", section="Data Movement and Conversion Instructions: ld")
+@visible("ld")
 def load(instruction: Instruction) -> Step | AccessStep:
     """d = [a]; .nc and cache hints change nothing here."""
     modifiers = Modifiers(instruction, "ld")
     modifiers.drop_hints()
-    space = take_space(modifiers)
-    order = take_order(modifiers, ("weak", ""))
-    type_, shape = take_shape(modifiers, instruction)
+    space = memory_operands.take_space(modifiers)
+    order = memory_operands.take_order(modifiers, ("weak", ""))
+    type_, shape = memory_operands.take_shape(modifiers, instruction)
     modifiers.done()
-    write = destination(instruction.operands[0], type_, shape)
+    write = memory_operands.destination(instruction.operands[0], type_, shape)
     operand = instruction.operands[1]
     if space == "param" and isinstance(operand, Address) and isinstance(operand.base, Symbol):
         load_parameter = _load_parameter(instruction, operand, shape, write)
@@ -54,14 +39,14 @@ def load(instruction: Instruction) -> Step | AccessStep:
     return _with_access(step, instruction, operand, instruction.operands[0], space, order, shape)
 
 
-@visible("ldu", section="Data Movement and Conversion Instructions: ldu")
+@visible("ldu")
 def load_uniform(instruction: Instruction) -> Step:
     """d = [a], read-only data at an address that is the same in the warp."""
     modifiers = Modifiers(instruction, "ldu")
-    space = take_space(modifiers)
-    type_, shape = take_shape(modifiers, instruction)
+    space = memory_operands.take_space(modifiers)
+    type_, shape = memory_operands.take_shape(modifiers, instruction)
     modifiers.done()
-    write = destination(instruction.operands[0], type_, shape)
+    write = memory_operands.destination(instruction.operands[0], type_, shape)
     memory = LaneMemory(instruction, instruction.operands[1], space, shape.element, shape.count)
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -70,17 +55,17 @@ def load_uniform(instruction: Instruction) -> Step:
     return step
 
 
-@visible("st", section="Data Movement and Conversion Instructions: st")
+@visible("st")
 def store(instruction: Instruction) -> Step | AccessStep:
     """[a] = b"""
     modifiers = Modifiers(instruction, "st")
     modifiers.drop_hints()
-    space = take_space(modifiers)
-    order = take_order(modifiers, ("weak", ""))
-    type_, shape = take_shape(modifiers, instruction)
+    space = memory_operands.take_space(modifiers)
+    order = memory_operands.take_order(modifiers, ("weak", ""))
+    type_, shape = memory_operands.take_shape(modifiers, instruction)
     modifiers.done()
     operand = instruction.operands[0]
-    read = source(instruction.operands[1], type_, shape)
+    read = memory_operands.source(instruction.operands[1], type_, shape)
     if space == "param":
         if not (isinstance(operand, Address) and isinstance(operand.base, Symbol)):
             unsupported(instruction, "expected the name of a parameter")
@@ -93,12 +78,12 @@ def store(instruction: Instruction) -> Step | AccessStep:
     return _with_access(step, instruction, operand, instruction.operands[1], space, order, shape)
 
 
-@visible("st.bulk", section="Data Movement and Conversion Instructions: st.bulk")
+@visible("st.bulk")
 def store_bulk(instruction: Instruction) -> Step:
     """Zero `size` bytes, a multiple of 8, of shared memory."""
     modifiers = Modifiers(instruction, "st.bulk")
     modifiers.flag("weak")
-    space = take_space(modifiers)
+    space = memory_operands.take_space(modifiers)
     modifiers.done()
     target, size, value = instruction.operands
     if value != IntImmediate(0):
@@ -122,7 +107,7 @@ def _with_access(
     data: Operand,
     space: str,
     order: tuple[str, str],
-    shape: Shape,
+    shape: memory_operands.Shape,
 ) -> Step | AccessStep:
     """The step, with what machine code needs to know where it orders nothing."""
     if order[0] != "weak" or not isinstance(address, Address) or shape.per_operand != 1:
@@ -135,37 +120,36 @@ def _with_access(
 
 
 def _load_parameter(
-    instruction: Instruction, operand: Address, shape: Shape, write: LaneWriters
+    instruction: Instruction,
+    operand: Address,
+    shape: memory_operands.Shape,
+    write: memory_operands.LaneWriters,
 ) -> Step:
-    """ld.param of a kernel parameter, which is the same in every lane, or of a call's result."""
+    """ld.param of a call's result, or of a kernel's parameters where it is no move (`Program`)."""
     assert isinstance(operand.base, Symbol)
     name, offset = operand.base.name, operand.base.addend + operand.offset
     size = shape.element * shape.count
     dtype = np.dtype(f"u{shape.element}")
-    cached: list[tuple[Launch, Values]] = []
-
-    def parameter(warp: Warp) -> Values:
-        launch = warp.cta.machine.launch
-        if not cached or cached[0][0] is not launch:
-            words = np.frombuffer(parameter_bytes(warp, name, offset, size, instruction), dtype)
-            lanes = np.repeat(words[:, None], WARP_SIZE, axis=1)
-            cached[:] = [(launch, lanes[0] if shape.count == 1 else lanes)]
-        return cached[0][1]
 
     def step(warp: Warp, mask: Mask) -> None:
         frame = frame_bytes(warp, name)
         if frame is None:
-            values = parameter(warp)
+            data = parameter_bytes(warp, name, offset, size, instruction)
+            rows = np.broadcast_to(np.frombuffer(data, np.uint8), (WARP_SIZE, size))
         else:
-            words = np.ascontiguousarray(frame[:, offset : offset + size]).view(dtype)
-            values = words[:, 0] if shape.count == 1 else np.ascontiguousarray(words.T)
+            rows = frame[:, offset : offset + size]
+        words = np.ascontiguousarray(rows).view(dtype)
+        values = words[:, 0] if shape.count == 1 else np.ascontiguousarray(words.T)
         write(warp, values[..., mask], mask)
 
     return step
 
 
 def _store_argument(
-    instruction: Instruction, operand: Address, shape: Shape, read: LaneReaders
+    instruction: Instruction,
+    operand: Address,
+    shape: memory_operands.Shape,
+    read: memory_operands.LaneReaders,
 ) -> Step:
     """st.param: an argument of the call that follows."""
     assert isinstance(operand.base, Symbol)

@@ -5,8 +5,6 @@ Memory here is always coherent, so a fence has no effect of its own: it is told 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ptxemu.errors import ExecutionError
 from ptxemu.events import Fence, FenceKind, Space
 from ptxemu.isa.memory_operands import SCOPES
@@ -14,12 +12,9 @@ from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import address_reader
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, IntImmediate
 
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
-
-_SECTION = "Parallel Synchronization and Communication Instructions: membar, fence"
 _ASYNC = Fence(FenceKind.ASYNC_PROXY)
 _ASYNC_SHARED = Fence(FenceKind.ASYNC_PROXY, spaces=frozenset((Space.SHARED,)))
 _PROXIES = {
@@ -43,7 +38,7 @@ def _told(fence: Fence, instruction: Instruction) -> Step:
     return step
 
 
-@visible("fence", section=_SECTION)
+@visible("fence")
 def thread_fence(instruction: Instruction) -> Step:
     """Order this thread's accesses at a scope; .acquire and .release order one way."""
     modifiers = Modifiers(instruction, "fence")
@@ -57,7 +52,7 @@ def thread_fence(instruction: Instruction) -> Step:
     return _told(Fence(FenceKind.MEMORY, order, scope), instruction)
 
 
-@visible("membar", section=_SECTION)
+@visible("membar")
 def memory_barrier(instruction: Instruction) -> Step:
     """The old spelling of fence.sc."""
     modifiers = Modifiers(instruction, "membar")
@@ -66,7 +61,7 @@ def memory_barrier(instruction: Instruction) -> Step:
     return _told(Fence(FenceKind.MEMORY, "sc", scope), instruction)
 
 
-@visible("fence.mbarrier_init", section=_SECTION)
+@visible("fence.mbarrier_init")
 def init_fence(instruction: Instruction) -> Step:
     """Order this thread's mbarrier.init before later uses in the cluster."""
     modifiers = Modifiers(instruction, "fence.mbarrier_init")
@@ -76,7 +71,7 @@ def init_fence(instruction: Instruction) -> Step:
     return _told(Fence(FenceKind.MBARRIER_INIT), instruction)
 
 
-@visible("fence.proxy", "membar.proxy", section=_SECTION)
+@visible("fence.proxy", "membar.proxy")
 def proxy_fence(instruction: Instruction) -> Step:
     """Order accesses of different proxies; both ways, or as .release and .acquire say."""
     kind = ".".join(instruction.modifiers[2:])
@@ -85,7 +80,7 @@ def proxy_fence(instruction: Instruction) -> Step:
     return _told(_PROXIES[kind], instruction)
 
 
-@visible("fence.proxy.tensormap::generic", section=_SECTION)
+@visible("fence.proxy.tensormap::generic")
 def tensormap_fence(instruction: Instruction) -> Step:
     """Order generic writes of tensor maps before their use; .acquire names the map's 128 bytes."""
     modifiers = Modifiers(instruction, "fence.proxy.tensormap::generic")

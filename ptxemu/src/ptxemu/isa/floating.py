@@ -16,7 +16,6 @@ from ptxemu.numerics.dtypes import F4, F8, U4, U8, Array, constant, split
 from ptxemu.numerics.extremes import maximum, minimum, of_magnitudes, propagating
 from ptxemu.syntax.ast import Instruction
 
-SECTION = "Floating Point Instructions"
 MODES = ("rn", "rz", "rm", "rp")
 _ONE_F4 = constant(1, F4)
 _ONE_F8 = constant(1, F8)
@@ -112,11 +111,11 @@ def _arithmetic(instruction: Instruction, opcode: str, name: str, arity: int) ->
 
 
 _SUMS = {"add": ("add", 2), "sub": ("sub", 2), "mul": ("mul", 2), "fma": ("fma", 3)}
-family(_arithmetic, _SUMS, "f32", "f32x2", "f64", section=SECTION)
-family(_arithmetic, {"mad": ("fma", 3)}, "f32", "f64", section=SECTION)  # from sm_20 on
+family(_arithmetic, _SUMS, "f32", "f32x2", "f64")
+family(_arithmetic, {"mad": ("fma", 3)}, "f32", "f64")  # from sm_20 on
 
 
-@overload("div", ("f32", "f64"), section=f"{SECTION}: div")
+@overload("div", ("f32", "f64"))
 def div(instruction: Instruction) -> PureOp:
     """d = a / b, rounded, or approximate: here then rounded to nearest as well ("...: div").
 
@@ -158,7 +157,7 @@ def _root_like(instruction: Instruction, opcode: str, nearest: Function) -> Pure
 
 
 _ROOTS = {"rcp": (operation("rcp", "f32", "rn"),), "sqrt": (np.sqrt,)}
-family(_root_like, _ROOTS, section=SECTION)
+family(_root_like, _ROOTS)
 
 
 def upper_half(function: Function) -> Function:
@@ -205,10 +204,10 @@ def _sign(instruction: Instruction, opcode: str, function: Function) -> PureOp:
     return elementwise(instruction, function, "f32", 1)
 
 
-family(_sign, {"abs": (np.abs,), "neg": (np.negative,)}, "f32", "f64", section=SECTION)
+family(_sign, {"abs": (np.abs,), "neg": (np.negative,)}, "f32", "f64")
 
 
-@pure("copysign", section=f"{SECTION}: copysign")
+@pure("copysign")
 def copysign(instruction: Instruction) -> PureOp:
     """The value of b with the sign of a ("...: copysign")."""
     modifiers = Modifiers(instruction, "copysign")
@@ -234,7 +233,7 @@ def _is_subnormal(values: Array) -> Array:
     return result
 
 
-@pure("testp", section=f"{SECTION}: testp")
+@pure("testp")
 def testp(instruction: Instruction) -> PureOp:
     """Whether a number is finite, infinite, NaN, normal (as zero is), subnormal ("...: testp")."""
     modifiers = Modifiers(instruction, "testp")
@@ -276,4 +275,4 @@ def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
     return elementwise(instruction, function, "f32", arity)
 
 
-family(_extreme, {"min": (minimum,), "max": (maximum,)}, "f32", "f64", section=SECTION)
+family(_extreme, {"min": (minimum,), "max": (maximum,)}, "f32", "f64")

@@ -16,21 +16,7 @@ from ptxemu.machine.decoded import PureOp
 from ptxemu.machine.lanes import VALUE
 from ptxemu.numerics.canonical import bits_of_f16, bits_of_f32
 from ptxemu.numerics.dtypes import F2, F4, F8, U8, Array
-from ptxemu.syntax.ast import (
-    Address,
-    FloatImmediate,
-    Instruction,
-    IntImmediate,
-    NegatedRegister,
-    Operand,
-    Pair,
-    Register,
-    Scalar,
-    Sink,
-    SpecialRegister,
-    Symbol,
-    Vector,
-)
+from ptxemu.syntax import ast
 from ptxemu.syntax.types import TYPES, is_type
 
 Function = Callable[..., Any]
@@ -45,9 +31,7 @@ _BITS: dict[np.dtype[Any], Function] = {
 _OVERLOADS: dict[str, dict[str, PureDecoder]] = {}
 
 
-def overload(
-    opcode: str, types: Sequence[str], *, section: str
-) -> Callable[[PureDecoder], PureDecoder]:
+def overload(opcode: str, types: Sequence[str]) -> Callable[[PureDecoder], PureDecoder]:
     """Register a decoder of `opcode` for instructions that end in one of `types`.
 
     A type is written as in the opcode: "f32", or "f32.f16" for two.
@@ -56,7 +40,7 @@ def overload(
     def register(decode: PureDecoder) -> PureDecoder:
         if opcode not in _OVERLOADS:
             _OVERLOADS[opcode] = {}
-            pure(opcode, section=section)(_dispatcher(opcode))
+            pure(opcode)(_dispatcher(opcode))
         for type_ in types:
             if type_ in _OVERLOADS[opcode]:
                 raise ValueError(f"{opcode}.{type_} is defined twice")
@@ -67,26 +51,25 @@ def overload(
 
 
 def family(
-    decode: Callable[..., PureOp], opcodes: Mapping[str, tuple[Any, ...]], *types: str, section: str
+    decode: Callable[..., PureOp], opcodes: Mapping[str, tuple[Any, ...]], *types: str
 ) -> None:
     """Register one decoder for several opcodes; it takes the opcode and these arguments too.
 
-    With `types` each is an `overload`. The manual's section of an opcode has its name.
+    With `types` each is an `overload`.
     """
 
     def of(opcode: str, arguments: tuple[Any, ...]) -> PureDecoder:
         return lambda instruction: decode(instruction, opcode, *arguments)
 
     for opcode, arguments in opcodes.items():
-        own = f"{section}: {opcode}"
-        register = overload(opcode, types, section=own) if types else pure(opcode, section=own)
+        register = overload(opcode, types) if types else pure(opcode)
         register(of(opcode, arguments))
 
 
 def _dispatcher(opcode: str) -> PureDecoder:
     table = _OVERLOADS[opcode]
 
-    def decode(instruction: Instruction) -> PureOp:
+    def decode(instruction: ast.Instruction) -> PureOp:
         trailing = types_of(instruction)
         decoder = table.get(trailing) or table.get(trailing.rpartition(".")[2])
         if decoder is None:
@@ -96,7 +79,7 @@ def _dispatcher(opcode: str) -> PureDecoder:
     return decode
 
 
-def types_of(instruction: Instruction) -> str:
+def types_of(instruction: ast.Instruction) -> str:
     """The types at the end of the opcode: "s32", "f32.f16"."""
     parts = instruction.modifiers
     start = len(parts)
@@ -105,13 +88,13 @@ def types_of(instruction: Instruction) -> str:
     return ".".join(parts[start:])
 
 
-def elementwise(instruction: Instruction, function: Function, type_: str, arity: int) -> PureOp:
+def elementwise(instruction: ast.Instruction, function: Function, type_: str, arity: int) -> PureOp:
     """An instruction `d, a, b...` whose operands all have one type."""
     return build(instruction, function, type_, (type_,) * arity)
 
 
 def build(
-    instruction: Instruction, function: Function, result_type: str, source_types: Sequence[str]
+    instruction: ast.Instruction, function: Function, result_type: str, source_types: Sequence[str]
 ) -> PureOp:
     """An instruction with one destination, whose sources (vectors taken apart) have these types."""
     destination, *sources = instruction.operands
@@ -121,7 +104,7 @@ def build(
 
 
 def build_relaxed(
-    instruction: Instruction, function: Function, result_type: str, source_types: Sequence[str]
+    instruction: ast.Instruction, function: Function, result_type: str, source_types: Sequence[str]
 ) -> PureOp:
     """The same for cvt, whose registers may be wider: sources are cut, results extended.
 
@@ -130,7 +113,7 @@ def build_relaxed(
     if "bf16" in (result_type, *source_types):
         return build(instruction, function, result_type, source_types)
     destination, *sources = instruction.operands
-    if isinstance(destination, Register) and VALUE[result_type].kind == "f":
+    if isinstance(destination, ast.Register) and VALUE[result_type].kind == "f":
         value = VALUE[result_type]
         if TYPES[destination.type].bits > 8 * value.itemsize:
             number, bits = function, _BITS[value]
@@ -148,11 +131,11 @@ def build_relaxed(
 
 
 def assemble(
-    instruction: Instruction,
+    instruction: ast.Instruction,
     function: Function,
-    destinations: Sequence[Operand],
+    destinations: Sequence[ast.Operand],
     result_types: Sequence[str],
-    sources: Sequence[Operand],
+    sources: Sequence[ast.Operand],
     source_types: Sequence[str],
     *,
     relaxed: bool = False,
@@ -177,49 +160,55 @@ def assemble(
     )
 
 
-def flat(operands: Sequence[Operand]) -> tuple[Operand, ...]:
+def flat(operands: Sequence[ast.Operand]) -> tuple[ast.Operand, ...]:
     """Operands with vectors replaced by their elements."""
-    found: list[Operand] = []
+    found: list[ast.Operand] = []
     for operand in operands:
-        found.extend(operand.elements if isinstance(operand, Vector) else (operand,))
+        found.extend(operand.elements if isinstance(operand, ast.Vector) else (operand,))
     return tuple(found)
 
 
-def _destination(instruction: Instruction, operand: Operand, type_: str, relaxed: bool) -> Scalar:
-    if isinstance(operand, Sink):
+def _destination(
+    instruction: ast.Instruction, operand: ast.Operand, type_: str, relaxed: bool
+) -> ast.Scalar:
+    if isinstance(operand, ast.Sink):
         return operand
-    if not isinstance(operand, Register):
+    if not isinstance(operand, ast.Register):
         unsupported(instruction, f"{operand} cannot be a destination")
     _check_width(instruction, operand, type_, relaxed and VALUE[type_].kind != "f")
     return operand
 
 
-def _source(instruction: Instruction, operand: Operand, type_: str, relaxed: bool) -> Scalar:
-    if isinstance(operand, NegatedRegister):
+def _source(
+    instruction: ast.Instruction, operand: ast.Operand, type_: str, relaxed: bool
+) -> ast.Scalar:
+    if isinstance(operand, ast.NegatedRegister):
         if type_ != "pred":
             unsupported(instruction, f"!{operand.register.name} where .{type_} is expected")
         return operand
-    if isinstance(operand, Register):
+    if isinstance(operand, ast.Register):
         _check_width(instruction, operand, type_, relaxed)
         return operand
-    if isinstance(operand, Sink | Pair | Address | Vector):
+    if isinstance(operand, ast.Sink | ast.Pair | ast.Address | ast.Vector):
         unsupported(instruction, f"{operand} cannot be a source")
-    if type_ == "pred" and isinstance(operand, SpecialRegister):
+    if type_ == "pred" and isinstance(operand, ast.SpecialRegister):
         if operand.name != "%is_explicit_cluster":
             unsupported(instruction, f"{operand.name} where .pred is expected")
         return operand
-    if isinstance(operand, SpecialRegister | Symbol) and VALUE[type_].kind not in "iu":
+    if isinstance(operand, ast.SpecialRegister | ast.Symbol) and VALUE[type_].kind not in "iu":
         unsupported(instruction, f"{operand.name} where .{type_} is expected")
     if type_ == "b128":
         unsupported(instruction, "an immediate of 128 bits")
-    if isinstance(operand, IntImmediate) and VALUE[type_].kind == "f":
+    if isinstance(operand, ast.IntImmediate) and VALUE[type_].kind == "f":
         unsupported(instruction, f"an integer where .{type_} is expected")
-    if isinstance(operand, FloatImmediate) and VALUE[type_].itemsize < 4:
+    if isinstance(operand, ast.FloatImmediate) and VALUE[type_].itemsize < 4:
         unsupported(instruction, f"a float immediate where .{type_} is expected")
     return operand
 
 
-def _check_width(instruction: Instruction, register: Register, type_: str, relaxed: bool) -> None:
+def _check_width(
+    instruction: ast.Instruction, register: ast.Register, type_: str, relaxed: bool
+) -> None:
     """A register must be as wide as the type; a wider one passes where types are relaxed."""
     declared, expected = TYPES[register.type], TYPES[type_]
     fits = declared.bits == expected.bits or (relaxed and declared.bits > expected.bits)
@@ -227,12 +216,12 @@ def _check_width(instruction: Instruction, register: Register, type_: str, relax
         unsupported(instruction, f"{register.name} is .{register.type}: .{type_} is expected")
 
 
-def immediate(operand: Operand) -> int | None:
+def immediate(operand: ast.Operand) -> int | None:
     """The value of an integer immediate, None for anything else."""
-    return operand.value if isinstance(operand, IntImmediate) else None
+    return operand.value if isinstance(operand, ast.IntImmediate) else None
 
 
-def immediate_of(instruction: Instruction, index: int) -> int:
+def immediate_of(instruction: ast.Instruction, index: int) -> int:
     """The value of an operand that must be an integer constant."""
     if index >= len(instruction.operands):
         unsupported(instruction, f"operand {index} is missing")

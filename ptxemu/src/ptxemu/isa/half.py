@@ -16,7 +16,6 @@ from ptxemu.numerics.extremes import maximum, minimum, of_magnitudes, propagatin
 from ptxemu.numerics.rounding import saturate
 from ptxemu.syntax.ast import Instruction
 
-SECTION = "Half Precision Floating Point Instructions"
 TYPES = ("f16", "f16x2", "bf16", "bf16x2")
 _OOB_NAN = constant(0xFFFF, U2)
 _SIGN = constant(0x8000, U2)
@@ -98,7 +97,7 @@ def _arithmetic(instruction: Instruction, name: str, arity: int) -> PureOp:
     return _build(instruction, function, type_, arity)
 
 
-family(_arithmetic, {"add": (2,), "sub": (2,), "mul": (2,), "fma": (3,)}, *TYPES, section=SECTION)
+family(_arithmetic, {"add": (2,), "sub": (2,), "mul": (2,), "fma": (3,)}, *TYPES)
 
 
 def _sign(instruction: Instruction, opcode: str, function: Function) -> PureOp:
@@ -111,7 +110,7 @@ def _sign(instruction: Instruction, opcode: str, function: Function) -> PureOp:
     return _build(instruction, on_halves, type_, 1)
 
 
-family(_sign, {"neg": (np.negative,), "abs": (np.abs,)}, *TYPES, section=SECTION)
+family(_sign, {"neg": (np.negative,), "abs": (np.abs,)}, *TYPES)
 
 
 def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
@@ -130,7 +129,7 @@ def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
     return _build(instruction, _on_bf16(function) if element == "bf16" else function, type_, 2)
 
 
-family(_extreme, {"min": (minimum,), "max": (maximum,)}, *TYPES, section=SECTION)
+family(_extreme, {"min": (minimum,), "max": (maximum,)}, *TYPES)
 
 
 def widened(type_: str) -> Function:

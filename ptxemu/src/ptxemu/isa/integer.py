@@ -10,7 +10,6 @@ from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics.dtypes import I2, I4, I8, U2, U4, U8, Array, constant, split
 from ptxemu.syntax.ast import Instruction
 
-SECTION = "Integer Arithmetic Instructions"
 INTEGERS = ("u16", "s16", "u32", "s32", "u64", "s64")
 SIGNED = ("s16", "s32", "s64")
 PACKED = ("u16x2", "s16x2")
@@ -57,8 +56,8 @@ def _add_sub(instruction: Instruction, name: str, function: Function) -> PureOp:
     return elementwise(instruction, function, unsigned(type_), 2)
 
 
-family(_add_sub, {"add": (np.add,)}, *INTEGERS, *PACKED, section=SECTION)
-family(_add_sub, {"sub": (np.subtract,)}, *INTEGERS, section=SECTION)
+family(_add_sub, {"add": (np.add,)}, *INTEGERS, *PACKED)
+family(_add_sub, {"sub": (np.subtract,)}, *INTEGERS)
 
 
 def _wide_32(a: Array, b: Array) -> Array:
@@ -102,7 +101,7 @@ def high_product(type_: str) -> Function:
     return _HIGH[type_]
 
 
-@overload("mul", INTEGERS, section=f"{SECTION}: mul")
+@overload("mul", INTEGERS)
 def mul(instruction: Instruction) -> PureOp:
     """The lower half, the upper half or all of a * b ("...: mul")."""
     modifiers = Modifiers(instruction, "mul")
@@ -117,7 +116,7 @@ def mul(instruction: Instruction) -> PureOp:
     return build(instruction, _WIDE[type_], wide_type, (type_, type_))
 
 
-@overload("mad", INTEGERS, section=f"{SECTION}: mad")
+@overload("mad", INTEGERS)
 def mad(instruction: Instruction) -> PureOp:
     """d = part of a * b, plus c ("...: mad")."""
     modifiers = Modifiers(instruction, "mad")
@@ -156,7 +155,7 @@ def _product_24(mode: str) -> Function:
     return product
 
 
-@pure("mul24", section=f"{SECTION}: mul24")
+@pure("mul24")
 def mul24(instruction: Instruction) -> PureOp:
     """Bits 31..0 or 47..16 of the product of the low 24 bits ("...: mul24")."""
     modifiers = Modifiers(instruction, "mul24")
@@ -165,7 +164,7 @@ def mul24(instruction: Instruction) -> PureOp:
     return elementwise(instruction, _product_24(mode), type_, 2)
 
 
-@pure("mad24", section=f"{SECTION}: mad24")
+@pure("mad24")
 def mad24(instruction: Instruction) -> PureOp:
     """Part of the product of the low 24 bits, plus c ("...: mad24")."""
     modifiers = Modifiers(instruction, "mad24")
@@ -183,7 +182,7 @@ def _distance(a: Array, b: Array) -> Array:
     return np.maximum(a, b) - np.minimum(a, b)
 
 
-@pure("sad", section=f"{SECTION}: sad")
+@pure("sad")
 def sad(instruction: Instruction) -> PureOp:
     """d = c + |a - b|, wrapping ("...: sad")."""
     modifiers = Modifiers(instruction, "sad")
@@ -213,7 +212,7 @@ def remainder(a: Array, b: Array) -> Array:
     return select(b == 0, ~np.zeros_like(a), a - b * quotient(a, b))
 
 
-@overload("div", INTEGERS, section=f"{SECTION}: div")
+@overload("div", INTEGERS)
 def div(instruction: Instruction) -> PureOp:
     """d = a / b towards zero ("...: div")."""
     modifiers = Modifiers(instruction, "div")
@@ -222,7 +221,7 @@ def div(instruction: Instruction) -> PureOp:
     return elementwise(instruction, quotient, type_, 2)
 
 
-@pure("rem", section=f"{SECTION}: rem")
+@pure("rem")
 def rem(instruction: Instruction) -> PureOp:
     """The remainder of a / b, with the sign of a ("...: rem")."""
     modifiers = Modifiers(instruction, "rem")
@@ -231,7 +230,7 @@ def rem(instruction: Instruction) -> PureOp:
     return elementwise(instruction, remainder, type_, 2)
 
 
-@overload("abs", SIGNED, section=f"{SECTION}: abs")
+@overload("abs", SIGNED)
 def abs_(instruction: Instruction) -> PureOp:
     """d = |a|; the smallest number stays ("...: abs")."""
     modifiers = Modifiers(instruction, "abs")
@@ -240,7 +239,7 @@ def abs_(instruction: Instruction) -> PureOp:
     return elementwise(instruction, np.abs, type_, 1)
 
 
-@overload("neg", SIGNED, section=f"{SECTION}: neg")
+@overload("neg", SIGNED)
 def neg(instruction: Instruction) -> PureOp:
     """d = -a ("...: neg")."""
     modifiers = Modifiers(instruction, "neg")
@@ -262,7 +261,7 @@ def _extreme(instruction: Instruction, name: str, function: Function) -> PureOp:
 
 
 _EXTREMES = {"min": (np.minimum,), "max": (np.maximum,)}
-family(_extreme, _EXTREMES, *INTEGERS, *PACKED, section=SECTION)
+family(_extreme, _EXTREMES, *INTEGERS, *PACKED)
 
 
 def _bytes(values: Array, signed: bool) -> Array:
@@ -283,7 +282,7 @@ def _dot_types(instruction: Instruction, modifiers: Modifiers) -> tuple[str, str
     return b_type, a_type
 
 
-@pure("dp4a", section=f"{SECTION}: dp4a")
+@pure("dp4a")
 def dp4a(instruction: Instruction) -> PureOp:
     """d = c + the dot product of four bytes ("...: dp4a")."""
     modifiers = Modifiers(instruction, "dp4a")
@@ -294,7 +293,7 @@ def dp4a(instruction: Instruction) -> PureOp:
     return elementwise(instruction, function, "b32", 3)
 
 
-@pure("dp2a", section=f"{SECTION}: dp2a")
+@pure("dp2a")
 def dp2a(instruction: Instruction) -> PureOp:
     """d = c + the dot product of two half-words and two of four bytes ("...: dp2a")."""
     modifiers = Modifiers(instruction, "dp2a")

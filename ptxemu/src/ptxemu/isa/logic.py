@@ -4,49 +4,39 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxemu.isa.forms import (
-    Function,
-    assemble,
-    build,
-    elementwise,
-    family,
-    immediate,
-    immediate_of,
-    width_of,
-)
+from ptxemu.isa import forms
 from ptxemu.isa.registry import Modifiers, pure, unsupported
 from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics.dtypes import U4, U8, Array, constant
 from ptxemu.syntax.ast import Instruction, Pair
 
-SECTION = "Logic and Shift Instructions"
 _BITS = ("b16", "b32", "b64")
 _THIRTY_TWO_U4 = constant(32, U4)
 _THIRTY_TWO = constant(32, U8)
 _FIVE_BITS = constant(31, U4)
 
 
-def _bitwise(instruction: Instruction, opcode: str, function: Function, arity: int) -> PureOp:
+def _bitwise(instruction: Instruction, opcode: str, function: forms.Function, arity: int) -> PureOp:
     modifiers = Modifiers(instruction, opcode)
     type_ = modifiers.one_of("pred", *_BITS)
     modifiers.done()
-    return elementwise(instruction, function, type_, arity)
+    return forms.elementwise(instruction, function, type_, arity)
 
 
 _BITWISE = {"and": (np.bitwise_and, 2), "or": (np.bitwise_or, 2), "xor": (np.bitwise_xor, 2)}
-family(_bitwise, {**_BITWISE, "not": (np.invert, 1)}, section=SECTION)
+forms.family(_bitwise, {**_BITWISE, "not": (np.invert, 1)})
 
 
-@pure("cnot", section=f"{SECTION}: cnot")
+@pure("cnot")
 def cnot(instruction: Instruction) -> PureOp:
     """1 if a is 0, else 0 ("...: cnot")."""
     modifiers = Modifiers(instruction, "cnot")
     type_ = modifiers.one_of(*_BITS)
     modifiers.done()
-    return elementwise(instruction, lambda a: (a == 0).astype(a.dtype), type_, 1)
+    return forms.elementwise(instruction, lambda a: (a == 0).astype(a.dtype), type_, 1)
 
 
-def table_function(table: int) -> Function:
+def table_function(table: int) -> forms.Function:
     """The function of three operands whose truth table has these 8 bits (lop3's immLut).
 
     Split by c: the table's even bits hold f(a, b, 0), the odd ones f(a, b, 1), and
@@ -60,7 +50,7 @@ def table_function(table: int) -> Function:
     return lambda a, b, c: base(a, b) ^ (c & difference(a, b))
 
 
-_TWO_OPERANDS: dict[int, Function] = {
+_TWO_OPERANDS: dict[int, forms.Function] = {
     0b0000: lambda a, b: np.zeros_like(a),
     0b0001: lambda a, b: ~(a | b),
     0b0010: lambda a, b: ~a & b,
@@ -81,20 +71,20 @@ _TWO_OPERANDS: dict[int, Function] = {
 """Functions of a and b by truth table: bit 2 * a + b."""
 
 
-@pure("lop3", section=f"{SECTION}: lop3")
+@pure("lop3")
 def lop3(instruction: Instruction) -> PureOp:
     """Any bitwise function of three operands, and whether the result is not 0 ("...: lop3")."""
     modifiers = Modifiers(instruction, "lop3")
     combine = modifiers.one_of("or", "and", default="")
     modifiers.one_of("b32")
     modifiers.done()
-    table = immediate_of(instruction, 4)
+    table = forms.immediate_of(instruction, 4)
     if not 0 <= table <= 255:
         unsupported(instruction, f"immLut: expected 0 to 255; got {table}")
     function = table_function(table)
     destination, *sources = instruction.operands
     if not combine:
-        return assemble(
+        return forms.assemble(
             instruction,
             function,
             (destination,),
@@ -110,7 +100,7 @@ def lop3(instruction: Instruction) -> PureOp:
         result = function(a, b, c)
         return result, join(result != 0, q)
 
-    return assemble(
+    return forms.assemble(
         instruction,
         both,
         (destination.first, destination.second),
@@ -120,7 +110,7 @@ def lop3(instruction: Instruction) -> PureOp:
     )
 
 
-@pure("shf", section=f"{SECTION}: shf")
+@pure("shf")
 def shf(instruction: Instruction) -> PureOp:
     """The upper half of [b:a] shifted left, or the lower half shifted right ("...: shf")."""
     modifiers = Modifiers(instruction, "shf")
@@ -135,23 +125,23 @@ def shf(instruction: Instruction) -> PureOp:
         shifted = (both << count) >> _THIRTY_TWO if is_left else both >> count
         return shifted.astype(U4)
 
-    return elementwise(instruction, function, "b32", 3)
+    return forms.elementwise(instruction, function, "b32", 3)
 
 
-def _shift(instruction: Instruction, type_: str, function: Function) -> PureOp:
+def _shift(instruction: Instruction, type_: str, function: forms.Function) -> PureOp:
     """A shift by the u32 operand b; NumPy gives zero, or the sign, from the width on, as PTX."""
-    count = immediate(instruction.operands[2]) if len(instruction.operands) == 3 else None
-    width = width_of(type_)
+    count = forms.immediate(instruction.operands[2]) if len(instruction.operands) == 3 else None
+    width = forms.width_of(type_)
     if width == 32 or (count is not None and 0 <= count <= 64):
-        return build(instruction, function, type_, (type_, type_))
+        return forms.build(instruction, function, type_, (type_, type_))
 
     dtype = np.dtype(f"{'i' if type_[0] == 's' else 'u'}{width // 8}")
     largest = constant(width, U4)
     by_register = lambda a, b: function(a, np.minimum(b, largest).astype(dtype))
-    return build(instruction, by_register, type_, (type_, "u32"))
+    return forms.build(instruction, by_register, type_, (type_, "u32"))
 
 
-@pure("shl", section=f"{SECTION}: shl")
+@pure("shl")
 def shl(instruction: Instruction) -> PureOp:
     """d = a << b, zero from the width on ("...: shl")."""
     modifiers = Modifiers(instruction, "shl")
@@ -160,7 +150,7 @@ def shl(instruction: Instruction) -> PureOp:
     return _shift(instruction, type_, np.left_shift)
 
 
-@pure("shr", section=f"{SECTION}: shr")
+@pure("shr")
 def shr(instruction: Instruction) -> PureOp:
     """d = a >> b, filled with the sign for signed types, else with zeros ("...: shr")."""
     modifiers = Modifiers(instruction, "shr")

@@ -7,7 +7,7 @@ Lane 8i + r gives the address of row r of matrix i; a row is 16 bytes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,9 @@ from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import FULL, LANE_IDS, WARP_SIZE, Mask
 from ptxemu.machine.operands import elements, reader, writer
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction
 
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
-
-_SECTION = "Warp Level Matrix Instructions: "
 _ROW_WORDS = 4
 Array = NDArray[Any]
 
@@ -47,7 +44,7 @@ def _transposed(matrices: Array) -> Array:
     return np.ascontiguousarray(halves.transpose(0, 2, 1)).view(np.uint32)
 
 
-@visible("ldmatrix.sync", section=_SECTION + "ldmatrix")
+@visible("ldmatrix.sync")
 def load_matrix(instruction: Instruction) -> Step:
     """Registers r of lane l: row l / 4, elements 2(l % 4) and the next of matrix r (.b16)."""
     modifiers = Modifiers(instruction, "ldmatrix.sync")
@@ -125,7 +122,7 @@ def _unpack_4(rows: Array) -> Array:
     return np.stack([data & 15, data >> 4], axis=-1).reshape(*data.shape[:-1], 16).view(np.uint32)
 
 
-@visible("stmatrix.sync", section=_SECTION + "stmatrix")
+@visible("stmatrix.sync")
 def store_matrix(instruction: Instruction) -> Step:
     """The reverse of ldmatrix; .m16n8 of bytes stores the transposed 16x8 matrix."""
     modifiers = Modifiers(instruction, "stmatrix.sync")
@@ -167,7 +164,7 @@ def _transposed_bytes(matrices: Array) -> Array:
     return columns.reshape(-1, 8, 16).view(np.uint32)
 
 
-@visible("movmatrix.sync", section=_SECTION + "movmatrix")
+@visible("movmatrix.sync")
 def move_matrix(instruction: Instruction) -> Step:
     """Transpose an 8x8 matrix of 16-bit elements that the warp holds."""
     modifiers = Modifiers(instruction, "movmatrix.sync")

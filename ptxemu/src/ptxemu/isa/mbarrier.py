@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from ptxemu.errors import ExecutionError
 from ptxemu.events import Access, AccessKind, Proxy, Space
 from ptxemu.isa.memory_operands import SCOPES
 from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
-from ptxemu.machine.access import locate_shared
 from ptxemu.machine.decoded import PureOp, Step
 from ptxemu.machine.lanes import FULL, WARP_SIZE, Lanes, Mask, are_alike, only_lane
 from ptxemu.machine.operands import (
@@ -31,13 +29,11 @@ from ptxemu.machine.operands import (
     reader,
     writer,
 )
+from ptxemu.machine.regions import locate_shared
+from ptxemu.machine.state import Warp
 from ptxemu.memory.address import SHARED_RANK_SHIFT, SHARED_WINDOW, in_window
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register, Sink
 
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
-
-_SECTION = "Parallel Synchronization and Communication Instructions: mbarrier"
 _BYTES = 8
 _PENDING_BITS = MAX_COUNT.bit_length()
 _ONE = IntImmediate(1)
@@ -131,7 +127,7 @@ def take_scope(modifiers: Modifiers, default: str) -> str:
     return scope if order != "relaxed" else "relaxed"
 
 
-@visible("mbarrier.init", section=_SECTION + ".init")
+@visible("mbarrier.init")
 def init(instruction: Instruction) -> Step:
     """Make an object that expects `count` arrivals a phase."""
     modifiers = Modifiers(instruction, "mbarrier.init")
@@ -193,7 +189,7 @@ def _report_write(
         )
 
 
-@visible("mbarrier.inval", section=_SECTION + ".inval")
+@visible("mbarrier.inval")
 def invalidate(instruction: Instruction) -> Step:
     """Give the object's bytes back."""
     modifiers = Modifiers(instruction, "mbarrier.inval")
@@ -210,7 +206,7 @@ def invalidate(instruction: Instruction) -> Step:
     return step
 
 
-@visible("mbarrier.expect_tx", "mbarrier.complete_tx", section=_SECTION + ".expect_tx")
+@visible("mbarrier.expect_tx", "mbarrier.complete_tx")
 def change_tx(instruction: Instruction) -> Step:
     """tx-count += or -= bytes; complete_tx simulates the end of an asynchronous copy."""
     name = instruction.modifiers[1]
@@ -235,7 +231,7 @@ def change_tx(instruction: Instruction) -> Step:
     return step
 
 
-@visible("mbarrier.arrive", "mbarrier.arrive_drop", section=_SECTION + ".arrive")
+@visible("mbarrier.arrive", "mbarrier.arrive_drop")
 def arrive(instruction: Instruction) -> Step:
     """One arrival a lane (or `count`); .expect_tx first adds bytes to the tx-count, as one step.
 
@@ -321,7 +317,7 @@ def _pending_of(states: Lanes) -> Lanes:
     return (states & np.uint64(MAX_COUNT)).astype(np.uint32)
 
 
-@pure("mbarrier.pending_count", section=_SECTION + ".pending_count")
+@pure("mbarrier.pending_count")
 def pending_count(instruction: Instruction) -> PureOp:
     """The pending count in a state."""
     modifiers = Modifiers(instruction, "mbarrier.pending_count")

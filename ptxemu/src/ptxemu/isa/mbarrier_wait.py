@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,10 +14,8 @@ from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import FULL, NOBODY, Mask
 from ptxemu.machine.operands import in_lane, reader, writer
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, Operand
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _last_seen: EngineState[Warp, dict[tuple[int, int], tuple[Mbarrier, int]]] = EngineState(
     lambda warp: {}
@@ -55,11 +52,7 @@ class _Wait:
         return f"mbarrier wait for {wanted}: {self.barriers.describe(self.offset)}"
 
 
-@visible(
-    "mbarrier.test_wait",
-    "mbarrier.try_wait",
-    section="Parallel Synchronization and Communication Instructions: mbarrier.test_wait",
-)
+@visible("mbarrier.test_wait", "mbarrier.try_wait")
 def wait(instruction: Instruction) -> Step:
     """p = whether the phase has completed. test_wait answers at once; try_wait blocks until it is
     true, or gives up when nothing else can go on (its time limit)."""

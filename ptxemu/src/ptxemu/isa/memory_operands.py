@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +13,9 @@ from ptxemu.errors import IllegalInstructionError
 from ptxemu.isa.registry import Modifiers, unsupported
 from ptxemu.machine.lanes import FULL, STORAGE, WARP_SIZE, Lanes, Mask
 from ptxemu.machine.operands import elements, reader
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, Operand, Register, Sink
 from ptxemu.syntax.types import TYPES
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 Values: TypeAlias = NDArray[Any]
 

@@ -10,7 +10,6 @@ from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics.dtypes import Array
 from ptxemu.syntax.ast import Instruction
 
-SECTION = "Mixed Precision Floating Point Instructions"
 TYPES = ("f32.f16", "f32.bf16")
 
 
@@ -35,10 +34,10 @@ def _sum(instruction: Instruction, opcode: str) -> PureOp:
     return build(instruction, mixed, "f32", (half, "f32"))
 
 
-family(_sum, {"add": (), "sub": ()}, *TYPES, section=SECTION)
+family(_sum, {"add": (), "sub": ()}, *TYPES)
 
 
-@overload("fma", TYPES, section=f"{SECTION}: fma")
+@overload("fma", TYPES)
 def fma(instruction: Instruction) -> PureOp:
     """d = a * b + c, a and b being halves ("...: fma")."""
     function, half = _form(instruction, "fma")

@@ -12,11 +12,10 @@ from ptxemu.machine.decoded import PureOp, identity
 from ptxemu.numerics.dtypes import U1, U4, U8, Array, constant, join, split
 from ptxemu.syntax.ast import Instruction, IntImmediate, Vector
 
-SECTION = "Data Movement and Conversion Instructions"
 _SCALARS = ("b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64", "f64")
 
 
-@pure("mov", section=f"{SECTION}: mov")
+@pure("mov")
 def mov(instruction: Instruction) -> PureOp:
     """d = a: a register, constant or address; or a vector packed or taken apart ("...: mov")."""
     modifiers = Modifiers(instruction, "mov")
@@ -127,7 +126,7 @@ def _permute_by(selector: int) -> Function:
     return function
 
 
-@pure("prmt", section=f"{SECTION}: prmt")
+@pure("prmt")
 def prmt(instruction: Instruction) -> PureOp:
     """Four bytes picked from two registers ("...: prmt")."""
     modifiers = Modifiers(instruction, "prmt")

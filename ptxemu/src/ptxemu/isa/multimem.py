@@ -6,32 +6,19 @@ multicast object is plain memory, a reduction over its replicas is the one value
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.events import Space
-from ptxemu.isa.memory_operands import (
-    Shape,
-    Values,
-    destination,
-    source,
-    take_order,
-    take_shape,
-    take_space,
-)
+from ptxemu.isa import memory_operands
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import Mask
+from ptxemu.machine.state import Warp
 from ptxemu.numerics import atomic
 from ptxemu.syntax.ast import Instruction
 
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
-
-_SECTION = "Data Movement and Conversion Instructions: multimem"
 _NAMES = ("add", "min", "max", "and", "or", "xor")
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 _FLOAT8 = ("e4m3", "e5m2", "e4m3x4", "e5m2x4")
@@ -46,11 +33,11 @@ _TYPES = {
 
 def _place(
     instruction: Instruction, modifiers: Modifiers, operand: int, order: tuple[str, str]
-) -> tuple[LaneMemory, str, Shape]:
+) -> tuple[LaneMemory, str, memory_operands.Shape]:
     """The memory, which is global, and the type and shape of the data."""
-    space = take_space(modifiers)
-    taken = take_order(modifiers, order)
-    type_, shape = take_shape(modifiers, instruction)
+    space = memory_operands.take_space(modifiers)
+    taken = memory_operands.take_order(modifiers, order)
+    type_, shape = memory_operands.take_shape(modifiers, instruction)
     modifiers.done()
     if space not in ("global", "generic"):
         unsupported(instruction, f"space .{space}")
@@ -59,7 +46,7 @@ def _place(
     return memory, type_, shape
 
 
-@visible("multimem.ld_reduce", section=_SECTION + ".ld_reduce")
+@visible("multimem.ld_reduce")
 def load_reduce(instruction: Instruction) -> Step:
     """d = the values of all replicas, reduced."""
     modifiers = Modifiers(instruction, "multimem.ld_reduce")
@@ -71,7 +58,7 @@ def load_reduce(instruction: Instruction) -> Step:
         is_known = name == "add" and type_ in _PRECISIONS[precision]
     if not is_known:
         unsupported(instruction, f"there is no .{name} for .{type_}")
-    write = destination(instruction.operands[0], type_, shape)
+    write = memory_operands.destination(instruction.operands[0], type_, shape)
 
     def step(warp: Warp, mask: Mask) -> None:
         write(warp, memory.load(warp, mask), mask)
@@ -79,12 +66,12 @@ def load_reduce(instruction: Instruction) -> Step:
     return step
 
 
-@visible("multimem.st", section=_SECTION + ".st")
+@visible("multimem.st")
 def store(instruction: Instruction) -> Step:
     """[a] = b in all replicas."""
     modifiers = Modifiers(instruction, "multimem.st")
     memory, type_, shape = _place(instruction, modifiers, 0, ("weak", ""))
-    read = source(instruction.operands[1], type_, shape)
+    read = memory_operands.source(instruction.operands[1], type_, shape)
 
     def step(warp: Warp, mask: Mask) -> None:
         memory.store(warp, mask, read(warp, mask))
@@ -92,7 +79,7 @@ def store(instruction: Instruction) -> Step:
     return step
 
 
-@visible("multimem.red", section=_SECTION + ".red")
+@visible("multimem.red")
 def reduce(instruction: Instruction) -> Step:
     """[a] = [a] op b in all replicas."""
     modifiers = Modifiers(instruction, "multimem.red")
@@ -101,12 +88,14 @@ def reduce(instruction: Instruction) -> Step:
     function = atomic.operation_in_global(name, type_)
     if type_ not in _TYPES[name] or function is None:
         unsupported(instruction, f"there is no .{name} for .{type_}")
-    read = source(instruction.operands[1], type_, shape)
+    read = memory_operands.source(instruction.operands[1], type_, shape)
 
     def step(warp: Warp, mask: Mask) -> None:
         values = read(warp, mask)
 
-        def combine(old: Values, lanes: NDArray[np.intp], where: Space) -> Values:
+        def combine(
+            old: memory_operands.Values, lanes: NDArray[np.intp], where: Space
+        ) -> memory_operands.Values:
             return function(old, np.ascontiguousarray(values[..., lanes]))
 
         memory.update(warp, mask, combine)

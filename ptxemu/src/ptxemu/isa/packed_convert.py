@@ -15,7 +15,6 @@ from ptxemu.numerics.dtypes import F8, U1, U2, U4, Array, constant, interleave, 
 from ptxemu.numerics.minifloat import FORMATS
 from ptxemu.syntax.ast import Instruction
 
-SECTION = "Data Movement and Conversion Instructions: cvt"
 _NARROW = {"e4m3x2": "e4m3", "e5m2x2": "e5m2", "e2m1x2": "e2m1", "e2m3x2": "e2m3", "e3m2x2": "e3m2"}
 """Packed types whose codes take a byte each (a nibble for e2m1)."""
 PACKED_FORMS = frozenset(
@@ -176,7 +175,7 @@ def _from_table(instruction: Instruction, table: Array, source_type: str) -> Pur
 _PACK_TYPES = ("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2")
 
 
-@pure("cvt.pack", section=f"{SECTION}.pack")
+@pure("cvt.pack")
 def cvt_pack(instruction: Instruction) -> PureOp:
     """Two s32 clamped to a narrow type, a above b, above them c's low bits ("...: cvt.pack")."""
     modifiers = Modifiers(instruction, "cvt.pack")

@@ -9,9 +9,9 @@ on a warp. Decoding fails closed: a modifier that the function does not know is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NoReturn, TypeAlias, TypeVar
 
+from ptxemu import isa
 from ptxemu.errors import PtxEmuError, UnsupportedInstructionError
 from ptxemu.machine.decoded import AccessStep, Decoded, PureOp, Step
 from ptxemu.syntax.ast import Instruction
@@ -21,67 +21,45 @@ StepDecoder: TypeAlias = Callable[[Instruction], Step | AccessStep]
 _Decoder = TypeVar("_Decoder", bound=Callable[[Instruction], Decoded])
 
 
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """One entry of the table."""
-
-    opcode: str
-    decode: Callable[[Instruction], Decoded]
-    section: str
-    """Title of the PTX ISA section that defines it."""
+_DECODERS: dict[str, Callable[[Instruction], Decoded]] = {}
 
 
-_DEFINITIONS: dict[str, Definition] = {}
-
-
-def pure(*opcodes: str, section: str) -> Callable[[PureDecoder], PureDecoder]:
+def pure(*opcodes: str) -> Callable[[PureDecoder], PureDecoder]:
     """Register a decoder of pure instructions whose opcode starts with one of `opcodes`."""
-    return lambda decode: _registered(opcodes, decode, section)
+    return lambda decode: _registered(opcodes, decode)
 
 
-def visible(*opcodes: str, section: str) -> Callable[[StepDecoder], StepDecoder]:
+def visible(*opcodes: str) -> Callable[[StepDecoder], StepDecoder]:
     """Register a decoder of visible instructions whose opcode starts with one of `opcodes`."""
-    return lambda decode: _registered(opcodes, decode, section)
+    return lambda decode: _registered(opcodes, decode)
 
 
-def _registered(opcodes: tuple[str, ...], decode: _Decoder, section: str) -> _Decoder:
+def _registered(opcodes: tuple[str, ...], decode: _Decoder) -> _Decoder:
     for opcode in opcodes:
-        if opcode in _DEFINITIONS:
+        if opcode in _DECODERS:
             raise ValueError(f"{opcode} is defined twice")
-        _DEFINITIONS[opcode] = Definition(opcode, decode, section)
+        _DECODERS[opcode] = decode
     return decode
 
 
-def find(instruction: Instruction) -> Definition | None:
-    """The definition with the longest opcode that the instruction's opcode starts with."""
-    parts = instruction.modifiers
-    for count in range(len(parts), 0, -1):
-        definition = _DEFINITIONS.get(".".join(parts[:count]))
-        if definition is not None:
-            return definition
-    return None
-
-
 def decode(instruction: Instruction) -> Decoded:
-    """Decode one instruction.
+    """Decode one instruction, by the longest opcode that its own starts with.
 
     Raises:
         UnsupportedInstructionError: no definition has it, or not with these modifiers.
     """
-    definition = find(instruction)
-    if definition is None:
+    parts = instruction.modifiers
+    isa.load(parts[0])
+    starts = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    decoder = next((_DECODERS[start] for start in starts if start in _DECODERS), None)
+    if decoder is None:
         unsupported(instruction, "unknown instruction")
     try:
-        return definition.decode(instruction)
+        return decoder(instruction)
     except PtxEmuError:
         raise
     except (ValueError, IndexError) as error:  # operands that are too few, or too many
         unsupported(instruction, f"its operands do not fit: {error}")
-
-
-def definitions() -> list[Definition]:
-    """All entries, by opcode."""
-    return [_DEFINITIONS[opcode] for opcode in sorted(_DEFINITIONS)]
 
 
 class Modifiers:

@@ -21,7 +21,7 @@ from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register
 _REPEATS = ("x1", "x2", "x4", "x8", "x16", "x32", "x64", "x128")
 
 
-@visible("tcgen05.ld", section="tcgen05.ld")
+@visible("tcgen05.ld")
 def tcgen05_ld(instruction: Instruction) -> Step:
     """Registers of a warp from TMEM, asynchronously; each warp has 32 lanes of its own."""
     r, taddr, *split = instruction.operands
@@ -40,7 +40,7 @@ def tcgen05_ld(instruction: Instruction) -> Step:
     return step
 
 
-@visible("tcgen05.st", section="tcgen05.st")
+@visible("tcgen05.st")
 def tcgen05_st(instruction: Instruction) -> Step:
     """TMEM from registers of a warp, asynchronously; each warp has 32 lanes of its own."""
     taddr, *rest = instruction.operands
@@ -58,7 +58,7 @@ def tcgen05_st(instruction: Instruction) -> Step:
     return step
 
 
-@visible("tcgen05.wait::ld", "tcgen05.wait::st", section="tcgen05.wait")
+@visible("tcgen05.wait::ld", "tcgen05.wait::st")
 def tcgen05_wait(instruction: Instruction) -> Step:
     """Waits for all tcgen05.ld, or all tcgen05.st, that the thread has issued."""
     name = instruction.modifiers[1]
@@ -91,7 +91,7 @@ def tcgen05_wait(instruction: Instruction) -> Step:
     return step
 
 
-@visible("tcgen05.cp", section="tcgen05.cp")
+@visible("tcgen05.cp")
 def tcgen05_cp(instruction: Instruction) -> Step:
     """TMEM from shared memory by one thread, asynchronously."""
     modifiers = Modifiers(instruction, "tcgen05.cp")
@@ -129,7 +129,7 @@ def tcgen05_cp(instruction: Instruction) -> Step:
     return step
 
 
-@visible("tcgen05.shift", section="tcgen05.shift")
+@visible("tcgen05.shift")
 def tcgen05_shift(instruction: Instruction) -> Step:
     """Rows of TMEM move down by one lane, by one thread, asynchronously."""
     modifiers = Modifiers(instruction, "tcgen05.shift")

@@ -24,7 +24,7 @@ _COLLECTOR_OPS = ("fill", "use", "lastuse", "discard")
 _ZERO = in_lane(IntImmediate(0), "u64")
 
 
-@visible("tcgen05.mma", section="tcgen05.mma")
+@visible("tcgen05.mma")
 def tcgen05_mma(instruction: Instruction) -> Step:
     """D = A * B + D by one thread; D in TMEM, A in TMEM or shared memory, B in shared memory."""
     form = _form(instruction)

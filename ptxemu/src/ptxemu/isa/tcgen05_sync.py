@@ -10,11 +10,11 @@ from ptxemu.engines import tcgen05
 from ptxemu.engines.tmem_allocator import pair, tmem_allocator
 from ptxemu.events import AccessKind, Fence, FenceKind, Proxy, Space
 from ptxemu.isa.registry import Modifiers, visible
-from ptxemu.machine.access import locate_shared, report
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask, first_lane
 from ptxemu.machine.operands import address_reader, reader, uniform
+from ptxemu.machine.regions import locate_shared, report
 from ptxemu.machine.state import Warp
 from ptxemu.memory.address import SHARED_RANK_SHIFT, SHARED_WINDOW, in_window
 from ptxemu.memory.tmem import LANE_BYTES, LANES, split_address
@@ -23,7 +23,7 @@ from ptxemu.syntax.ast import Instruction
 _MULTICAST = "multicast::cluster"
 
 
-@visible("tcgen05.alloc", section="tcgen05.alloc")
+@visible("tcgen05.alloc")
 def tcgen05_alloc(instruction: Instruction) -> Step:
     """Allocates columns, waiting for free ones, and writes their address to shared memory."""
     modifiers = Modifiers(instruction, "tcgen05.alloc")
@@ -60,7 +60,7 @@ def tcgen05_alloc(instruction: Instruction) -> Step:
     return step
 
 
-@visible("tcgen05.dealloc", section="tcgen05.dealloc")
+@visible("tcgen05.dealloc")
 def tcgen05_dealloc(instruction: Instruction) -> Step:
     """Frees columns. Reported as a write of all of them: nothing may use them any more.
 
@@ -103,7 +103,7 @@ def tcgen05_dealloc(instruction: Instruction) -> Step:
     return step
 
 
-@visible("tcgen05.relinquish_alloc_permit", section="tcgen05.relinquish_alloc_permit")
+@visible("tcgen05.relinquish_alloc_permit")
 def tcgen05_relinquish_alloc_permit(instruction: Instruction) -> Step:
     """The CTA allocates no more."""
     modifiers = Modifiers(instruction, "tcgen05.relinquish_alloc_permit")
@@ -116,7 +116,7 @@ def tcgen05_relinquish_alloc_permit(instruction: Instruction) -> Step:
     return step
 
 
-@visible("tcgen05.commit", section="tcgen05.commit")
+@visible("tcgen05.commit")
 def tcgen05_commit(instruction: Instruction) -> Step:
     """Arrives on mbarriers when the thread's tcgen05.mma, cp and shift so far have completed."""
     modifiers = Modifiers(instruction, "tcgen05.commit")
@@ -148,9 +148,7 @@ def tcgen05_commit(instruction: Instruction) -> Step:
     return step
 
 
-@visible(
-    "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync", section="tcgen05.fence"
-)
+@visible("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
 def tcgen05_fence(instruction: Instruction) -> Step:
     """Orders asynchronous tcgen05 operations around a synchronisation between threads."""
     name = instruction.modifiers[1]

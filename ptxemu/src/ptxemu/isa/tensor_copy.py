@@ -4,7 +4,6 @@ cp.async.bulk.tensor, cp.reduce.async.bulk.tensor, cp.async.bulk.prefetch.tensor
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ptxemu.descriptors.im2col_map import Im2colMap
 from ptxemu.engines.bulk_copy import destinations, shared_place, signal_of
@@ -13,18 +12,8 @@ from ptxemu.engines.groups import bulk_groups
 from ptxemu.engines.im2col import GlobalColumn
 from ptxemu.engines.reductions import reduction
 from ptxemu.engines.tma import GlobalTile, SharedTile, fetch_map
+from ptxemu.isa import copy_operands
 from ptxemu.isa.bulk_copy import OPERATIONS
-from ptxemu.isa.copy_operands import (
-    BULK_GROUP,
-    COMPLETE_TX,
-    addresses,
-    each_lane,
-    issues,
-    plain_address,
-    take_route,
-    tensor_operand,
-    trailing,
-)
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Lanes, Mask
@@ -36,12 +25,9 @@ from ptxemu.machine.operands import (
     in_lane,
     reader,
 )
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Address, Instruction, Operand, Vector
 
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
-
-_SECTION = "Data Movement and Conversion Instructions: "
 _DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
 _IM2COL_OF_WIDTH = ("im2col::w", "im2col::w::128")
 
@@ -97,7 +83,7 @@ class TensorOperand:
             if rank < 3:
                 unsupported(instruction, "im2col mode is for 3d, 4d and 5d")
             offsets = _offsets(instruction, offsets_at, rank - 2) if offsets_at else ()
-            place = tensor_operand(instruction, operand, rank)
+            place = copy_operands.tensor_operand(instruction, operand, rank)
             return cls(instruction, *place, four_rows=False, im2col=True, offsets=offsets)
         is_four = modifiers.flag(four_rows)
         if not is_four:
@@ -105,7 +91,7 @@ class TensorOperand:
         elif rank != 2:
             unsupported(instruction, f".{four_rows} is for 2d")
         count = 5 if is_four else rank
-        return cls(instruction, *tensor_operand(instruction, operand, count), is_four)
+        return cls(instruction, *copy_operands.tensor_operand(instruction, operand, count), is_four)
 
     def lanes(self, warp: Warp) -> list[Lanes]:
         """All lanes' map addresses, coordinates and offsets."""
@@ -139,12 +125,12 @@ def _offsets(instruction: Instruction, at: int, count: int) -> tuple[Operand, ..
     return tuple(operand.elements)
 
 
-@visible("cp.async.bulk.tensor", section=_SECTION + "cp.async.bulk.tensor")
+@visible("cp.async.bulk.tensor")
 def copy(instruction: Instruction) -> Step:
     """A box of a tensor to shared memory, or back."""
     modifiers = Modifiers(instruction, "cp.async.bulk.tensor")
     has_policy = modifiers.flag("L2::cache_hint")
-    route = take_route(modifiers, instruction)
+    route = copy_operands.take_route(modifiers, instruction)
     if route == ("global", "shared::cta"):
         return _store(instruction, modifiers, has_policy, None)
     if route[1] != "global":
@@ -152,19 +138,19 @@ def copy(instruction: Instruction) -> Step:
     return _load(instruction, modifiers, has_policy, own=route[0] == "shared::cta")
 
 
-@visible("cp.reduce.async.bulk.tensor", section=_SECTION + "cp.reduce.async.bulk.tensor")
+@visible("cp.reduce.async.bulk.tensor")
 def reduce(instruction: Instruction) -> Step:
     """A box of shared memory combined into a tensor, whose map gives the type."""
     modifiers = Modifiers(instruction, "cp.reduce.async.bulk.tensor")
     has_policy = modifiers.flag("L2::cache_hint")
-    if take_route(modifiers, instruction) != ("global", "shared::cta"):
+    if copy_operands.take_route(modifiers, instruction) != ("global", "shared::cta"):
         unsupported(instruction, "only from shared::cta to global")
     return _store(instruction, modifiers, has_policy, modifiers.one_of(*OPERATIONS))
 
 
 def _load(instruction: Instruction, modifiers: Modifiers, has_policy: bool, *, own: bool) -> Step:
     """Elements outside the tensor are filled, and counted as the others are."""
-    modifiers.one_of(COMPLETE_TX)
+    modifiers.one_of(copy_operands.COMPLETE_TX)
     multicast = modifiers.flag("multicast::cluster")
     group = modifiers.one_of("cta_group::1", "cta_group::2", default="cta_group::1")
     if multicast and own:
@@ -173,14 +159,16 @@ def _load(instruction: Instruction, modifiers: Modifiers, has_policy: bool, *, o
         instruction, instruction.operands[1], modifiers, "tile::gather4", 3
     )
     modifiers.done()
-    optional = trailing(instruction, 3 + operand.im2col, {"ctas": multicast, "policy": has_policy})
-    target_of = plain_address(instruction, instruction.operands[0])
-    barrier_of = plain_address(instruction, instruction.operands[2])
+    optional = copy_operands.trailing(
+        instruction, 3 + operand.im2col, {"ctas": multicast, "policy": has_policy}
+    )
+    target_of = copy_operands.plain_address(instruction, instruction.operands[0])
+    barrier_of = copy_operands.plain_address(instruction, instruction.operands[2])
     ctas_of = None if optional["ctas"] is None else in_lane(optional["ctas"], "u16")
 
     def step(warp: Warp, mask: Mask) -> None:
         cta = warp.cta
-        for lane, _ in each_lane(mask):
+        for lane, _ in copy_operands.each_lane(mask):
             source = operand.tile(warp, lane, writes=False)
             owner, offset = shared_place(cta, target_of(warp, lane), 0, instruction, own=own)
             barrier = shared_place(cta, barrier_of(warp, lane), 8, instruction, own=False)
@@ -213,18 +201,22 @@ def _store(
     instruction: Instruction, modifiers: Modifiers, has_policy: bool, reduces: str | None
 ) -> Step:
     """Elements outside the tensor are skipped; completes as part of a bulk group."""
-    modifiers.one_of(BULK_GROUP)
+    modifiers.one_of(copy_operands.BULK_GROUP)
     operand = TensorOperand.decode(
         instruction, instruction.operands[0], modifiers, "tile::scatter4"
     )
     modifiers.done()
-    trailing(instruction, 2, {"policy": has_policy})
-    read_source = addresses(instruction, instruction.operands[1])
+    copy_operands.trailing(instruction, 2, {"policy": has_policy})
+    read_source = copy_operands.addresses(instruction, instruction.operands[1])
     kind = "cp.async.bulk.tensor" if reduces is None else "cp.reduce.async.bulk.tensor"
 
     def step(warp: Warp, mask: Mask) -> None:
         sources, values = read_source(warp), operand.lanes(warp)
-        copies = issues(mask, [sources, *values]) if reduces is None else each_lane(mask)
+        copies = (
+            copy_operands.issues(mask, [sources, *values])
+            if reduces is None
+            else copy_operands.each_lane(mask)
+        )
         for lane, lanes in copies:
             target = operand.tile(warp, lane, writes=True)
             made = target.tensor_map
@@ -242,7 +234,7 @@ def _store(
     return step
 
 
-@visible("cp.async.bulk.prefetch.tensor", section=_SECTION + "cp.async.bulk.prefetch.tensor")
+@visible("cp.async.bulk.prefetch.tensor")
 def prefetch(instruction: Instruction) -> Step:
     """Into the L2 cache: only the operands are checked."""
     modifiers = Modifiers(instruction, "cp.async.bulk.prefetch.tensor")
@@ -253,11 +245,11 @@ def prefetch(instruction: Instruction) -> Step:
         instruction, instruction.operands[0], modifiers, "tile::gather4", 1
     )
     modifiers.done()
-    trailing(instruction, 1 + operand.im2col, {"policy": has_policy})
+    copy_operands.trailing(instruction, 1 + operand.im2col, {"policy": has_policy})
 
     def step(warp: Warp, mask: Mask) -> None:
         values = operand.lanes(warp)
-        for lane, _ in issues(mask, values):
+        for lane, _ in copy_operands.issues(mask, values):
             operand.tile(warp, lane, writes=False)
 
     return step

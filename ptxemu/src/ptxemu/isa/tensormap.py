@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,15 +19,13 @@ from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind, Fence, FenceKind, Space
 from ptxemu.isa.copy_operands import addresses
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.machine.access import report
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask, first_lane
 from ptxemu.machine.operands import reader
+from ptxemu.machine.regions import report
+from ptxemu.machine.state import Cta, Warp
 from ptxemu.memory.address import SHARED_WINDOW, in_window
 from ptxemu.syntax.ast import Instruction, IntImmediate
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta, Warp
 
 Bytes = NDArray[np.uint8]
 
@@ -47,9 +43,7 @@ _LIMITS = {
 _ALIGNMENT = 64
 
 
-@visible(
-    "tensormap.replace", section="Data Movement and Conversion Instructions: tensormap.replace"
-)
+@visible("tensormap.replace")
 def replace(instruction: Instruction) -> Step:
     """One field of the map at [addr] becomes new_val."""
     modifiers = Modifiers(instruction, "tensormap.replace")
@@ -89,10 +83,7 @@ def replace(instruction: Instruction) -> Step:
     return step
 
 
-@visible(
-    "tensormap.cp_fenceproxy",
-    section="Parallel Synchronization and Communication Instructions: tensormap.cp_fenceproxy",
-)
+@visible("tensormap.cp_fenceproxy")
 def copy_and_fence(instruction: Instruction) -> Step:
     """Copy a map from shared to global memory, then release it to the tensormap proxy."""
     modifiers = Modifiers(instruction, "tensormap.cp_fenceproxy")

@@ -16,8 +16,6 @@ from ptxemu.numerics import bf16, f16
 from ptxemu.numerics.dtypes import F2, F4, F8, U2, U4, Array, constant, split
 from ptxemu.syntax.ast import Instruction
 
-SECTION = "Floating Point Instructions"
-HALF_SECTION = "Half Precision Floating Point Instructions"
 _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 _SMALLEST_NORMAL = constant(2.0**-126, F4)
 _ZERO = constant(0, F4)
@@ -56,10 +54,10 @@ def _approximation(instruction: Instruction, opcode: str, function: Function) ->
     return elementwise(instruction, flushing(rounded) if ftz else rounded, "f32", 1)
 
 
-family(_approximation, {"sin": (np.sin,), "cos": (np.cos,), "lg2": (np.log2,)}, section=SECTION)
+family(_approximation, {"sin": (np.sin,), "cos": (np.cos,), "lg2": (np.log2,)})
 
 
-@pure("rsqrt", section=f"{SECTION}: rsqrt")
+@pure("rsqrt")
 def rsqrt(instruction: Instruction) -> PureOp:
     """1 / sqrt(a): infinite with its sign for a zero ("...: rsqrt")."""
     if instruction.modifiers[-1] != "f64":
@@ -72,7 +70,7 @@ def rsqrt(instruction: Instruction) -> PureOp:
     return elementwise(instruction, function, "f64", 1)
 
 
-@overload("ex2", ("f32",), section=f"{SECTION}: ex2")
+@overload("ex2", ("f32",))
 def ex2(instruction: Instruction) -> PureOp:
     """2 to the power a ("...: ex2")."""
     modifiers = Modifiers(instruction, "ex2")
@@ -83,7 +81,7 @@ def ex2(instruction: Instruction) -> PureOp:
     return elementwise(instruction, function, "f32", 1)
 
 
-@overload("tanh", ("f32",), section=f"{SECTION}: tanh")
+@overload("tanh", ("f32",))
 def tanh(instruction: Instruction) -> PureOp:
     """The hyperbolic tangent ("...: tanh")."""
     modifiers = Modifiers(instruction, "tanh")
@@ -104,7 +102,7 @@ def _half_function(type_: str, function: Function) -> Function:
     return lambda a: single(split(a, dtype)).view(U4)
 
 
-@overload("ex2", _HALVES, section=f"{HALF_SECTION}: ex2")
+@overload("ex2", _HALVES)
 def ex2_half(instruction: Instruction) -> PureOp:
     """2 to the power a; bf16 has .ftz and flushes subnormals ("Half Precision ...: ex2")."""
     modifiers = Modifiers(instruction, "ex2")
@@ -123,7 +121,7 @@ def _flushed_exp2(a: Array) -> Array:
     return np.where(result < _SMALLEST_NORMAL, 0.0, result)
 
 
-@overload("tanh", _HALVES, section=f"{HALF_SECTION}: tanh")
+@overload("tanh", _HALVES)
 def tanh_half(instruction: Instruction) -> PureOp:
     """The hyperbolic tangent ("Half Precision ...: tanh")."""
     modifiers = Modifiers(instruction, "tanh")

@@ -17,8 +17,6 @@ from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics.dtypes import U4, Array
 from ptxemu.syntax.ast import Instruction
 
-SCALAR_SECTION = "Scalar Video Instructions"
-SIMD_SECTION = "SIMD Video Instructions"
 IntFunction = Callable[..., int]
 
 _OPERATIONS: dict[str, IntFunction] = {
@@ -64,7 +62,7 @@ def _is_signed(instruction: Instruction, modifiers: Modifiers) -> bool:
     return type_ == "s32"
 
 
-@pure("vadd", "vsub", "vabsdiff", "vmin", "vmax", section=f"{SCALAR_SECTION}: vadd, vsub, vabsdiff")
+@pure("vadd", "vsub", "vabsdiff", "vmin", "vmax")
 def scalar_arithmetic(instruction: Instruction) -> PureOp:
     """d = a op b, clamped with .sat, and then with c by a second operation ("...: vadd")."""
     name = instruction.modifiers[0]
@@ -75,7 +73,7 @@ def scalar_arithmetic(instruction: Instruction) -> PureOp:
     return _scalar(instruction, lambda a, b: operation(a, b), types, saturates, second)
 
 
-@pure("vshl", "vshr", section=f"{SCALAR_SECTION}: vshl, vshr")
+@pure("vshl", "vshr")
 def scalar_shift(instruction: Instruction) -> PureOp:
     """d = a shifted by b, clamped to 32 or modulo 32, and then as vadd ("...: vshl, vshr")."""
     name = instruction.modifiers[0]
@@ -116,7 +114,7 @@ def _scalar(
     return build(instruction, _lane_by_lane(function), "b32", ("b32",) * arity)
 
 
-@pure("vset", section=f"{SCALAR_SECTION}: vset")
+@pure("vset")
 def scalar_comparison(instruction: Instruction) -> PureOp:
     """1 or 0, and then with c by a second operation ("...: vset")."""
     modifiers = Modifiers(instruction, "vset")
@@ -127,7 +125,7 @@ def scalar_comparison(instruction: Instruction) -> PureOp:
     return _scalar(instruction, lambda x, y: int(compare(x, y)), (False, a, b), False, second)
 
 
-@pure("vmad", section=f"{SCALAR_SECTION}: vmad")
+@pure("vmad")
 def scalar_product(instruction: Instruction) -> PureOp:
     """d = (a * b + c) shifted right, plus one before that with .po ("...: vmad")."""
     modifiers = Modifiers(instruction, "vmad")
@@ -169,7 +167,7 @@ def _simd(
     return build(instruction, _lane_by_lane(function), "b32", ("b32",) * 3)
 
 
-@pure(*_SIMD, section=f"{SIMD_SECTION}: vadd2, vadd4")
+@pure(*_SIMD)
 def simd_arithmetic(instruction: Instruction) -> PureOp:
     """d's halves or bytes = a's op b's, clamped with .sat; with .add c plus all ("...: vadd4")."""
     name = instruction.modifiers[0]
@@ -184,7 +182,7 @@ def simd_arithmetic(instruction: Instruction) -> PureOp:
     return _simd(instruction, each, count, (a, b), adds)
 
 
-@pure("vset2", "vset4", section=f"{SIMD_SECTION}: vset2, vset4")
+@pure("vset2", "vset4")
 def simd_comparison(instruction: Instruction) -> PureOp:
     """1 or 0 in each half or byte; with .add their number plus c ("...: vset4")."""
     name = instruction.modifiers[0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,10 @@ from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import LaneReader, LaneWriter, elements, rows_reader, rows_writer
+from ptxemu.machine.state import Warp
 from ptxemu.numerics import dot, exact
 from ptxemu.numerics.dtypes import F2, F4, F8, U2, U4, U8, Array
 from ptxemu.syntax.ast import Instruction
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _FLOAT8 = ("e4m3", "e5m2")
 KINDS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -80,7 +78,7 @@ def take_types(instruction: Instruction, modifiers: Modifiers) -> tuple[str, str
     return d, a, b, c
 
 
-@visible("mma.sync", section="Warp Level Matrix Multiply-Accumulate Instructions: mma")
+@visible("mma.sync")
 def multiply(instruction: Instruction) -> Step:
     """D = A * B + C; how it is summed and rounded: `numerics.dot`."""
     modifiers = Modifiers(instruction, "mma.sync")

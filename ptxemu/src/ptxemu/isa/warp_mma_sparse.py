@@ -7,7 +7,6 @@ Of every group of four lanes one, two or all four give metadata, as the sparsity
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING
 
 from ptxemu.engines.sparse_metadata import rows_of_metadata, warn_of_undefined
 from ptxemu.isa import mma_fragments as fragments
@@ -17,11 +16,9 @@ from ptxemu.isa.warp_mma import KINDS, Registers, take_types
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import reader
+from ptxemu.machine.state import Warp
 from ptxemu.numerics import dot, sparsity
 from ptxemu.syntax.ast import Instruction
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _ROWS = 16
 _GIVERS = {
@@ -32,11 +29,7 @@ _GIVERS = {
 _SHAPES = tuple(f"m16n8k{k}" for k in (8, 16, 32, 64, 128))
 
 
-@visible(
-    "mma.sp.sync",
-    "mma.sp::ordered_metadata.sync",
-    section="Warp Level Matrix Multiply-Accumulate Instructions: mma.sp",
-)
+@visible("mma.sp.sync", "mma.sp::ordered_metadata.sync")
 def multiply_sparse(instruction: Instruction) -> Step:
     """D = A * B + C, half of A's elements being zeros that are not stored."""
     modifiers = Modifiers(instruction, "mma.sp.sync")

@@ -1,13 +1,13 @@
 """Exchanges between the lanes of a warp: shfl, vote, match, redux, elect, activemask, bar.warp.
 
 Lanes that a member mask names and that are elsewhere are waited for before the instruction runs
-(`machine.convergence`), so the executing lanes are all that will come.
+(`machine.program.together`), so the executing lanes are all that will come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,8 @@ from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import FULL, WARP_SIZE, Lanes, Mask, bits_of, lane_names, mask_of
 from ptxemu.machine.operands import LaneWriter, reader, writer
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Pair, Sink
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 _LANES: NDArray[np.int64] = np.arange(WARP_SIZE)
 _ALL_MEMBERS = b"\xff" * 4 * WARP_SIZE
@@ -103,7 +101,7 @@ def _shuffle(mode: str, c: Lanes) -> Callable[[Lanes], Sources]:
     return sources
 
 
-@visible("shfl.sync", section="Data Movement and Conversion Instructions: shfl.sync")
+@visible("shfl.sync")
 def shuffle(instruction: Instruction) -> Step:
     """d = a of another lane; p = whether that lane is in range."""
     modifiers = Modifiers(instruction, "shfl.sync")
@@ -155,7 +153,7 @@ def _check_sources(warp: Warp, mask: Mask, source: Lanes, instruction: Instructi
         )
 
 
-@visible("vote.sync", section="Parallel Synchronization and Communication Instructions: vote.sync")
+@visible("vote.sync")
 def vote(instruction: Instruction) -> Step:
     """A predicate of all member lanes reduced: all, any, uni; ballot gives its bits."""
     modifiers = Modifiers(instruction, "vote.sync")
@@ -180,7 +178,7 @@ def vote(instruction: Instruction) -> Step:
     return step
 
 
-@visible("match", section="Parallel Synchronization and Communication Instructions: match.sync")
+@visible("match")
 def match(instruction: Instruction) -> Step:
     """any: the lanes with this lane's value; all: the member lanes if all have the same value."""
     modifiers = Modifiers(instruction, "match")
@@ -217,7 +215,7 @@ _REDUCTIONS: dict[str, np.ufunc] = {
 }
 
 
-@visible("redux.sync", section="Parallel Synchronization and Communication Instructions: redux")
+@visible("redux.sync")
 def reduce(instruction: Instruction) -> Step:
     """One value of all member lanes' values."""
     modifiers = Modifiers(instruction, "redux.sync")
@@ -256,7 +254,7 @@ def _extreme(values: Lanes, name: str, absolute: bool, propagates: bool) -> Any:
     return numbers[ordered.argmin() if name == "min" else ordered.argmax()]
 
 
-@visible("elect.sync", section="Parallel Synchronization and Communication Instructions: elect")
+@visible("elect.sync")
 def elect(instruction: Instruction) -> Step:
     """p = whether this lane is the leader of the member lanes; d = the leader's lane number.
 
@@ -279,7 +277,7 @@ def elect(instruction: Instruction) -> Step:
     return step
 
 
-@visible("activemask", section="Parallel Synchronization and Communication: activemask")
+@visible("activemask")
 def active_mask(instruction: Instruction) -> Step:
     """The lanes that execute together now."""
     modifiers = Modifiers(instruction, "activemask")
@@ -293,7 +291,7 @@ def active_mask(instruction: Instruction) -> Step:
     return step
 
 
-@visible("bar.warp.sync", section="Parallel Synchronization and Communication: bar.warp.sync")
+@visible("bar.warp.sync")
 def warp_barrier(instruction: Instruction) -> Step:
     """Wait for the member lanes; their memory accesses are ordered."""
     modifiers = Modifiers(instruction, "bar.warp.sync")

@@ -33,21 +33,21 @@ _RESULT_TYPES = {
 _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
 
-@visible("wgmma.fence", section="wgmma.fence")
+@visible("wgmma.fence")
 def wgmma_fence(instruction: Instruction) -> Step:
     """Orders earlier register accesses before those of the wgmma.mma_async that follow."""
     _sync_aligned(instruction, "wgmma.fence")
     return lambda warp, mask: engine.fence(warp, instruction)
 
 
-@visible("wgmma.commit_group", section="wgmma.commit_group")
+@visible("wgmma.commit_group")
 def wgmma_commit_group(instruction: Instruction) -> Step:
     """The wgmma.mma_async since the last commit become one group."""
     _sync_aligned(instruction, "wgmma.commit_group")
     return lambda warp, mask: engine.commit(warp)
 
 
-@visible("wgmma.wait_group", section="wgmma.wait_group")
+@visible("wgmma.wait_group")
 def wgmma_wait_group(instruction: Instruction) -> Step:
     """Waits until at most N of the latest groups are pending."""
     _sync_aligned(instruction, "wgmma.wait_group")
@@ -74,13 +74,13 @@ def wgmma_wait_group(instruction: Instruction) -> Step:
     return step
 
 
-@visible("wgmma.mma_async", section="wgmma.mma_async")
+@visible("wgmma.mma_async")
 def wgmma_mma_async(instruction: Instruction) -> Step:
     """D = A * B + D, or D = A * B where scale-d is false; asynchronously."""
     return _product(instruction, is_sparse=False)
 
 
-@visible("wgmma.mma_async.sp", section="wgmma.mma_async.sp")
+@visible("wgmma.mma_async.sp")
 def wgmma_mma_async_sparse(instruction: Instruction) -> Step:
     """The same, half of A's elements being zeros that are not stored."""
     return _product(instruction, is_sparse=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,11 @@ from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import FULL, WARP_SIZE, Mask
 from ptxemu.machine.operands import elements, reader, rows_reader, rows_writer
+from ptxemu.machine.state import Warp
 from ptxemu.numerics import dot
 from ptxemu.syntax.ast import Instruction, Operand
 
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
-
 Array = NDArray[Any]
-_SECTION = "Warp Level Matrix Instructions: "
 _SHAPES = ("m16n16k16", "m32n8k16", "m8n32k16", "m16n16k8", "m8n8k4", "m8n8k32", "m8n8k128")
 _BITS = {**dot.BITS, "f32": 32, "s32": 32, "f64": 64, "s4": 4, "u4": 4, "b1": 1}
 _HALF_SHAPES = _SHAPES[:3]
@@ -162,7 +159,7 @@ class _Matrix:
             self._memory.store_at(warp, FULL, row, values.T if self._count > 1 else values[:, 0])
 
 
-@visible("wmma.load", section=_SECTION + "wmma.load")
+@visible("wmma.load")
 def load(instruction: Instruction) -> Step:
     """A fragment from memory; every lane gives the same address and stride."""
     modifiers = Modifiers(instruction, "wmma.load")
@@ -175,7 +172,7 @@ def load(instruction: Instruction) -> Step:
     return lambda warp, mask: write(warp, fragment.lanes(memory.load(warp), places), mask)
 
 
-@visible("wmma.store", section=_SECTION + "wmma.store")
+@visible("wmma.store")
 def store(instruction: Instruction) -> Step:
     """The fragment D to memory; every lane gives the same address and stride."""
     modifiers = Modifiers(instruction, "wmma.store")
@@ -217,7 +214,7 @@ def _stride(operands: tuple[Operand, ...], bits: int, natural: int) -> Callable[
     return lambda warp: int(read(warp)[0]) * bits // 8
 
 
-@visible("wmma.mma", section=_SECTION + "wmma.mma")
+@visible("wmma.mma")
 def multiply(instruction: Instruction) -> Step:
     """D = A * B + C; floating-point sums are rounded once (`numerics.dot`)."""
     modifiers = Modifiers(instruction, "wmma.mma")

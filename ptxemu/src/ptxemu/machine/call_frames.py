@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE
+from ptxemu.machine.state import Warp
 from ptxemu.memory.address import PARAM_WINDOW
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction
 
 
 def frame_bytes(warp: Warp, name: str) -> NDArray[np.uint8] | None:

@@ -9,7 +9,8 @@ not active are computed like the others and left out then.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,7 @@ from ptxemu.machine.lanes import STORAGE, VALUE, Mask
 from ptxemu.machine.operands import convert, immediate_lanes
 from ptxemu.machine.special_registers import special
 from ptxemu.numerics.canonical import bits_of_f16, bits_of_f32
-from ptxemu.syntax.ast import (
-    FloatImmediate,
-    Guard,
-    Instruction,
-    IntImmediate,
-    NegatedRegister,
-    Register,
-    Scalar,
-    Sink,
-    SpecialRegister,
-    Symbol,
-)
+from ptxemu.syntax import ast
 
 BlockFunction = Callable[[Any, Mask], None]
 _BITS = {"float32": bits_of_f32, "float16": bits_of_f16}
@@ -39,7 +29,7 @@ Forms = dict[str, str]
 
 
 def compile_block(
-    code: Sequence[tuple[Instruction, PureOp]], temporaries: frozenset[int], *, masked: bool
+    code: Sequence[tuple[ast.Instruction, PureOp]], temporaries: frozenset[int], *, masked: bool
 ) -> BlockFunction:
     """A function that executes `code` on a warp; if masked, with the lanes of its mask only.
 
@@ -55,6 +45,11 @@ def compile_block(
 def name_of(dtype: np.dtype[Any]) -> str:
     """Its name; NumPy takes long to make one up."""
     return dtype.name
+
+
+@lru_cache(1000)
+def _compiled(source: str, name: str) -> CodeType:
+    return compile(source, name, "exec")
 
 
 class _Generator:
@@ -73,16 +68,16 @@ class _Generator:
         self._forms: dict[int, Forms] = {}
         self._narrowed: dict[tuple[str, str], str] = {}
         """Variables with the low bits of a variable, by it and the type."""
-        self._constants: dict[tuple[IntImmediate | FloatImmediate, str], str] = {}
-        self._written: dict[int, Register] = {}
+        self._constants: dict[tuple[ast.IntImmediate | ast.FloatImmediate, str], str] = {}
+        self._written: dict[int, ast.Register] = {}
         self._num_variables = 0
 
-    def emit(self, number: int, instruction: Instruction, op: PureOp) -> None:
+    def emit(self, number: int, instruction: ast.Instruction, op: PureOp) -> None:
         """Write one instruction."""
         if op.function is identity and instruction.guard is None and self._rename(op):
             return
         if instruction.modifiers[0] == "cvt":  # which may keep a NaN's payload
-            self._settle(operand for operand in op.sources if isinstance(operand, Register))
+            self._settle(operand for operand in op.sources if isinstance(operand, ast.Register))
         arguments = [
             self._source(operand, type_)
             for operand, type_ in zip(op.sources, op.source_types, strict=True)
@@ -96,9 +91,9 @@ class _Generator:
         for destination, type_, result in zip(
             op.destinations, op.result_types, results, strict=True
         ):
-            if isinstance(destination, Register):
+            if isinstance(destination, ast.Register):
                 self._store(destination, type_, result, instruction.guard)
-            elif not isinstance(destination, Sink):
+            elif not isinstance(destination, ast.Sink):
                 raise TypeError(f"{instruction.span}: {destination} is no destination")
 
     def finish(self, name: str, temporaries: frozenset[int]) -> BlockFunction:
@@ -112,7 +107,7 @@ class _Generator:
             self._lines.append(f"R[{slot}] = {value}")
         body = "\n    ".join(["R = warp.registers", *self._lines])
         source = f"def block(warp, m):\n    {body}\n"
-        exec(compile(source, name, "exec"), self._names)
+        exec(_compiled(source, name), self._names)
         function: BlockFunction = self._names["block"]
         return function
 
@@ -133,7 +128,7 @@ class _Generator:
     def _rename(self, op: PureOp) -> bool:
         """A move between registers of one type: the destination gets the source's forms."""
         destination, source = op.destinations[0], op.sources[0]
-        if not isinstance(destination, Register) or not isinstance(source, Register):
+        if not isinstance(destination, ast.Register) or not isinstance(source, ast.Register):
             return False
         if STORAGE[destination.type] != STORAGE[source.type]:
             return False
@@ -142,14 +137,14 @@ class _Generator:
         self._written[destination.slot] = destination
         return True
 
-    def _load(self, register: Register) -> Forms:
+    def _load(self, register: ast.Register) -> Forms:
         forms = self._forms.get(register.slot)
         if forms is None:
             loaded = self._assign(f"R[{register.slot}]")
             forms = self._forms[register.slot] = {name_of(STORAGE[register.type]): loaded}
         return forms
 
-    def _form(self, register: Register, dtype: np.dtype[Any]) -> str:
+    def _form(self, register: ast.Register, dtype: np.dtype[Any]) -> str:
         """The variable that holds a register viewed as a type of its width."""
         forms = self._load(register)
         if name_of(dtype) in forms:
@@ -164,7 +159,7 @@ class _Generator:
             )
         return forms[name_of(dtype)]
 
-    def _settle(self, registers: Iterable[Register]) -> None:
+    def _settle(self, registers: Iterable[ast.Register]) -> None:
         """Forget the float forms of results: their NaN are not the canonical ones."""
         for register in registers:
             storage = STORAGE[register.type]
@@ -180,7 +175,9 @@ class _Generator:
             return self._assign(f"{function.__name__}({variable})")
         return self._assign(f"{variable}.view({self._dtype(storage)})")
 
-    def _store(self, register: Register, type_: str, result: str, guard: Guard | None) -> None:
+    def _store(
+        self, register: ast.Register, type_: str, result: str, guard: ast.Guard | None
+    ) -> None:
         value, storage = VALUE[type_], STORAGE[register.type]
         if value.itemsize != storage.itemsize:  # a narrower one is extended by its own sign
             result, value = self._assign(f"{result}.astype({self._dtype(storage)})"), storage
@@ -194,28 +191,28 @@ class _Generator:
         self._forms[register.slot] = {name_of(value): result}
         self._written[register.slot] = register
 
-    def _merged(self, condition: str, new: str, old: str, register: Register) -> str:
+    def _merged(self, condition: str, new: str, old: str, register: ast.Register) -> str:
         if register.type == "b128":
             return self._assign(f"where(({condition})[:, None], {new}, {old})")
         merged = self._assign(f"{old}.copy()")
         self._lines.append(f"putmask({merged}, {condition}, {new})")
         return merged
 
-    def _source(self, operand: Scalar, type_: str) -> str:
-        if isinstance(operand, Register):
+    def _source(self, operand: ast.Scalar, type_: str) -> str:
+        if isinstance(operand, ast.Register):
             return self._viewed(operand, type_)
-        if isinstance(operand, NegatedRegister):
+        if isinstance(operand, ast.NegatedRegister):
             return self._assign(f"~{self._form(operand.register, np.dtype(np.bool_))}")
-        if isinstance(operand, IntImmediate | FloatImmediate):
+        if isinstance(operand, ast.IntImmediate | ast.FloatImmediate):
             return self._constant(operand, type_)
-        if isinstance(operand, SpecialRegister):
+        if isinstance(operand, ast.SpecialRegister):
             return self._assign(f"convert(special(warp, {operand.name!r}), {type_!r})")
-        if isinstance(operand, Symbol):
+        if isinstance(operand, ast.Symbol):
             symbol = f"warp.symbol_address({operand.name!r}) + {operand.addend}"
             return self._assign(f"convert(full(32, {symbol}, 'uint64'), {type_!r})")
         raise TypeError(f"{operand} is no source")
 
-    def _constant(self, operand: IntImmediate | FloatImmediate, type_: str) -> str:
+    def _constant(self, operand: ast.IntImmediate | ast.FloatImmediate, type_: str) -> str:
         key = (operand, type_)
         if key not in self._constants:
             lanes = immediate_lanes(operand, type_)
@@ -224,7 +221,7 @@ class _Generator:
             self._names[name] = lanes
         return self._constants[key]
 
-    def _viewed(self, register: Register, type_: str) -> str:
+    def _viewed(self, register: ast.Register, type_: str) -> str:
         value, storage = VALUE[type_], STORAGE[register.type]
         if value.itemsize == storage.itemsize and (value == np.bool_) == (storage == np.bool_):
             return self._form(register, value)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
+from ptxemu.machine.lane_group import Blocked
 from ptxemu.machine.lanes import Mask
+from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Address, Scalar
-
-if TYPE_CHECKING:
-    from ptxemu.machine.lane_group import Blocked
-    from ptxemu.machine.state import Warp
 
 
 def identity(lanes: Any) -> Any:

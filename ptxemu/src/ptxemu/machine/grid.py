@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ptxemu.machine.lanes import WARP_SIZE
+from ptxemu.machine.register_file import register_files
 from ptxemu.machine.state import Cluster, Cta, Machine, Warp
 
 FIRST_SKIP = 1000
@@ -27,9 +28,10 @@ def start_clusters(machine: Machine) -> Iterator[Cluster]:
             cluster.ctas.append(Cta(machine, cluster, rank, ctaid))
         for cta in cluster.ctas:
             threads = cta.num_threads
-            for warp in range(-(-threads // WARP_SIZE)):
+            files = register_files(machine.program.layout, -(-threads // WARP_SIZE))
+            for warp, registers in enumerate(files):
                 lanes = min(WARP_SIZE, threads - warp * WARP_SIZE)
-                cta.warps.append(Warp(machine.new_agent_id(), cta, warp, lanes))
+                cta.warps.append(Warp(machine.new_agent_id(), cta, warp, lanes, registers))
             if machine.observer is not None:
                 machine.observer.cta_started(cta)
         yield cluster

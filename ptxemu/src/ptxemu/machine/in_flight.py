@@ -11,15 +11,10 @@ registers hold is followed through pure instructions, which hardware may execute
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from ptxemu.machine.state import Claim
-from ptxemu.syntax.ast import register_slots
-
-if TYPE_CHECKING:
-    from ptxemu.machine.blocks import Block
-    from ptxemu.machine.state import AsyncOperation, Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.machine.blocks import Block
+from ptxemu.machine.state import AsyncOperation, Claim, Warp
+from ptxemu.syntax.ast import Instruction, register_slots
 
 
 def claim(

@@ -8,32 +8,19 @@ whose address is wrong.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.errors import ExecutionError
 from ptxemu.events import Access, AccessKind, Proxy, Space
+from ptxemu.machine import regions
 from ptxemu.machine.lanes import FULL, LANE_IDS, Mask
 from ptxemu.machine.operands import address_reader
-from ptxemu.machine.regions import (
-    LOCAL_TOP,
-    LOW_BITS,
-    SHARED_TOP,
-    describe_generic,
-    generic_shared_region,
-    global_region,
-    local_region,
-    local_stride,
-    shared_region,
-)
-from ptxemu.machine.state import Region
+from ptxemu.machine.state import Region, Warp
 from ptxemu.memory.address import CONST_WINDOW, PARAM_WINDOW, SHARED_RANK_SHIFT, WINDOW_BYTES
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
 
 Values: TypeAlias = NDArray[Any]
 """One word an active lane, shape (n,); or `count` of them, shape (count, n)."""
@@ -193,28 +180,30 @@ class LaneMemory:
         """
         space = self._space
         if space == "shared::cta":
-            return shared_region(warp.cta), addresses
+            return regions.shared_region(warp.cta), addresses
         first = int(addresses[0])
         if space == "shared::cluster":
-            return shared_region(self._peer(warp, first)), addresses
+            return regions.shared_region(self._peer(warp, first)), addresses
         if space == "generic":
             top = first >> 32
-            if top == SHARED_TOP:
-                return generic_shared_region(self._peer(warp, first & LOW_BITS)), addresses
-            space = "local" if top == LOCAL_TOP else "global"
+            if top == regions.SHARED_TOP:
+                return regions.generic_shared_region(
+                    self._peer(warp, first & regions.LOW_BITS)
+                ), addresses
+            space = "local" if top == regions.LOCAL_TOP else "global"
         if space == "local":
-            offsets = addresses & LOW_BITS
-            stride = local_stride(warp)
+            offsets = addresses & regions.LOW_BITS
+            stride = regions.local_stride(warp)
             if int(offsets.max()) + self._size > stride:
                 raise IndexError
-            return local_region(warp), offsets + LANE_IDS[mask] * np.int64(stride)
+            return regions.local_region(warp), offsets + LANE_IDS[mask] * np.int64(stride)
         window = _WINDOWS.get(space)
         if window is not None and first < WINDOW_BYTES:
             addresses = addresses + window
             first += window
         region = warp.last_regions.get(self._instruction.pc)
         if region is None or not region.words.holds(first, self._size):
-            region = global_region(warp, first, self._size)
+            region = regions.global_region(warp, first, self._size)
             if region is None:
                 raise IndexError
             warp.last_regions[self._instruction.pc] = region
@@ -289,17 +278,17 @@ class LaneMemory:
         ]
 
     def _whereabouts(self, warp: Warp, address: int) -> str:
-        space = self._space if self._space != "generic" else describe_generic(address)
+        space = self._space if self._space != "generic" else regions.describe_generic(address)
         if space in ("global", "param", "const"):
             return warp.cta.machine.memory.nearest(address)
         if space == "local":
             return f"a thread has {warp.cta.machine.layout.local_bytes} bytes of local memory"
-        rank = (address & LOW_BITS) >> SHARED_RANK_SHIFT
+        rank = (address & regions.LOW_BITS) >> SHARED_RANK_SHIFT
         if rank >= len(warp.cta.cluster.ctas):
             return f"CTA rank {rank} of a cluster of {len(warp.cta.cluster.ctas)}"
         if rank != warp.cta.rank and self._space == "shared::cta":
             return f"shared::cta in the CTA of rank {warp.cta.rank}, but it is rank {rank}'s"
-        words = shared_region(warp.cta.cluster.ctas[rank]).words
+        words = regions.shared_region(warp.cta.cluster.ctas[rank]).words
         return f"that CTA's shared memory is 0x{words.base:x} to 0x{words.end:x}"
 
     def _refuse(self, warp: Warp, lane: int, address: int, why: str) -> NoReturn:

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ptxemu.errors import IllegalInstructionError
 from ptxemu.machine.lanes import FULL, STORAGE, VALUE, WARP_SIZE, Lanes, Mask, first_lane, merged
-from ptxemu.machine.register_file import RegisterFile, set_words, words_of
 from ptxemu.machine.special_registers import special
-from ptxemu.syntax.ast import (
-    Address,
-    FloatImmediate,
-    IntImmediate,
-    NegatedRegister,
-    Operand,
-    Register,
-    Sink,
-    SpecialRegister,
-    Symbol,
-    Vector,
-)
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
+from ptxemu.machine.state import Warp
+from ptxemu.syntax import ast
 
 LaneReader = Callable[["Warp"], Lanes]
 LaneItem = Callable[["Warp", int], int]
@@ -43,7 +29,7 @@ def convert(lanes: Lanes, type_: str) -> Lanes:
     return lanes.astype(np.dtype(f"u{target.itemsize}")).view(target)
 
 
-def store_form(values: Lanes, register: Register) -> Lanes:
+def store_form(values: Lanes, register: ast.Register) -> Lanes:
     """A result as the register keeps it: bits viewed; a narrower signed one is sign-extended."""
     storage = STORAGE[register.type]
     if values.dtype == storage:
@@ -53,10 +39,10 @@ def store_form(values: Lanes, register: Register) -> Lanes:
     return values.astype(storage)
 
 
-def immediate_lanes(operand: IntImmediate | FloatImmediate, type_: str) -> Lanes:
+def immediate_lanes(operand: ast.IntImmediate | ast.FloatImmediate, type_: str) -> Lanes:
     """A constant in every lane, viewed as `type_`."""
     target = VALUE[type_]
-    if isinstance(operand, FloatImmediate):
+    if isinstance(operand, ast.FloatImmediate):
         if target == np.float64 or type_ == "b64":
             bits = np.full(WARP_SIZE, _float_bits(operand, 64), dtype=np.uint64)
         else:
@@ -73,7 +59,7 @@ def immediate_lanes(operand: IntImmediate | FloatImmediate, type_: str) -> Lanes
     return np.full(WARP_SIZE, wrapped, dtype=np.dtype(f"u{target.itemsize}")).view(target)
 
 
-def _float_bits(operand: FloatImmediate, width: int) -> int:
+def _float_bits(operand: ast.FloatImmediate, width: int) -> int:
     if operand.width == width:
         return operand.bits
     if width == 64:
@@ -83,24 +69,24 @@ def _float_bits(operand: FloatImmediate, width: int) -> int:
     return int(np.float32(value64).view(np.uint32))
 
 
-def reader(operand: Operand, type_: str) -> LaneReader:
+def reader(operand: ast.Operand, type_: str) -> LaneReader:
     """A function that gives the operand's 32 values, viewed as `type_`."""
-    if isinstance(operand, Register):
+    if isinstance(operand, ast.Register):
         slot = operand.slot
         if STORAGE.get(operand.type) == VALUE[type_]:
             return lambda warp: warp.registers[slot]
         return lambda warp: convert(warp.registers[slot], type_)
-    if isinstance(operand, NegatedRegister):
+    if isinstance(operand, ast.NegatedRegister):
         slot = operand.register.slot
         return lambda warp: ~warp.registers[slot]
-    if isinstance(operand, IntImmediate | FloatImmediate):
+    if isinstance(operand, ast.IntImmediate | ast.FloatImmediate):
         constant = immediate_lanes(operand, type_)
         constant.flags.writeable = False
         return lambda warp: constant
-    if isinstance(operand, SpecialRegister):
+    if isinstance(operand, ast.SpecialRegister):
         name = operand.name
         return lambda warp: convert(special(warp, name), type_)
-    if isinstance(operand, Symbol):
+    if isinstance(operand, ast.Symbol):
         symbol, addend = operand.name, operand.addend
         return lambda warp: convert(
             np.full(WARP_SIZE, warp.symbol_address(symbol) + addend, dtype=np.uint64), type_
@@ -108,21 +94,21 @@ def reader(operand: Operand, type_: str) -> LaneReader:
     raise IllegalInstructionError(f"operand {operand} cannot be read as a value")
 
 
-def uniform(operand: Operand, type_: str) -> Callable[[Warp, Mask], int]:
+def uniform(operand: ast.Operand, type_: str) -> Callable[[Warp, Mask], int]:
     """A function that gives the operand's value in the first lane of the mask, as an int."""
     value = in_lane(operand, type_)
     return lambda warp, mask: value(warp, 0 if mask is FULL else first_lane(mask))
 
 
-def in_lane(operand: Operand, type_: str) -> LaneItem:
+def in_lane(operand: ast.Operand, type_: str) -> LaneItem:
     """A function that gives the operand's value in one lane, as an int."""
     read = reader(operand, type_)
-    if isinstance(operand, IntImmediate):
+    if isinstance(operand, ast.IntImmediate):
         constant = int(immediate_lanes(operand, type_)[0])
         return lambda warp, lane: constant
     target = VALUE[type_]
     if (
-        not isinstance(operand, Register)
+        not isinstance(operand, ast.Register)
         or operand.type == "b128"
         or STORAGE[operand.type].itemsize != target.itemsize
         or (STORAGE[operand.type] != target and target.kind != "i")
@@ -130,24 +116,20 @@ def in_lane(operand: Operand, type_: str) -> LaneItem:
         return lambda warp, lane: int(read(warp)[lane])
     slot, sign = operand.slot, 1 << 8 * target.itemsize - 1
 
-    def item(warp: Warp, lane: int) -> int:
-        registers = warp.registers
-        if isinstance(registers, RegisterFile):
-            return registers.item(slot, lane)
-        return int(registers[slot][lane])
-
-    return item if target.kind != "i" else lambda warp, lane: (item(warp, lane) ^ sign) - sign
+    if target.kind != "i":
+        return lambda warp, lane: warp.registers.item(slot, lane)
+    return lambda warp, lane: (warp.registers.item(slot, lane) ^ sign) - sign
 
 
-def address_in_lane(operand: Operand) -> LaneItem:
+def address_in_lane(operand: ast.Operand) -> LaneItem:
     """A function that gives the address of `[base + offset]` in one lane (see `address_reader`)."""
-    if not isinstance(operand, Address):
+    if not isinstance(operand, ast.Address):
         raise IllegalInstructionError(f"operand {operand} is not an address")
     base, offset = operand.base, operand.offset
-    if isinstance(base, Symbol):
+    if isinstance(base, ast.Symbol):
         symbol, more = base.name, base.addend + offset
         return lambda warp, lane: warp.symbol_address(symbol) + more
-    if isinstance(base, Register) and STORAGE[base.type].itemsize == 4:
+    if isinstance(base, ast.Register) and STORAGE[base.type].itemsize == 4:
         value32 = in_lane(base, "u32")
         return lambda warp, lane: (value32(warp, lane) + offset) & 0xFFFFFFFF
     value64, sign = in_lane(base, "s64"), 1 << 63
@@ -156,11 +138,11 @@ def address_in_lane(operand: Operand) -> LaneItem:
     return lambda warp, lane: (value64(warp, lane) + offset + sign) % (2 * sign) - sign
 
 
-def writer(operand: Operand) -> LaneWriter:
+def writer(operand: ast.Operand) -> LaneWriter:
     """A function that writes values into the operand's register, in the lanes of the mask."""
-    if isinstance(operand, Sink):
+    if isinstance(operand, ast.Sink):
         return lambda warp, values, mask: None
-    if not isinstance(operand, Register):
+    if not isinstance(operand, ast.Register):
         raise IllegalInstructionError(f"operand {operand} cannot be written")
     register = operand
 
@@ -173,31 +155,31 @@ def writer(operand: Operand) -> LaneWriter:
     return write
 
 
-def _words(operands: Sequence[Operand]) -> tuple[int, ...]:
+def _words(operands: Sequence[ast.Operand]) -> tuple[int, ...]:
     """The slots of operands that all are registers of 32 bits; of others none."""
     word = np.dtype(np.uint32)
-    registers = [one for one in operands if isinstance(one, Register)]
+    registers = [one for one in operands if isinstance(one, ast.Register)]
     if len(registers) < len(operands) or any(STORAGE.get(r.type) != word for r in registers):
         return ()
     return tuple(one.slot for one in registers)
 
 
-def rows_reader(operands: Sequence[Operand], type_: str) -> LaneReader:
+def rows_reader(operands: Sequence[ast.Operand], type_: str) -> LaneReader:
     """A function that gives the values of several operands, viewed as `type_`."""
     slots = _words(operands)
     if slots and VALUE[type_] == np.uint32:
-        return lambda warp: words_of(warp.registers, slots)
+        return lambda warp: warp.registers.words(slots)
     readers = [reader(one, type_) for one in operands]
     return lambda warp: np.stack([read(warp) for read in readers])
 
 
-def rows_writer(operands: Sequence[Operand]) -> LaneWriter:
+def rows_writer(operands: Sequence[ast.Operand]) -> LaneWriter:
     """A function that writes values into several registers, in the lanes of the mask."""
     slots, writers = _words(operands), [writer(one) for one in operands]
 
     def write(warp: Warp, rows: Lanes, mask: Mask) -> None:
         if slots and mask is FULL:
-            set_words(warp.registers, slots, rows.view(np.uint32))
+            warp.registers.set_words(slots, rows.view(np.uint32))
             return
         for write_one, values in zip(writers, rows, strict=True):
             write_one(warp, values, mask)
@@ -205,22 +187,22 @@ def rows_writer(operands: Sequence[Operand]) -> LaneWriter:
     return write
 
 
-def elements(operand: Operand) -> tuple[Any, ...]:
+def elements(operand: ast.Operand) -> tuple[Any, ...]:
     """The elements of a vector operand; a scalar is a vector of one."""
-    return operand.elements if isinstance(operand, Vector) else (operand,)
+    return operand.elements if isinstance(operand, ast.Vector) else (operand,)
 
 
-def address_reader(operand: Operand, width: int = 64) -> LaneReader:
+def address_reader(operand: ast.Operand, width: int = 64) -> LaneReader:
     """A function that gives the 32 addresses of `[base + offset]` as int64.
 
     Args:
         operand: the address operand.
         width: bits of the address arithmetic: a 32-bit base register wraps at 32 bits.
     """
-    if not isinstance(operand, Address):
+    if not isinstance(operand, ast.Address):
         raise IllegalInstructionError(f"operand {operand} is not an address")
     base, offset = operand.base, operand.offset
-    if isinstance(base, Register) and STORAGE[base.type].itemsize == 4:
+    if isinstance(base, ast.Register) and STORAGE[base.type].itemsize == 4:
         read32 = reader(base, "u32")
         # NOTE: NumPy combines arrays with arrays of no dimensions faster than with scalars.
         add = np.array(offset & 0xFFFFFFFF, dtype=np.uint32)

@@ -4,24 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from ptxemu.errors import UnsupportedInstructionError
-from ptxemu.machine.blocks import Accelerator, Block, FastFunction
-from ptxemu.machine.convergence import Together, together
-from ptxemu.machine.decoded import AccessStep, Decoded, PlainAccess, PureOp, Step
+from ptxemu.machine.blocks import Block
+from ptxemu.machine.codegen import BlockFunction
+from ptxemu.machine.decoded import AccessStep, Decoded, PlainAccess, PureOp, Step, identity
 from ptxemu.machine.independence import concerns_nobody_else
-from ptxemu.machine.lanes import STORAGE, WARP_SIZE, Lanes
+from ptxemu.machine.lane_group import Group
+from ptxemu.machine.lanes import ALL_BITS, Mask, mask_of
 from ptxemu.machine.liveness import mark_temporaries
 from ptxemu.machine.operands import LaneReader, reader
-from ptxemu.machine.register_file import RegisterFile, RegisterLayout, Registers
-from ptxemu.syntax.ast import Function, Guard, Instruction, Symbol
+from ptxemu.machine.register_file import RegisterLayout
+from ptxemu.machine.special_registers import parameter_word
+from ptxemu.machine.state import Warp
+from ptxemu.syntax.ast import Function, Guard, Instruction, IntImmediate, Symbol
 
-if TYPE_CHECKING:
-    from ptxemu.machine.lane_group import Group
-    from ptxemu.machine.state import Warp
+# Lanes that execute an instruction together: all live ones (`.aligned`) or a member mask's.
+
+RequiredLanes: TypeAlias = Callable[["Warp", Mask], Mask]
+
+_WITH_MEMBERS = ("shfl", "vote", "match", "redux", "elect")
+_CTA_BARRIERS = ("sync", "arrive", "red", "cta")
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """The lanes that an instruction wants at its pc before it executes.
+
+    A warp's lanes that are still on their way there (blocked in a branch that only they took, say)
+    are waited for, as compiled code does at the point where control flow joins.
+    """
+
+    lanes: RequiredLanes
+    is_aligned: bool
+    """`.aligned`: every live lane of the warp; otherwise the lanes of the member mask."""
+    joins_elsewhere: bool = False
+    """bar.warp.sync: the members may stand at different instructions."""
+
+
+def together(instruction: Instruction) -> Together | None:
+    """Return the lanes that must be together at an instruction; None if every lane may go alone."""
+    base, *rest = instruction.modifiers
+    if "aligned" in rest or (base == "bar" and rest[0] in _CTA_BARRIERS):
+        return Together(lambda warp, mask: warp.alive, is_aligned=True)
+    if base == "bar" and rest[0] == "warp":
+        return Together(_members(instruction), is_aligned=False, joins_elsewhere=True)
+    if base in _WITH_MEMBERS and rest[0] == "sync":
+        return Together(_members(instruction), is_aligned=False)
+    return None
+
+
+def _members(instruction: Instruction) -> RequiredLanes:
+    """The lanes of the member mask, which is the last operand."""
+    operand = instruction.operands[-1]
+    if isinstance(operand, IntImmediate) and operand.value & ALL_BITS == ALL_BITS:
+        return lambda warp, mask: warp.alive
+    read = reader(operand, "u32")
+
+    def lanes(warp: Warp, mask: Mask) -> Mask:
+        bits = int(np.bitwise_or.reduce(read(warp)[mask]))
+        return mask_of(bits) & warp.alive
+
+    return lanes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +113,6 @@ class ExitNode:
     guard: Guard | None
 
 
-_ZEROS: dict[str, Lanes] = {
-    type_: np.zeros((WARP_SIZE, 2) if type_ == "b128" else WARP_SIZE, storage)
-    for type_, storage in STORAGE.items()
-}
-"""Registers of each type before anything was written, shared by all: they never change in place."""
-for _lanes in _ZEROS.values():
-    _lanes.flags.writeable = False
-
-
 QUIET_SPACES = ("shared::cta", "global")
 """Spaces of loads after which a turn goes on."""
 
@@ -96,7 +134,7 @@ class Chain(Protocol):
 class ThreadedBlocks(Protocol):
     """Makes threaded code of a kernel's blocks, which finds registers by `Program.layout`."""
 
-    def block(self, block: Block) -> FastFunction | None:
+    def block(self, block: Block) -> BlockFunction | None:
         """A block, or None where that does not serve."""
         ...
 
@@ -124,26 +162,14 @@ class Program:
         self,
         function: Function,
         decode: Callable[[Instruction], Decoded],
-        accelerator: Accelerator | None = None,
-        hot_runs: int | None = None,
         make_threaded: ThreadedMaker | None = None,
     ) -> None:
-        """`accelerator` makes machine code of hot blocks (`Block`), `make_threaded` what runs the
-        other ones."""
+        """`make_threaded` makes machine code of blocks and of accesses between them."""
         self.function = function
-        self._accelerator = accelerator
-        self._hot_runs = hot_runs
         self._decode_instruction = decode
-        self.initial_registers: list[Lanes] = [
-            _ZEROS[register.type]
-            for register in sorted(function.registers, key=lambda register: register.slot)
-        ]
-        """Initial contents of a warp's registers, by slot."""
-        self.layout: RegisterLayout | None = None
-        """Locations of registers, if machine code is to find them."""
-        if make_threaded is not None:
-            by_slot = sorted(function.registers, key=lambda register: register.slot)
-            self.layout = RegisterLayout([register.type for register in by_slot])
+        by_slot = sorted(function.registers, key=lambda register: register.slot)
+        self.layout = RegisterLayout([register.type for register in by_slot])
+        """Locations of registers."""
         self._make_threaded = make_threaded
         self._threaded: ThreadedBlocks | None = None
         self._chains: tuple[dict[int, Chain | None], ...] = ({}, {})
@@ -153,12 +179,6 @@ class Program:
         """Instructions of blocks executed until there is threaded code."""
         self.nodes: list[Node | None] = [None] * (len(function.instructions) + 1)
         self._decode()
-
-    def new_registers(self) -> Registers:
-        """The registers of a warp that starts."""
-        if self.layout is not None:
-            return RegisterFile(self.layout)
-        return self.initial_registers.copy()
 
     def chain(self, first: int, *, is_heard: bool) -> Chain | None:
         """Return the chain that begins at `first`; None if it would be no more than a node."""
@@ -172,7 +192,7 @@ class Program:
             self.plain[is_heard].add(first)
         return chain
 
-    def _as_threaded_code(self, block: Block) -> FastFunction | None:
+    def _as_threaded_code(self, block: Block) -> BlockFunction | None:
         """Threaded code of a block that is about to run, from when it pays on."""
         if self._threaded is None:
             assert self._make_threaded is not None
@@ -190,7 +210,7 @@ class Program:
 
         def close() -> None:
             if run:
-                self.nodes[run[0][0].pc] = Block(run, self._accelerator, self._hot_runs)
+                self.nodes[run[0][0].pc] = Block(run)
                 run.clear()
 
         for instruction in self.function.instructions:
@@ -215,13 +235,24 @@ class Program:
             )
         blocks = [node for node in self.nodes if isinstance(node, Block)]
         mark_temporaries(self.function.instructions, blocks)
-        if self.layout is not None:
+        if self._make_threaded is not None:
             for block in blocks:
                 block.make_threaded = self._as_threaded_code
-        for block in blocks:
-            behind = self.nodes[block.end]
-            if isinstance(behind, BranchNode) and behind.target == block.first:
-                block.loop = behind.guard
+
+    def _of_parameters(self, access: PlainAccess) -> PureOp | None:
+        """A load of the kernel's parameters as a move of constants; None of other accesses."""
+        base = access.address.base
+        if access.space != "param" or not isinstance(base, Symbol):
+            return None
+        known = [one for one in self.function.parameters if one.name == base.name]
+        start, size = base.addend + access.address.offset, access.element
+        count = len(access.registers)
+        if not known or start < 0 or start + size * count > known[0].size:
+            return None
+        first = known[0].offset + start
+        places = [parameter_word(first + size * number, size) for number in range(count)]
+        types = (f"{'s' if access.is_signed else 'b'}{8 * size}",) * count
+        return PureOp(identity, types, types, access.registers, tuple(places))
 
     def _decode_one(self, instruction: Instruction) -> PureOp | Node:
         name = instruction.modifiers[0]
@@ -244,6 +275,8 @@ class Program:
         guard, joined = instruction.guard, together(instruction)
         if isinstance(decoded, AccessStep):
             access = decoded.access
+            if (moves := self._of_parameters(access)) is not None:
+                return moves
             is_quiet = guard is None and not access.is_store and access.space in QUIET_SPACES
             return StepNode(instruction, decoded.step, guard, joined, access, True, is_quiet)
         on = concerns_nobody_else(instruction)

@@ -7,7 +7,6 @@ so that arrays of lanes never change in place there either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,22 +69,18 @@ class RegisterFile:
 
     __slots__ = ("_arrays", "_bytes", "_places", "address", "layout", "num_spare")
 
-    def __init__(self, layout: RegisterLayout) -> None:
-        size = layout.rows * ROW_BYTES
-        block = np.zeros(size + ROW_BYTES, np.uint8)
-        start = -int(block.ctypes.data) % ROW_BYTES
-        rows = block[start : start + size].reshape(layout.rows, ROW_BYTES)
-        self._bytes = rows.reshape(-1)
-        self._arrays: tuple[Lanes, ...] = (
-            rows.view(np.bool_)[:, :WARP_SIZE],
-            rows.view(np.uint16)[:, :WARP_SIZE],
-            rows.view(np.uint32),
-            self._bytes.view(np.uint64).reshape(-1, WARP_SIZE),
-            self._bytes.view(np.uint64).reshape(-1, WARP_SIZE, 2),
-        )
+    def __init__(
+        self,
+        layout: RegisterLayout,
+        data: NDArray[np.uint8],
+        arrays: tuple[Lanes, ...],
+        address: int,
+    ) -> None:
+        self._bytes = data
+        self._arrays = arrays
         self.layout = layout
         self._places = layout.places
-        self.address = int(self._bytes.ctypes.data)
+        self.address = address
         self.num_spare = 0
         """Spare values that have been filled in."""
 
@@ -112,6 +107,10 @@ class RegisterFile:
         """Put a spare value where it belongs."""
         self._bytes[offset : offset + lanes.nbytes] = lanes.view(np.uint8)
 
+    def spare(self, start: int, end: int) -> NDArray[np.uint8]:
+        """Spare values that have been filled in, as bytes."""
+        return self._bytes[start:end].copy()
+
     def words(self, slots: tuple[int, ...]) -> NDArray[np.uint32]:
         """Registers of 32 bits as rows (n, 32)."""
         found: NDArray[np.uint32] = self._arrays[_32].take(self.layout.word_indices(slots), axis=0)
@@ -126,28 +125,22 @@ class RegisterFile:
         return self._bytes.tobytes()
 
 
-Registers: TypeAlias = "list[Lanes] | RegisterFile"
-"""Registers by slot; in a list, arrays are shared and never change in place."""
-
-
-def words_of(registers: Registers, slots: tuple[int, ...]) -> NDArray[np.uint32]:
-    """Registers of 32 bits as rows (n, 32)."""
-    if isinstance(registers, RegisterFile):
-        return registers.words(slots)
-    return np.concatenate([registers[slot] for slot in slots]).reshape(-1, WARP_SIZE)
-
-
-def set_words(registers: Registers, slots: tuple[int, ...], words: NDArray[np.uint32]) -> None:
-    """Write registers of 32 bits, given as rows (n, 32), which must not change afterwards."""
-    if isinstance(registers, RegisterFile):
-        registers.set_words(slots, words)
-        return
-    for slot, lanes in zip(slots, words, strict=True):
-        registers[slot] = lanes
-
-
-def all_bits(registers: Registers) -> bytes:
-    """The bits of all registers."""
-    if isinstance(registers, RegisterFile):
-        return registers.tobytes()
-    return b"".join(lanes.tobytes() for lanes in registers)
+def register_files(layout: RegisterLayout, count: int) -> list[RegisterFile]:
+    """The registers of `count` warps, zeroed."""
+    size = layout.rows * ROW_BYTES
+    block = np.zeros(count * size + ROW_BYTES, np.uint8)
+    start = -int(block.ctypes.data) % ROW_BYTES
+    address = int(block.ctypes.data) + start
+    data = block[start : start + count * size].reshape(count, size)
+    rows = data.reshape(count, layout.rows, ROW_BYTES)
+    arrays = (
+        rows.view(np.bool_)[..., :WARP_SIZE],
+        rows.view(np.uint16)[..., :WARP_SIZE],
+        rows.view(np.uint32),
+        data.view(np.uint64).reshape(count, -1, WARP_SIZE),
+        data.view(np.uint64).reshape(count, -1, WARP_SIZE, 2),
+    )
+    return [
+        RegisterFile(layout, data[warp], tuple(one[warp] for one in arrays), address + warp * size)
+        for warp in range(count)
+    ]

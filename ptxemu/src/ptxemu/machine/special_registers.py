@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.lanes import LANE_IDS, WARP_SIZE, Lanes
+from ptxemu.machine.state import Cta, Machine, Warp
 from ptxemu.memory.address import SHARED_BASE
-
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Cta, Machine, Warp
+from ptxemu.syntax.ast import SpecialRegister
 
 NANOSECONDS_PER_INSTRUCTION = 1
 _GRID_WORKSPACE_BYTES = 8
 """Its size and the barrier, a number of 32 bits each."""
 RESERVED_FOR_LIBRARIES = 0x200
 """Offset of the scratch space of cooperative groups in the reserved part of shared memory."""
+_PARAMETER = "%parameter "
+_OF_WARPS = ("%tid", "%warpid")
+OF_CTAS = ("%ctaid", "%clusterid", "%cluster_ctaid", "%cluster_ctarank", "%smid")
+"""Registers that are not the same in all warps of a CTA, and in all CTAs."""
 _OF_LANES: dict[str, Lanes] = {
     "%laneid": LANE_IDS,
     "%lanemask_eq": np.uint32(1) << LANE_IDS,
@@ -36,11 +37,22 @@ def special(warp: Warp, name: str) -> Lanes:
     """
     value = warp.constants.get(name)
     if value is None:
-        value = _constant(warp.cta, warp.index, name)
+        alike = warp.cta.machine.constants
+        key = name, warp.index if name.startswith(_OF_WARPS) else 0
+        value = alike.get(key)
+        if value is None:
+            value = _constant(warp.cta, warp.index, name)
         if value is None:
             return _changing(warp, name)
+        if not name.startswith(OF_CTAS):
+            alike[key] = value
         warp.constants[name] = value
     return value
+
+
+def parameter_word(offset: int, size: int) -> SpecialRegister:
+    """A name among special registers for `size` bytes of the kernel's parameters."""
+    return SpecialRegister(f"{_PARAMETER}{offset}+{size}")
 
 
 def _changing(warp: Warp, name: str) -> Lanes:
@@ -73,6 +85,10 @@ def _constant(cta: Cta, warp_index: int, name: str) -> Lanes | None:
     of_lanes = _OF_LANES.get(name)
     if of_lanes is not None:
         return of_lanes
+    if name.startswith(_PARAMETER):
+        start, size = map(int, name.removeprefix(_PARAMETER).split("+"))
+        word = np.frombuffer(cta.machine.launch.parameters, f"u{size}", 1, start)
+        return np.repeat(word, WARP_SIZE)
     register, _, axis = name.partition(".")
     if axis and axis in "xyz":
         place = "xyz".index(axis)

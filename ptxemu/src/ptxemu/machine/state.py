@@ -5,41 +5,91 @@ They know one another; `grid`, `warp` and the engines start and run them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.events import Space
-from ptxemu.machine.lane_group import Group
-from ptxemu.machine.lanes import (
-    FULL,
-    LANE_IDS,
-    WARP_SIZE,
-    Lanes,
-    Mask,
-    bits_of,
-    first_lane,
-    held_lanes,
-)
-from ptxemu.machine.pending import PendingOperations
+from ptxemu.events import Agent, Observer, Space
+from ptxemu.machine import lanes
+from ptxemu.machine.device import Device
+from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.lane_group import Group, LanesApart
+from ptxemu.machine.launch import Launch
+from ptxemu.machine.layout import Layout
+from ptxemu.machine.register_file import RegisterFile, RegisterLayout
 from ptxemu.machine.sleepers import Sleepers
 from ptxemu.memory.address import SHARED_BASE, SHARED_RANK_SHIFT
+from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.memory.words import Words
+from ptxemu.syntax.ast import Function, Guard, Instruction
 
-if TYPE_CHECKING:
-    from ptxemu.events import Agent, Observer
-    from ptxemu.machine.device import Device
-    from ptxemu.machine.engine_state import EngineState
-    from ptxemu.machine.lanes_apart import LanesApart
-    from ptxemu.machine.launch import Launch
-    from ptxemu.machine.layout import Layout
-    from ptxemu.machine.register_file import Registers
-    from ptxemu.memory.global_memory import GlobalMemory
-    from ptxemu.memory.words import Words
-    from ptxemu.syntax.ast import Function, Guard, Instruction
+# The asynchronous operations that have not completed, and which of them may take a step now.
+
+
+class Ordered(Protocol):
+    """An operation that others may have to complete before."""
+
+    agent_id: int
+    completed: bool
+    after: list[Any]
+    """Operations that complete before it may take a step."""
+
+
+OperationT = TypeVar("OperationT", bound=Ordered)
+
+
+class PendingOperations(Generic[OperationT]):
+    """Operations in order of issue."""
+
+    def __init__(self) -> None:
+        self.ready: list[OperationT] = []
+        """Those that wait for no other operation, in order of issue."""
+        self._ids: list[int] = []
+        """Their agent ids, which grow."""
+        self._count = 0
+        self._behind: dict[OperationT, list[OperationT]] = {}
+        """Operations that wait for an operation, and perhaps for others, by that operation."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, operation: OperationT) -> None:
+        """An operation was issued; it is the last."""
+        self._count += 1
+        if operation.after:
+            operation.after = [other for other in operation.after if not other.completed]
+        for other in operation.after:
+            self._behind.setdefault(other, []).append(operation)
+        if not operation.after:
+            self.ready.append(operation)
+            self._ids.append(operation.agent_id)
+
+    def keep(self, is_kept: Callable[[OperationT], bool]) -> None:
+        """Forget the others, for which none of these waits."""
+        self.ready = [operation for operation in self.ready if is_kept(operation)]
+        self._ids = [operation.agent_id for operation in self.ready]
+        behind = {op: followers for op, followers in self._behind.items() if is_kept(op)}
+        self._behind = behind
+        waiting = {follower for followers in behind.values() for follower in followers}
+        self._count = len(self.ready) + len(waiting)
+
+    def remove(self, operation: OperationT) -> None:
+        """An operation that was ready has completed."""
+        self._count -= 1
+        place = bisect_left(self._ids, operation.agent_id)
+        del self.ready[place], self._ids[place]
+        for follower in self._behind.pop(operation, ()):
+            follower.after.remove(operation)
+            if not follower.after:
+                place = bisect_left(self._ids, follower.agent_id)
+                self.ready.insert(place, follower)
+                self._ids.insert(place, follower.agent_id)
+
 
 LOOP_ROUNDS = 64
 """Rounds of a loop of pure instructions after which other warps have their turn."""
@@ -56,12 +106,9 @@ class Kernel(Protocol):
 
     function: Function
     nodes: list[Any]
+    layout: RegisterLayout
     plain: tuple[set[int], set[int]]
     """Pcs where no chain begins: of those that nobody hears, and of those that are heard."""
-
-    def new_registers(self) -> Registers:
-        """Give the registers of a warp that starts."""
-        ...
 
     def chain(self, first: int, *, is_heard: bool) -> Any:
         """Give the `machine.program.Chain` that begins at a pc, or None."""
@@ -246,15 +293,17 @@ class Warp:
     Lanes that diverge form groups.
     """
 
-    def __init__(self, agent_id: int, cta: Cta, index: int, num_lanes: int) -> None:
+    def __init__(
+        self, agent_id: int, cta: Cta, index: int, num_lanes: int, registers: RegisterFile
+    ) -> None:
         self.agent_id = agent_id
         self.cta = cta
         self.index = index
         """Warp number in the CTA, threadIdx / 32."""
         self.program: Kernel = cta.machine.program
-        self.registers: Registers = self.program.new_registers()
-        alive = FULL if num_lanes == WARP_SIZE else np.less(LANE_IDS, num_lanes)
-        self.alive: Mask = alive
+        self.registers = registers
+        alive = lanes.FULL if num_lanes == lanes.WARP_SIZE else np.less(lanes.LANE_IDS, num_lanes)
+        self.alive: lanes.Mask = alive
         """Lanes that have not exited."""
         self.groups: list[Group] = [Group(0, alive)]
         self.group = self.groups[0]
@@ -266,7 +315,7 @@ class Warp:
         """Region of an instruction's last access to global memory, by pc."""
         self.in_flight: dict[int, Claim] = {}
         """Registers of wgmma and tcgen05.ld operations under way, by slot."""
-        self.constants: dict[str, Lanes] = {}
+        self.constants: dict[str, lanes.Lanes] = {}
         """Special registers that never change, once they have been asked for."""
         self.patience = PATIENCE
         self.access_alone = -1
@@ -282,19 +331,19 @@ class Warp:
         """The address of a variable or a parameter, in its own state space's form."""
         return self.cta.symbol_address(name)
 
-    def guarded(self, guard: Guard | None, mask: Mask) -> Mask:
+    def guarded(self, guard: Guard | None, mask: lanes.Mask) -> lanes.Mask:
         """The lanes of `mask` whose guard holds."""
         if guard is None:
             return mask
-        return held_lanes(mask, self.registers[guard.register.slot], negated=guard.negated)
+        return lanes.held_lanes(mask, self.registers[guard.register.slot], negated=guard.negated)
 
     def lanes_now(self) -> tuple[int, int]:
         """Lanes that execute the visible instruction now, and that have not exited, as bits."""
         guard = self.program.function.instructions[self.group.pc - 1].guard
-        alive = bits_of(self.alive)
+        alive = lanes.bits_of(self.alive)
         if guard is None and len(self.groups) == 1:
             return alive, alive
-        return bits_of(self.guarded(guard, self.group.mask)), alive
+        return lanes.bits_of(self.guarded(guard, self.group.mask)), alive
 
     def wake(self) -> None:
         """Something that this warp waits for has changed."""
@@ -340,6 +389,8 @@ class Machine:
         """Instructions of the warps that have exited."""
         self.async_operations = 0
         self._num_agents = 0
+        self.constants: dict[tuple[str, int], lanes.Lanes] = {}
+        """Special registers that are the same in all CTAs, by name and, of some, the warp."""
         self.clock_was_read = False
         self.skipped_time = 0
         """Added to clocks that count instructions: time that passed while nobody could go on."""
@@ -347,7 +398,7 @@ class Machine:
         """Number of times that time was skipped since `progress` had the second value."""
         self.printed: list[str] = []
         """Output of the kernel's calls of vprintf, one string for each thread's call."""
-        self.elect: Callable[[Mask], int] = first_lane
+        self.elect: Callable[[lanes.Mask], int] = lanes.first_lane
         """Function that chooses the leader of elect.sync among the lanes."""
         self.cancelled_clusters = 0
         """Clusters that clusterlaunchcontrol.try_cancel kept from starting."""

@@ -8,23 +8,16 @@ anything changing, as one that spins on a lock which other lanes hold, lets the 
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.blocks import Block
-from ptxemu.machine.code_runner import run_code
 from ptxemu.machine.in_flight import touch_block, touch_predicate, touch_step
-from ptxemu.machine.lane_group import Group
+from ptxemu.machine.lane_group import Group, LanesApart
 from ptxemu.machine.lanes import FULL, NOBODY, Mask, count_lanes, lane_names
 from ptxemu.machine.program import BranchNode, ExitNode, Node, StepNode, SwitchNode
-from ptxemu.machine.register_file import all_bits
-from ptxemu.machine.state import LOOP_ROUNDS
-
-if TYPE_CHECKING:
-    from ptxemu.machine.lanes_apart import LanesApart
-    from ptxemu.machine.state import Warp
+from ptxemu.machine.state import LOOP_ROUNDS, Warp
 
 LEAST_PATIENCE = 4
 """Least value of `Warp.patience`, for lanes that have often gone round with nothing changing."""
@@ -56,7 +49,9 @@ def advance(warp: Warp) -> Status:
     is_heard = observer is not None
     # A turn that is heard does not depend on who listens, nor on machine code.
     goes_on = is_heard and group.mask is FULL and machine.lanes_apart is None
-    has_code = observer is None or (goes_on and observer.takes_loads)
+    has_code = machine.lanes_apart is None and (
+        observer is None or (goes_on and observer.takes_loads)
+    )
     while True:
         pc = group.pc
         if has_code and pc not in program.plain[is_heard] and not warp.in_flight:
@@ -75,9 +70,10 @@ def advance(warp: Warp) -> Status:
             if left <= 0 or not (node.goes_on and status is _MOVED and len(warp.groups) < 2):
                 return status
         elif type(node) is Block:
-            left -= _run_block(warp, node, group, left) - 1
+            _run_block(warp, node, group)
             goes_first = len(warp.groups) < 2 or not _other_goes_first(warp, group)
-            if not goes_first or group.pc in machine.stops:
+            is_start = is_heard and not node.first  # after which warps part
+            if not goes_first or is_start or group.pc in machine.stops:
                 return _MOVED
         elif type(node) is BranchNode:
             backward = _run_branch(warp, node, group)
@@ -117,7 +113,7 @@ def sleep(warp: Warp) -> bool:
 def fingerprint(warp: Warp) -> int:
     """Equal for equal registers at equal places (and, very rarely, for others)."""
     places = tuple((g.pc, g.mask.tobytes()) for g in warp.groups)
-    return hash((warp.agent_id, places, all_bits(warp.registers)))
+    return hash((warp.agent_id, places, warp.registers.tobytes()))
 
 
 def expire_waits(warp: Warp) -> bool:
@@ -301,19 +297,15 @@ def _other_goes_first(warp: Warp, group: Group) -> bool:
     return any(g is not group and g.blocked is None and g.pc <= group.pc for g in warp.groups)
 
 
-def _run_block(warp: Warp, block: Block, group: Group, most: int) -> int:
-    """Run a block, a loop on itself maybe up to `most` times; returns how often."""
+def _run_block(warp: Warp, block: Block, group: Group) -> None:
     if warp.in_flight:
         touch_block(warp, block)
-        most = 1
-    rounds = block.run(warp, group.mask, most if len(warp.groups) == 1 else 1)
-    warp.instruction_count += rounds * (block.count + 1) - 1
+    block.run(warp, group.mask)
+    warp.instruction_count += block.count
     observer = warp.cta.machine.observer
     if observer is not None:
-        for _ in range(rounds):
-            observer.block_executed(warp, block.first, block.count, count_lanes(group.mask))
+        observer.block_executed(warp, block.first, block.count, count_lanes(group.mask))
     group.pc = block.end
-    return rounds
 
 
 def _is_loop(warp: Warp, group: Group, branch: BranchNode) -> bool:
@@ -405,8 +397,46 @@ def _run_exit(warp: Warp, node: ExitNode, group: Group) -> None:
 
 
 def _remove_lanes(warp: Warp, group: Group, leaving: Mask) -> None:
-    warp.alive = warp.alive & ~leaving
     warp.cta.cluster.lanes_exited.wake()
+    if leaving is warp.alive:
+        warp.alive = group.mask = NOBODY
+        warp.groups.clear()
+        return
+    warp.alive = warp.alive & ~leaving
     group.mask = group.mask & ~leaving
     if not group.mask.any():
         warp.groups.remove(group)
+
+
+# A warp goes on by machine code: chains of blocks and weak accesses.
+
+
+def run_code(warp: Warp, group: Group, *, is_heard: bool) -> bool | None:
+    """Let the lanes go on by machine code: whether the warp's turn is over then.
+
+    No register belongs to an operation.
+
+    Args:
+        is_heard: the observer is told of loads in a row (`Observer.loaded`); else there is none.
+
+    Returns:
+        None where there is none for what is next; nothing was done then.
+    """
+    program = warp.program
+    chain = program.chain(group.pc, is_heard=is_heard)
+    if (
+        chain is None
+        or group.pc == warp.access_alone
+        or warp.cta.machine.memory.allow_unregistered
+        or (len(warp.groups) > 1 and _meets_others(warp, group, chain.end))
+    ):
+        return None
+    if not chain.run(warp, group):
+        warp.access_alone = group.pc
+        return False
+    return len(warp.groups) > 1
+
+
+def _meets_others(warp: Warp, group: Group, end: int) -> bool:
+    """Whether other lanes of the warp are before `end`."""
+    return any(other is not group and other.pc < end for other in warp.groups)

@@ -60,7 +60,8 @@ class GlobalMemory:
         self._bases: list[int] = []
         self._last: Allocation | None = None
         self._host: Words | None = None
-        self._table: tuple[NDArray[np.uint64], int] | None = None
+        self._table: tuple[int, int] | None = None
+        self._rows: NDArray[np.uint64] = np.zeros((0, TABLE_WORDS), np.uint64)
         self.allow_unregistered = allow_unregistered
         self.blank: list[tuple[int, int]] = []
         """Ranges of addresses that nobody has written: begin and end of each."""
@@ -75,7 +76,8 @@ class GlobalMemory:
     def table(self) -> tuple[int, int]:
         """Return the address of a table of all allocations, for machine code, and its length.
 
-        The table stays until another allocation is registered.
+        The table stays, and what is returned is the same object, until another allocation is
+        registered.
         """
         if self._table is None:
             entries = [
@@ -87,10 +89,9 @@ class GlobalMemory:
                 )
                 for a in self._allocations
             ]
-            rows = np.array(entries, np.uint64).reshape(-1, TABLE_WORDS)
-            self._table = rows, int(rows.ctypes.data)
-        rows, address = self._table
-        return address, len(rows)
+            self._rows = np.array(entries, np.uint64).reshape(-1, TABLE_WORDS)
+            self._table = int(self._rows.ctypes.data), len(self._rows)
+        return self._table
 
     def register(
         self,

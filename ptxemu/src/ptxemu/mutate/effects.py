@@ -12,38 +12,80 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ptxemu.check import vector_clock
 from ptxemu.check.actors import OperationActor
 from ptxemu.check.checker import Checker
 from ptxemu.check.state import Actor, WarpActor
-from ptxemu.check.vector_clock import (
-    ARRIVED,
-    ASYNC_GLOBAL,
-    ASYNC_SHARED,
-    GENERIC,
-    MBARRIER_INIT,
-    ROWS,
-    TCGEN05,
-    TENSORMAP,
-    TENSORMAP_RELEASED,
-    Knowledge,
-)
+from ptxemu.check.vector_clock import GENERIC, TCGEN05
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, Agent, Fence, FenceKind, Space
 from ptxemu.mutate.groups import Groups
-from ptxemu.mutate.tcgen05_fences import Tcgen05Fences
-from ptxemu.syntax.ast import Register
+from ptxemu.syntax.ast import Instruction, Register
 
-if TYPE_CHECKING:
-    from ptxemu.syntax.ast import Instruction
+# The tcgen05 fences of a run that ordered something that the fences around them do not.
 
-_ARRIVALS = ROWS
+
+class Tcgen05Fences:
+    """Follows all warps; tells of fences (pc) that had an effect.
+
+    An ::after_thread_sync has one if its warp has learnt something since the fence before, and uses
+    TMEM before the next fence, which would order that too. A ::before_thread_sync has one if there
+    are tcgen05 operations, the warp's own or known to it, that the one before did not hand on.
+    """
+
+    def __init__(self) -> None:
+        self._unused: dict[int, int] = {}
+        """The last ::after_thread_sync of each warp that has not used TMEM since then."""
+        self._fresh: set[int] = set()
+        """Warps that have started operations since their last ::before_thread_sync."""
+        self._issuers: dict[int, set[int]] = {}
+        """Warps (their columns) that have started operations, by cluster."""
+
+    def issued(self, agent_id: int, warp: WarpActor) -> int | None:
+        """A warp has started an operation; the fence that orders it, if it is the first use."""
+        self._fresh.add(agent_id)
+        self._issuers.setdefault(warp.home, set()).add(warp.slot)
+        return self.used(agent_id)
+
+    def used(self, agent_id: int) -> int | None:
+        """A warp has used TMEM itself (tcgen05.dealloc)."""
+        return self._unused.pop(agent_id, None)
+
+    def after(self, agent_id: int, pc: int, has_learnt: bool) -> None:
+        """tcgen05.fence::after_thread_sync: whether it has an effect, the next use tells."""
+        self._unused.pop(agent_id, None)
+        if has_learnt:
+            self._unused[agent_id] = pc
+
+    def has_effect_before(self, agent_id: int, warp: WarpActor, tcgen05: int) -> bool:
+        """Whether a tcgen05.fence::before_thread_sync, which comes now, has an effect.
+
+        Args:
+            tcgen05: which operations of the cluster are tcgen05 instructions, as bits.
+        """
+        is_fresh = agent_id in self._fresh
+        self._fresh.discard(agent_id)
+        mine = warp.know.parts[warp.home]
+        if is_fresh or mine.done & tcgen05 & ~mine.tcgen05:
+            return True
+        others = [slot for slot in self._issuers.get(warp.home, ()) if slot != warp.slot]
+        return bool((mine.clocks[GENERIC, others] > mine.clocks[TCGEN05, others]).any())
+
+
+_ARRIVALS = vector_clock.ROWS
 """Row of `_happened` for arrivals; the others are those of the clocks."""
 _WAITS = (("mbarrier", "try_wait"), ("mbarrier", "test_wait"))
-_ALL_ROWS = (GENERIC, TENSORMAP, TENSORMAP_RELEASED, TCGEN05, ARRIVED)
+_ALL_ROWS = (
+    vector_clock.GENERIC,
+    vector_clock.TENSORMAP,
+    vector_clock.TENSORMAP_RELEASED,
+    vector_clock.TCGEN05,
+    vector_clock.ARRIVED,
+)
 
 
 class Effects(NamedTuple):
@@ -86,8 +128,8 @@ class Effects(NamedTuple):
 class _Learnt:
     """An agent's knowledge at its last action, and what it has acquired since, with the sources."""
 
-    base: Knowledge
-    lessons: list[tuple[tuple[int, ...], Knowledge]] = field(default_factory=list)
+    base: vector_clock.Knowledge
+    lessons: list[tuple[tuple[int, ...], vector_clock.Knowledge]] = field(default_factory=list)
     """The waits (pc, and those of the releases) with what each brought."""
 
 
@@ -174,11 +216,11 @@ class EffectRecorder(Checker):
             self._note_effect(self._tcgen05_fences.used(access.agent.agent_id))
         rows = list(_ALL_ROWS)
         if access.space is Space.SHARED:
-            rows.append(ASYNC_SHARED)
+            rows.append(vector_clock.ASYNC_SHARED)
         elif access.space is Space.GLOBAL:
-            rows.append(ASYNC_GLOBAL)
+            rows.append(vector_clock.ASYNC_GLOBAL)
         if access.instruction.modifiers[:2] == ("mbarrier", "init"):
-            rows.append(MBARRIER_INIT)
+            rows.append(vector_clock.MBARRIER_INIT)
         self._happens(actor, rows)
         if access.order == "weak":
             super().accessed(access)
@@ -186,7 +228,7 @@ class EffectRecorder(Checker):
         before = actor.know.copy()
         super().accessed(access)
         is_release = access.order in ("release", "acq_rel", "seq_cst")
-        gains = any(self._gains(before, actor.know, GENERIC))
+        gains = any(self._gains(before, actor.know, vector_clock.GENERIC))
         self._note(access.instruction.pc, accesses=gains or is_release, arrivals=gains)
 
     def released(self, agent: Agent, token: Hashable, scope: str) -> None:
@@ -241,7 +283,7 @@ class EffectRecorder(Checker):
             for pcs, lesson in learnt.lessons:
                 if pcs[0] != pc:
                     without.unite(lesson)
-            accesses, arrivals = self._gains(without, known, *range(ROWS))
+            accesses, arrivals = self._gains(without, known, *range(vector_clock.ROWS))
             if accesses or arrivals:
                 for pcs, _ in learnt.lessons:
                     if pcs[0] == pc:
@@ -273,7 +315,7 @@ class EffectRecorder(Checker):
         elif kind is FenceKind.TCGEN05_BEFORE:
             return
         else:
-            effect = any(self._gains(before, actor.know, *range(1, ROWS)))
+            effect = any(self._gains(before, actor.know, *range(1, vector_clock.ROWS)))
         self._note(instruction.pc, accesses=effect, arrivals=effect)
 
     def async_issued(self, operation: Any, issuer: Agent) -> None:
@@ -306,13 +348,13 @@ class EffectRecorder(Checker):
         super().async_joined(agent, operation, reads_only)
         if actor.instruction is None:
             return
-        effect = any(self._gains(before, actor.know, *range(ROWS)))
+        effect = any(self._gains(before, actor.know, *range(vector_clock.ROWS)))
         if operation.issuer is agent and operation.kind in ("wgmma", "tcgen05.ld"):
             effect = True
         if operation.kind == "wgmma":
             # One warp's wait is enough here, by the ISA's letter each waits: what tells others that
             # this warp has is not redundant.
-            self._happens(actor, (GENERIC,))
+            self._happens(actor, (vector_clock.GENERIC,))
         self._note(actor.instruction.pc, accesses=effect, arrivals=effect)
 
     def _note(self, pc: int, *, accesses: bool, arrivals: bool) -> None:
@@ -329,21 +371,23 @@ class EffectRecorder(Checker):
             return
         happened = self._happened.get((actor.home, actor.slot))
         if happened is None:
-            happened = [[] for _ in range(ROWS + 1)]
+            happened = [[] for _ in range(vector_clock.ROWS + 1)]
             self._happened[actor.home, actor.slot] = happened
         for row in rows:
             clocks = happened[row]
             if not clocks or clocks[-1] != actor.clock:
                 clocks.append(actor.clock)
 
-    def _gains(self, before: Knowledge, after: Knowledge, *rows: int) -> tuple[bool, bool]:
+    def _gains(
+        self, before: vector_clock.Knowledge, after: vector_clock.Knowledge, *rows: int
+    ) -> tuple[bool, bool]:
         """Whether accesses, and whether arrivals, are known after and were not before."""
         accesses = arrivals = False
         for home, part in after.parts.items():
             old = before.parts.get(home)
             if old is None:
                 old = type(part)(part.clocks.shape[1])
-            if GENERIC in rows:
+            if vector_clock.GENERIC in rows:
                 new = part.done & ~old.done | part.reads & ~(old.reads | old.done)
                 accesses |= bool(new)
             if part.fenced & ~old.fenced & self._generic_operations.get(home, 0):
@@ -355,7 +399,7 @@ class EffectRecorder(Checker):
                     continue
                 low, high = old.clocks.item(row, slot), part.clocks.item(row, slot)
                 accesses |= _any_in(happened[row], low, high)
-                if row == GENERIC:
+                if row == vector_clock.GENERIC:
                     arrivals |= _any_in(happened[_ARRIVALS], low, high)
         return accesses, arrivals
 

@@ -11,13 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ptxemu.events import Space
-from ptxemu.syntax.ast import Instruction, IntImmediate
-
-if TYPE_CHECKING:
-    from ptxemu.syntax.ast import Function
+from ptxemu.syntax.ast import Function, Instruction, IntImmediate
 
 COMMIT_REMOVED = "removed"
 ONE_MORE = "one group more"

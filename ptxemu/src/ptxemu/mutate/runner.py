@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,6 @@ from ptxemu.mutate.effects import Effects
 from ptxemu.mutate.equivalents import Equivalents
 from ptxemu.mutate.groups import ONE_MORE, family_of
 from ptxemu.mutate.mutations import REMOVED, Mutation, mutations_of
-from ptxemu.mutate.processes import in_processes
 from ptxemu.sched.policy import Policy
 
 POLICIES = (
@@ -390,3 +390,32 @@ def _noticed(outcome: Outcome, baseline: Baseline) -> tuple[str, str] | None:
 def _short(message: str) -> str:
     line = " ".join(message.split())
     return line if len(line) <= _SHOWN_MESSAGE else f"{line[:_SHOWN_MESSAGE]}..."
+
+
+# Work for several processes.
+
+_T = TypeVar("_T")
+
+
+def in_processes(task: Callable[[int], _T], count: int, jobs: int) -> Iterator[tuple[int, _T]]:
+    """Each number below `count` with what `task` makes of it, as they come."""
+    if jobs <= 1 or count <= 1:
+        for index in range(count):
+            yield index, task(index)
+        return
+    global _current
+    _current = task  # arrays stay at their addresses in a forked process
+    context = multiprocessing.get_context("fork")
+    try:
+        with context.Pool(min(jobs, count)) as pool:
+            yield from pool.imap_unordered(_run_current, range(count))
+    finally:
+        _current = None
+
+
+_current: Callable[[int], Any] | None = None
+
+
+def _run_current(index: int) -> tuple[int, Any]:
+    assert _current is not None
+    return index, _current(index)

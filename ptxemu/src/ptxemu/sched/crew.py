@@ -15,18 +15,15 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.independence import tie_between_clusters
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from ptxemu.machine.state import Machine
-    from ptxemu.memory.global_memory import Allocation
+from ptxemu.machine.state import Machine
+from ptxemu.memory.global_memory import Allocation
 
 STEPS_BEFORE = 8192
 """Steps of a launch before its clusters are dealt: some 0.2 s, ten times what that costs."""

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable, Iterator
+from typing import Any
 
-from ptxemu.events import Access, AccessKind, Agent, Observer, OnProgress
-from ptxemu.fan_out import FanOut
+from ptxemu.events import Access, AccessKind, Agent, FanOut, Observer, OnProgress
+from ptxemu.machine.blocks import Block
 from ptxemu.machine.grid import skip_time
-from ptxemu.machine.live_registers import LiveRegisters
-from ptxemu.machine.program import Program, StepNode
+from ptxemu.machine.lane_group import Group
+from ptxemu.machine.program import BranchNode, ExitNode, Program, StepNode, SwitchNode
+from ptxemu.machine.state import Machine, Warp
 from ptxemu.machine.warp import BLOCKED, EXITED, advance
 from ptxemu.sched.orders import READ, WRITE, Orders
-from ptxemu.sched.policy import Policy
+from ptxemu.sched.policy import Guided
 from ptxemu.sched.scheduler import LIVELOCK_ROUNDS, Scheduler
-from ptxemu.syntax.ast import Sink
-
-if TYPE_CHECKING:
-    from ptxemu.machine.lane_group import Group
-    from ptxemu.machine.state import Machine, Warp
-    from ptxemu.syntax.ast import Instruction
+from ptxemu.syntax.ast import Instruction, Sink, register_slots
 
 _STRONG = {"relaxed", "acquire", "release", "acq_rel", "volatile", "mmio"}
 _COMMUTING = {"add", "min", "max", "and", "or", "xor", "inc", "dec"}
@@ -28,13 +23,6 @@ _FLOATS = {"f16", "f16x2", "bf16", "bf16x2", "f32", "f64"}
 _ROUNDS_WITHOUT_A_STEP = 4096
 """Instructions of a warp between two steps after which the others go on."""
 _MBARRIERS: Hashable = "mbarriers"
-
-
-@dataclass(frozen=True, slots=True)
-class Guided(Policy):
-    """A schedule in which `orders` chooses; asynchronous work is done at once."""
-
-    orders: Orders = field(default_factory=Orders)
 
 
 def is_step(instruction: Instruction, *, with_mbarriers: bool) -> bool:
@@ -286,3 +274,73 @@ def _how(instruction: Instruction) -> str:
     if is_unseen and operation is not None and _FLOATS.isdisjoint(more):
         return operation
     return WRITE
+
+
+# Registers whose values matter at a place: some path reads them before it writes them.
+
+_WITH_RESULT = frozenset(("ld", "atom"))
+"""Opcodes of visible instructions whose first operand is written in all lanes that execute them."""
+
+
+class LiveRegisters:
+    """The registers of a kernel that matter, by pc; of visible instructions most count as read."""
+
+    def __init__(self, program: Program) -> None:
+        instructions = program.function.instructions
+        count = len(instructions)
+        reads: list[set[int]] = [set() for _ in instructions]
+        writes: list[set[int]] = [set() for _ in instructions]
+        for pc, instruction in enumerate(instructions):
+            reads[pc], writes[pc] = _of_visible(instruction)
+        for node in program.nodes:
+            for instruction, op in node.code if isinstance(node, Block) else ():
+                written = set(register_slots(op.destinations))
+                read = set(register_slots(op.sources))
+                reads[instruction.pc], writes[instruction.pc] = _guarded(instruction, read, written)
+        self._live: list[set[int]] = [set() for _ in range(count + 1)]
+        following = [list(_following(program, pc)) for pc in range(count)]
+        changed = True
+        while changed:
+            changed = False
+            for pc in reversed(range(count)):
+                behind = set[int]().union(*(self._live[after] for after in following[pc]))
+                now = reads[pc] | (behind - writes[pc])
+                if now != self._live[pc]:
+                    self._live[pc], changed = now, True
+        self._sorted = [sorted(live) for live in self._live]
+
+    def fingerprint(self, warp: Warp) -> tuple[object, ...]:
+        """Equal where the warp's lanes stand at the same places and go on alike."""
+        registers = warp.registers
+        places = tuple((group.pc, group.mask.tobytes()) for group in warp.groups)
+        live = {slot for group in warp.groups for slot in self._sorted[group.pc]}
+        return places, tuple(registers[slot].tobytes() for slot in sorted(live))
+
+
+def _of_visible(instruction: Instruction) -> tuple[set[int], set[int]]:
+    first, rest = instruction.operands[:1], instruction.operands[1:]
+    if instruction.modifiers[0] not in _WITH_RESULT:
+        return _guarded(instruction, {*register_slots(first), *register_slots(rest)}, set())
+    return _guarded(instruction, set(register_slots(rest)), set(register_slots(first)))
+
+
+def _guarded(
+    instruction: Instruction, read: set[int], written: set[int]
+) -> tuple[set[int], set[int]]:
+    """Lanes whose guard does not hold keep what was there."""
+    if instruction.guard is None:
+        return read, written
+    return read | written | {instruction.guard.register.slot}, set()
+
+
+def _following(program: Program, pc: int) -> Iterator[int]:
+    node = program.nodes[pc]
+    if isinstance(node, BranchNode):
+        yield node.target
+        if node.guard is not None:
+            yield pc + 1
+    elif isinstance(node, SwitchNode):
+        yield from node.targets
+        yield pc + 1
+    elif not isinstance(node, ExitNode) or node.guard is not None:
+        yield pc + 1

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ptxemu.sched.orders import Orders
 
 DEFAULT_LIMIT = 1_000_000_000
 """Some hours."""
@@ -50,3 +54,10 @@ class Policy:
         ):
             if value not in choices:
                 raise ValueError(f"{name}: expected one of {', '.join(choices)}; got {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guided(Policy):
+    """A schedule in which `orders` chooses; asynchronous work is done at once."""
+
+    orders: Orders

@@ -3,21 +3,85 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from time import monotonic
+from typing import overload
 
 from ptxemu.errors import DeadlockError, StepLimitError
 from ptxemu.events import LaunchProgress, OnProgress
+from ptxemu.machine.device import ctas_per_sm
 from ptxemu.machine.grid import clusters_left, deal, skip_time, start_clusters
+from ptxemu.machine.lane_group import LanesApart
 from ptxemu.machine.lanes import lane_names
-from ptxemu.machine.lanes_apart import LanesApart
-from ptxemu.machine.occupancy import ctas_per_sm
 from ptxemu.machine.state import LOOP_ROUNDS, AsyncOperation, Cluster, Machine, Warp
 from ptxemu.machine.warp import BLOCKED, EXITED, advance, expire_waits, fingerprint, sleep
 from ptxemu.sched.crew import STEPS_BEFORE, Crew
 from ptxemu.sched.policy import Policy
-from ptxemu.sched.resident_warps import ResidentWarps
+
+# The warps of the resident CTAs, and which of them are worth asking.
+
+
+class ResidentWarps(Sequence["Warp"]):
+    """Warps in the order in which they started, each awake or asleep.
+
+    Args:
+        woken: where warps whose sleep ended are put; taken out here.
+    """
+
+    def __init__(self, woken: list[Warp]) -> None:
+        self._warps: list[Warp] = []
+        self._ids: list[int] = []
+        """Their agent ids, which grow."""
+        self._awake = bytearray()
+        self._woken = woken
+
+    def __len__(self) -> int:
+        return len(self._warps)
+
+    @overload
+    def __getitem__(self, index: int) -> Warp: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Warp]: ...
+    def __getitem__(self, index: int | slice) -> Warp | Sequence[Warp]:
+        return self._warps[index]
+
+    def extend(self, warps: Iterable[Warp]) -> None:
+        """Warps of CTAs that have become resident."""
+        for warp in warps:
+            self._warps.append(warp)
+            self._ids.append(warp.agent_id)
+            self._awake.append(1)
+
+    def keep(self, is_kept: Callable[[Warp], bool]) -> None:
+        """Forget the others."""
+        kept = [index for index, warp in enumerate(self._warps) if is_kept(warp)]
+        self._warps = [self._warps[index] for index in kept]
+        self._ids = [self._ids[index] for index in kept]
+        self._awake = bytearray(self._awake[index] for index in kept)
+
+    def remove(self, index: int) -> None:
+        """A warp has exited."""
+        del self._warps[index], self._ids[index], self._awake[index]
+
+    def sleep(self, index: int) -> None:
+        """A warp waits; it is awake again when it is found in `woken`."""
+        self._awake[index] = 0
+
+    def next_awake(self, first: int, end: int) -> int:
+        """Index of the first warp of [first, end) that is awake; -1 where none is."""
+        if self._woken:
+            self._wake()
+        return self._awake.find(1, first, end)
+
+    def _wake(self) -> None:
+        for warp in self._woken:
+            index = bisect_left(self._ids, warp.agent_id)
+            if index < len(self._ids) and self._ids[index] == warp.agent_id:
+                self._awake[index] = 1
+        self._woken.clear()
+
 
 SECONDS_BETWEEN_COUNTS = 0.25
 """Progress is told, and who stops a launch is heard, as often as this if steps take long."""
@@ -233,6 +297,11 @@ class Scheduler:
     def _finish_cluster(self, cluster: Cluster) -> None:
         self._clusters.remove(cluster)
         self._finished += 1
+        # Memory for the clusters that are left, where no operation writes registers any more.
+        if clusters_left(self._machine) and not self._machine.pending:
+            for cta in cluster.ctas:
+                for warp in cta.warps:
+                    del warp.registers
         self._tell_progress()
         self._start_clusters()
 

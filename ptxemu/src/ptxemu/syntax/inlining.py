@@ -11,33 +11,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from ptxemu.syntax.ast import (
-    Address,
-    Function,
-    Guard,
-    Instruction,
-    Module,
-    NegatedRegister,
-    Operand,
-    Pair,
-    Prototype,
-    Register,
-    Symbol,
-    Variable,
-    Vector,
-)
+from ptxemu.syntax import ast
 
-_Operand = TypeVar("_Operand", bound=Operand)
+_Operand = TypeVar("_Operand", bound=ast.Operand)
 _PER_CALL = ("local", "param")
 """State spaces whose variables every call has for itself."""
 
 
-def inlined(module: Module, function: Function) -> Function:
+def inlined(module: ast.Module, function: ast.Function) -> ast.Function:
     """`function` with the bodies of the functions that it calls in place of the calls."""
     return _expanded(module, function, (function.name,))
 
 
-def _expanded(module: Module, function: Function, stack: tuple[str, ...]) -> Function:
+def _expanded(module: ast.Module, function: ast.Function, stack: tuple[str, ...]) -> ast.Function:
     callees = [_callees(module, function, i, stack) for i in function.instructions]
     if not any(callees):
         return function
@@ -46,7 +32,7 @@ def _expanded(module: Module, function: Function, stack: tuple[str, ...]) -> Fun
         bodies = [_expanded(module, callee, (*stack, callee.name)) for callee in found]
         if not bodies:
             merged.keep(instruction)
-        elif isinstance(instruction.operands[1], Register):
+        elif isinstance(instruction.operands[1], ast.Register):
             merged.insert_choice(bodies, instruction)
         else:
             merged.insert(bodies[0], instruction)
@@ -54,23 +40,24 @@ def _expanded(module: Module, function: Function, stack: tuple[str, ...]) -> Fun
 
 
 def _callees(
-    module: Module, caller: Function, instruction: Instruction, stack: tuple[str, ...]
-) -> list[Function]:
+    module: ast.Module, caller: ast.Function, instruction: ast.Instruction, stack: tuple[str, ...]
+) -> list[ast.Function]:
     """The functions whose bodies can stand for a call; none for all other instructions."""
     if instruction.modifiers[0] != "call":
         return []
-    if not isinstance(instruction.operands[1], Register):
+    if not isinstance(instruction.operands[1], ast.Register):
         callee = _callee(module, instruction, stack)
         return [] if callee is None else [callee]
     listed = instruction.operands[3] if len(instruction.operands) > 3 else None
-    if not isinstance(listed, Symbol):
+    if not isinstance(listed, ast.Symbol):
         return []
     names = caller.call_targets.get(listed.name, tuple(module.functions))
     prototype = caller.prototypes.get(listed.name)
     found = []
     for name in names:
         direct = replace(
-            instruction, operands=(instruction.operands[0], Symbol(name), instruction.operands[2])
+            instruction,
+            operands=(instruction.operands[0], ast.Symbol(name), instruction.operands[2]),
         )
         callee = _callee(module, direct, stack)
         if callee is None or callee.is_entry:
@@ -80,22 +67,24 @@ def _callees(
     return found
 
 
-def _fits(function: Function, prototype: Prototype) -> bool:
+def _fits(function: ast.Function, prototype: ast.Prototype) -> bool:
     """Whether the function's parameters and results have the prototype's sizes."""
     pairs = ((function.parameters, prototype.parameters), (function.returns, prototype.returns))
     return all([p.size for p in own] == [p.size for p in asked] for own, asked in pairs)
 
 
-def _callee(module: Module, instruction: Instruction, stack: tuple[str, ...]) -> Function | None:
+def _callee(
+    module: ast.Module, instruction: ast.Instruction, stack: tuple[str, ...]
+) -> ast.Function | None:
     """The function whose body can stand for a direct call, if it can."""
     returns, target, arguments = instruction.operands[:3]
-    callee = module.functions.get(target.name) if isinstance(target, Symbol) else None
+    callee = module.functions.get(target.name) if isinstance(target, ast.Symbol) else None
     if callee is None or not callee.instructions or callee.name in stack:
         return None
     for actual, formal in ((arguments, callee.parameters), (returns, callee.returns)):
-        if not isinstance(actual, Vector) or len(actual.elements) != len(formal):
+        if not isinstance(actual, ast.Vector) or len(actual.elements) != len(formal):
             return None
-        if not all(isinstance(element, Symbol) for element in actual.elements):
+        if not all(isinstance(element, ast.Symbol) for element in actual.elements):
             return None
     return callee
 
@@ -103,9 +92,9 @@ def _callee(module: Module, instruction: Instruction, stack: tuple[str, ...]) ->
 class _Merged:
     """A function under construction: the caller's instructions and the inserted bodies."""
 
-    def __init__(self, caller: Function) -> None:
+    def __init__(self, caller: ast.Function) -> None:
         self._caller = caller
-        self._instructions: list[Instruction] = []
+        self._instructions: list[ast.Instruction] = []
         self._registers = list(caller.registers)
         self._variables = {variable.name: variable for variable in caller.variables}
         self._labels: dict[str, int] = {}
@@ -113,12 +102,12 @@ class _Merged:
         self._places: list[int] = []
         self._calls = 0
 
-    def keep(self, instruction: Instruction) -> None:
+    def keep(self, instruction: ast.Instruction) -> None:
         """Add an instruction of the caller."""
         self._places.append(len(self._instructions))
         self._add(instruction)
 
-    def insert(self, body: Function, call: Instruction) -> None:
+    def insert(self, body: ast.Function, call: ast.Instruction) -> None:
         """Add `body` in place of `call`."""
         self._calls += 1
         self._places.append(len(self._instructions))
@@ -128,7 +117,7 @@ class _Merged:
             self._add_variable(replace(variable, name=names.name(variable.name)))
         end = f"end@call{self._calls}"
         if call.guard is not None:
-            skip = Guard(call.guard.register, not call.guard.negated)
+            skip = ast.Guard(call.guard.register, not call.guard.negated)
             self._add(_branch(call, end, skip))
         start = len(self._instructions)
         for label, pc in body.labels.items():
@@ -141,26 +130,26 @@ class _Merged:
             self._add(_branch(renamed, end, renamed.guard) if is_return else renamed)
         self._labels[end] = len(self._instructions)
 
-    def insert_choice(self, bodies: list[Function], call: Instruction) -> None:
+    def insert_choice(self, bodies: list[ast.Function], call: ast.Instruction) -> None:
         """Add the body of whichever function the register of an indirect `call` points to."""
         returns, target, arguments = call.operands[:3]
-        differs = Register(f"differs@{len(self._registers)}", len(self._registers), "pred")
+        differs = ast.Register(f"differs@{len(self._registers)}", len(self._registers), "pred")
         self._registers.append(differs)
         place, end = len(self._places), f"end@choice{len(self._registers)}"
         if call.guard is not None:
-            self._add(_branch(call, end, Guard(call.guard.register, not call.guard.negated)))
+            self._add(_branch(call, end, ast.Guard(call.guard.register, not call.guard.negated)))
         plain = replace(call, guard=None)
         start = len(self._instructions)
         for number, body in enumerate(bodies):
             other = f"{end}.{number}"
-            operands: tuple[Operand, ...] = (differs, target, Symbol(body.name))
+            operands: tuple[ast.Operand, ...] = (differs, target, ast.Symbol(body.name))
             self._add(
                 replace(
                     plain, opcode="setp.ne.u64", modifiers=("setp", "ne", "u64"), operands=operands
                 )
             )
-            self._add(_branch(plain, other, Guard(differs, negated=False)))
-            direct = replace(plain, operands=(returns, Symbol(body.name), arguments))
+            self._add(_branch(plain, other, ast.Guard(differs, negated=False)))
+            direct = replace(plain, operands=(returns, ast.Symbol(body.name), arguments))
             self.insert(body, direct)
             self._add(_branch(plain, end, None))
             self._labels[other] = len(self._instructions)
@@ -168,7 +157,7 @@ class _Merged:
         self._labels[end] = len(self._instructions)
         self._places[place:] = [start if call.guard is None else start - 1]
 
-    def function(self) -> Function:
+    def function(self) -> ast.Function:
         """The result."""
         places = [*self._places, len(self._instructions)]
         labels = {label: places[pc] for label, pc in self._caller.labels.items()}
@@ -181,23 +170,25 @@ class _Merged:
             branch_targets=self._branch_targets,
         )
 
-    def _add(self, instruction: Instruction) -> None:
+    def _add(self, instruction: ast.Instruction) -> None:
         self._instructions.append(replace(instruction, pc=len(self._instructions)))
 
-    def _add_variable(self, variable: Variable) -> None:
+    def _add_variable(self, variable: ast.Variable) -> None:
         self._variables.setdefault(variable.name, variable)
 
 
-def _branch(like: Instruction, label: str, guard: Guard | None) -> Instruction:
+def _branch(like: ast.Instruction, label: str, guard: ast.Guard | None) -> ast.Instruction:
     """A branch that stands where `like` stood."""
-    target = Symbol(label)
+    target = ast.Symbol(label)
     return replace(like, opcode="bra", modifiers=("bra",), operands=(target,), guard=guard)
 
 
 class _Names:
     """The registers and names of one inserted body."""
 
-    def __init__(self, body: Function, call: Instruction, suffix: str, first_slot: int) -> None:
+    def __init__(
+        self, body: ast.Function, call: ast.Instruction, suffix: str, first_slot: int
+    ) -> None:
         self._suffix = suffix
         self._first_slot = first_slot
         self._map = {name: name + suffix for name in (*body.labels, *body.branch_targets)}
@@ -207,43 +198,43 @@ class _Names:
             self._map[variable.name] = own if variable.space in _PER_CALL else shared
         returns, _, arguments = call.operands[:3]
         for actual, formal in ((arguments, body.parameters), (returns, body.returns)):
-            assert isinstance(actual, Vector)
+            assert isinstance(actual, ast.Vector)
             for element, parameter in zip(actual.elements, formal, strict=True):
-                assert isinstance(element, Symbol)
+                assert isinstance(element, ast.Symbol)
                 self._map[parameter.name] = element.name
 
     def name(self, name: str) -> str:
         """A label, variable or parameter of the body as the caller has it."""
         return self._map.get(name, name)
 
-    def register(self, register: Register) -> Register:
+    def register(self, register: ast.Register) -> ast.Register:
         """A register of the body."""
-        return Register(
+        return ast.Register(
             register.name + self._suffix, register.slot + self._first_slot, register.type
         )
 
-    def instruction(self, instruction: Instruction) -> Instruction:
+    def instruction(self, instruction: ast.Instruction) -> ast.Instruction:
         """An instruction of the body."""
         guard = instruction.guard
         if guard is not None:
-            guard = Guard(self.register(guard.register), guard.negated)
+            guard = ast.Guard(self.register(guard.register), guard.negated)
         operands = tuple(self.operand(operand) for operand in instruction.operands)
         return replace(instruction, operands=operands, guard=guard)
 
     def operand(self, operand: _Operand) -> _Operand:
         """An operand of the body."""
-        result: Operand = operand
-        if isinstance(operand, Register):
+        result: ast.Operand = operand
+        if isinstance(operand, ast.Register):
             result = self.register(operand)
-        elif isinstance(operand, NegatedRegister):
-            result = NegatedRegister(self.register(operand.register))
-        elif isinstance(operand, Symbol):
+        elif isinstance(operand, ast.NegatedRegister):
+            result = ast.NegatedRegister(self.register(operand.register))
+        elif isinstance(operand, ast.Symbol):
             result = replace(operand, name=self.name(operand.name))
-        elif isinstance(operand, Vector):
-            result = Vector(tuple(self.operand(element) for element in operand.elements))
-        elif isinstance(operand, Pair):
-            result = Pair(self.operand(operand.first), self.operand(operand.second))
-        elif isinstance(operand, Address):
+        elif isinstance(operand, ast.Vector):
+            result = ast.Vector(tuple(self.operand(element) for element in operand.elements))
+        elif isinstance(operand, ast.Pair):
+            result = ast.Pair(self.operand(operand.first), self.operand(operand.second))
+        elif isinstance(operand, ast.Address):
             coordinates = operand.coordinates
             if coordinates is not None:
                 coordinates = tuple(self.operand(element) for element in coordinates)

@@ -4,30 +4,70 @@ from __future__ import annotations
 
 import re
 
-from ptxemu.syntax.ast import (
-    Address,
-    IntImmediate,
-    NegatedRegister,
-    Operand,
-    Pair,
-    Register,
-    Scalar,
-    Sink,
-    SpecialRegister,
-    Symbol,
-    Vector,
-)
+from ptxemu.syntax import ast
 from ptxemu.syntax.constants import evaluate, integer, number
 from ptxemu.syntax.lexer import StatementError
 from ptxemu.syntax.scopes import Scope
-from ptxemu.syntax.special_registers import SPECIAL_REGISTERS
+
+# The names of PTX's special registers, which need no declaration.
+
+_VECTORS = (
+    "tid",
+    "ntid",
+    "ctaid",
+    "nctaid",
+    "clusterid",
+    "nclusterid",
+    "cluster_ctaid",
+    "cluster_nctaid",
+)
+_SCALARS = (
+    "laneid",
+    "warpid",
+    "nwarpid",
+    "smid",
+    "nsmid",
+    "gridid",
+    "is_explicit_cluster",
+    "cluster_ctarank",
+    "cluster_nctarank",
+    "lanemask_eq",
+    "lanemask_le",
+    "lanemask_lt",
+    "lanemask_ge",
+    "lanemask_gt",
+    "clock",
+    "clock_hi",
+    "clock64",
+    "globaltimer",
+    "globaltimer_lo",
+    "globaltimer_hi",
+    "reserved_smem_offset_begin",
+    "reserved_smem_offset_end",
+    "reserved_smem_offset_cap",
+    "reserved_smem_offset_0",
+    "reserved_smem_offset_1",
+    "total_smem_size",
+    "aggr_smem_size",
+    "dynamic_smem_size",
+    "current_graph_exec",
+)
+
+SPECIAL_REGISTERS: frozenset[str] = frozenset(
+    [f"%{name}" for name in _SCALARS]
+    + [f"%{name}{component}" for name in _VECTORS for component in ("", ".x", ".y", ".z", ".w")]
+    + [f"%pm{index}{suffix}" for index in range(8) for suffix in ("", "_64")]
+    + [f"%envreg{index}" for index in range(32)]
+)
+"""Every special register as written, components of vector registers included."""
+
 
 _PIECE = re.compile(r"(?>(?:[^,()\[\]{}]++|\[[^\[\]]*+\]|\{[^{}]*+\}|\([^()]*+\))+)")
 _NAME = re.compile(r"[A-Za-z_$%][\w$]*(?:\.[a-z]+)?", re.ASCII)
 _PAIR = re.compile(r"([A-Za-z_$%][\w$]*)\s*\|\s*([A-Za-z_$%][\w$]*)", re.ASCII)
 _BASE = re.compile(r"([A-Za-z_$%][\w$]*(?:\.[xyzwrgba])?)\s*(?:([+-])\s*(\S.*))?", re.ASCII | re.S)
 _INDEXED = re.compile(r"[A-Za-z_$%][\w$]*\s*\[[^\[\]]*\]", re.ASCII)
-_SINK = Sink()
+_SINK = ast.Sink()
 
 
 def split(text: str) -> list[str]:
@@ -60,10 +100,10 @@ def _split_nested(text: str) -> list[str]:
     return [*pieces, text[start:]]
 
 
-def operands(text: str, scope: Scope) -> tuple[Operand, ...]:
+def operands(text: str, scope: Scope) -> tuple[ast.Operand, ...]:
     """The operands of an instruction other than `call`."""
     known = scope.operands
-    found: list[Operand] = []
+    found: list[ast.Operand] = []
     for piece in split(text):
         piece = piece.strip()
         operand = known.get(piece)
@@ -73,40 +113,42 @@ def operands(text: str, scope: Scope) -> tuple[Operand, ...]:
     return tuple(found)
 
 
-def call_operands(text: str, scope: Scope) -> tuple[Operand, ...]:
+def call_operands(text: str, scope: Scope) -> tuple[ast.Operand, ...]:
     """`(returns), target, (arguments), prototype`, of which only the target must be there."""
     pieces = [piece.strip() for piece in split(text)]
     if not text:
         raise StatementError("a call names no function")
-    returns = _list(pieces.pop(0), scope) if pieces[0].startswith("(") else Vector(())
+    returns = _list(pieces.pop(0), scope) if pieces[0].startswith("(") else ast.Vector(())
     if not pieces:
         raise StatementError("a call names no function")
     target = scalar(pieces.pop(0), scope)
-    if not isinstance(target, Symbol | Register):
+    if not isinstance(target, ast.Symbol | ast.Register):
         raise StatementError("a call's target is neither a function nor a register")
     has_arguments = bool(pieces) and pieces[0].startswith("(")
-    arguments = _list(pieces.pop(0), scope) if has_arguments else Vector(())
+    arguments = _list(pieces.pop(0), scope) if has_arguments else ast.Vector(())
     if len(pieces) > 1:
         raise StatementError(f"{pieces[1]!r} is not expected in a call")
     return (returns, target, arguments, *(scalar(piece, scope) for piece in pieces))
 
 
-def _list(text: str, scope: Scope) -> Vector:
+def _list(text: str, scope: Scope) -> ast.Vector:
     if not text.endswith(")"):
         raise StatementError(f"{text!r} is not a list in parentheses")
     inner = text[1:-1].strip()
-    return Vector(tuple(scalar(piece.strip(), scope) for piece in split(inner)) if inner else ())
+    return ast.Vector(
+        tuple(scalar(piece.strip(), scope) for piece in split(inner)) if inner else ()
+    )
 
 
-def register(name: str, scope: Scope) -> Register:
+def register(name: str, scope: Scope) -> ast.Register:
     """The register of that name."""
     found = scope.find(name)
-    if not isinstance(found, Register):
+    if not isinstance(found, ast.Register):
         raise StatementError(f"register {name} is not declared")
     return found
 
 
-def predicate(name: str, scope: Scope) -> Register:
+def predicate(name: str, scope: Scope) -> ast.Register:
     """The register of that name, which must be a predicate."""
     found = register(name, scope)
     if found.type != "pred":
@@ -114,23 +156,23 @@ def predicate(name: str, scope: Scope) -> Register:
     return found
 
 
-def scalar(text: str, scope: Scope) -> Scalar:
+def scalar(text: str, scope: Scope) -> ast.Scalar:
     """An operand, or an element of one, that is neither a vector nor an address."""
     known = scope.operands.get(text)
     if known is None:
         known = scope.operands[text] = _operand(text, scope)
-    if isinstance(known, Vector | Pair | Address):
+    if isinstance(known, ast.Vector | ast.Pair | ast.Address):
         raise StatementError(f"{text!r} cannot be an element here")
     return known
 
 
-def _operand(text: str, scope: Scope) -> Operand:
+def _operand(text: str, scope: Scope) -> ast.Operand:
     if not text:
         raise StatementError("an operand is missing")
     first = text[0]
     if first in "0123456789-.":
         literal = number(text)
-        return literal if literal is not None else IntImmediate(evaluate(text))
+        return literal if literal is not None else ast.IntImmediate(evaluate(text))
     if first == "[":
         return _address(text, scope)
     if first == "{":
@@ -140,45 +182,45 @@ def _operand(text: str, scope: Scope) -> Operand:
     if first == "!":
         name = text[1:].lstrip()
         if _NAME.fullmatch(name):
-            return NegatedRegister(predicate(name, scope))
+            return ast.NegatedRegister(predicate(name, scope))
     pair = _PAIR.fullmatch(text)
     if pair is not None:
-        return Pair(_destination(pair[1], scope), _destination(pair[2], scope))
+        return ast.Pair(_destination(pair[1], scope), _destination(pair[2], scope))
     if _INDEXED.fullmatch(text):
         raise StatementError(f"{text} indexes a variable; only [name+bytes] is known here")
     if _BASE.fullmatch(text) and not text.startswith("WARP_SZ"):
         base, offset = _based(text, scope)
-        if not isinstance(base, Symbol):
+        if not isinstance(base, ast.Symbol):
             raise StatementError(f"{text!r} is not an operand")
-        return Symbol(base.name, offset)
-    return IntImmediate(evaluate(text))
+        return ast.Symbol(base.name, offset)
+    return ast.IntImmediate(evaluate(text))
 
 
-def _named(name: str, scope: Scope) -> Operand:
+def _named(name: str, scope: Scope) -> ast.Operand:
     found = scope.find(name)
     if found is not None:
         return found
     if name == "_":
         return _SINK
     if name in SPECIAL_REGISTERS:
-        return SpecialRegister(name)
+        return ast.SpecialRegister(name)
     if name == "WARP_SZ":
-        return IntImmediate(evaluate(name))
+        return ast.IntImmediate(evaluate(name))
     what = "register " if name.startswith("%") else ""
     raise StatementError(f"{what}{name} is not declared")
 
 
-def _destination(name: str, scope: Scope) -> Register | Sink:
+def _destination(name: str, scope: Scope) -> ast.Register | ast.Sink:
     return _SINK if name == "_" else register(name, scope)
 
 
-def _vector(text: str, scope: Scope) -> Vector:
+def _vector(text: str, scope: Scope) -> ast.Vector:
     if not text.endswith("}"):
         raise StatementError(f"{text!r} is not a vector")
-    return Vector(tuple(scalar(piece.strip(), scope) for piece in split(text[1:-1])))
+    return ast.Vector(tuple(scalar(piece.strip(), scope) for piece in split(text[1:-1])))
 
 
-def _address(text: str, scope: Scope) -> Address:
+def _address(text: str, scope: Scope) -> ast.Address:
     if not text.endswith("]"):
         raise StatementError(f"{text!r} is not an address")
     inner, *rest = (piece.strip() for piece in split(text[1:-1]))
@@ -188,19 +230,19 @@ def _address(text: str, scope: Scope) -> Address:
             raise StatementError(f"{text!r} is not [address] nor [tensor map, {{coordinates}}]")
         coordinates = _vector(rest[0], scope).elements
     if inner[:1].isdigit() or inner[:1] in ("-", "(", ""):
-        return Address(IntImmediate(evaluate(inner)), 0, coordinates)
+        return ast.Address(ast.IntImmediate(evaluate(inner)), 0, coordinates)
     base, offset = _based(inner, scope)
-    return Address(base, offset, coordinates)
+    return ast.Address(base, offset, coordinates)
 
 
-def _based(text: str, scope: Scope) -> tuple[Register | Symbol, int]:
+def _based(text: str, scope: Scope) -> tuple[ast.Register | ast.Symbol, int]:
     """`base`, `base+constant` or `base-constant`."""
     match = _BASE.fullmatch(text)
     if match is None:
         raise StatementError(f"{text!r} is not an address")
     name, sign, constant = match.groups()
     base = scalar(name, scope)
-    if not isinstance(base, Register | Symbol):
+    if not isinstance(base, ast.Register | ast.Symbol):
         raise StatementError(f"{name} is no base of an address")
     if constant is None:
         return base, 0

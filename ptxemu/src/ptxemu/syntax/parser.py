@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ptxemu.errors import PtxSyntaxError, Span
-from ptxemu.syntax import declarations
+from ptxemu.syntax import declarations, lexer
 from ptxemu.syntax.ast import Function, Module, Variable
 from ptxemu.syntax.body import Body, Locations
-from ptxemu.syntax.lexer import (
-    Statement,
-    StatementError,
-    blank_comments,
-    directive_word,
-    source_files,
-    statements,
-)
 from ptxemu.syntax.scopes import RegisterFile, Scope
 
 _SHOWN = 160
@@ -26,7 +18,7 @@ def parse_module(text: str, *, name: str = "<ptx>") -> Module:
     reader = _ModuleReader(name)
     try:
         return reader.read(text)
-    except StatementError as error:
+    except lexer.StatementError as error:
         raise reader.located(error) from None
 
 
@@ -38,26 +30,26 @@ class _ModuleReader:
         self._scope = Scope(None, -1, RegisterFile())
         self._variables: list[Variable] = []
         self._seen: set[str] = set()
-        self._statement: Statement | None = None
+        self._statement: lexer.Statement | None = None
         self._body: Body | None = None
         self._locations = Locations({})
 
     def read(self, text: str) -> Module:
-        clean = blank_comments(text)
-        self._locations = Locations(source_files(clean))
-        pending = statements(clean)
+        clean = lexer.blank_comments(text)
+        self._locations = Locations(lexer.source_files(clean))
+        pending = lexer.statements(clean)
         for statement in pending:
             self._statement = statement
             self._read_one(statement, pending)
         self._statement = None
         for directive in ("version", "target"):
             if directive not in self._seen:
-                raise StatementError(f"the text has no .{directive} directive", 1)
+                raise lexer.StatementError(f"the text has no .{directive} directive", 1)
         self._check_relocations()
         self._module.variables = tuple(self._variables)
         return self._module
 
-    def located(self, error: StatementError) -> PtxSyntaxError:
+    def located(self, error: lexer.StatementError) -> PtxSyntaxError:
         """The error with the position and the text of the statement that is being read."""
         statement = self._statement
         if self._body is not None and self._body.statement is not None:
@@ -75,7 +67,7 @@ class _ModuleReader:
         span = Span(statement.line) if self._body is None else self._locations.span(statement.line)
         return PtxSyntaxError(f"{message}, in {shown!r}", span)
 
-    def _read_one(self, statement: Statement, pending: Iterator[Statement]) -> None:
+    def _read_one(self, statement: lexer.Statement, pending: Iterator[lexer.Statement]) -> None:
         kind, text, _ = statement
         self._seen.add(kind)
         if kind == "function":
@@ -85,27 +77,27 @@ class _ModuleReader:
         elif kind == "version":
             major, _, minor = text.partition(".")
             if len(text) > 9:
-                raise StatementError(f"{text!r} is no version")
+                raise lexer.StatementError(f"{text!r} is no version")
             self._module.version = (int(major), int(minor))
         elif kind == "target":
             self._module.target = text.split(",")[0].strip()
         elif kind == "address_size":
             if text not in ("32", "64"):
-                raise StatementError(f"{text!r} is no address size")
+                raise lexer.StatementError(f"{text!r} is no address size")
             self._module.address_size = int(text)
         elif kind == "bad":
-            raise StatementError("this is not a statement that ends with ';'")
+            raise lexer.StatementError("this is not a statement that ends with ';'")
         elif kind not in ("empty", "loc"):
-            raise StatementError("this is not expected outside of a function")
+            raise lexer.StatementError("this is not expected outside of a function")
 
     def _declaration(self, text: str) -> None:
-        word = directive_word(text)
+        word = lexer.directive_word(text)
         if word == ".pragma":
             return
         if word == ".alias":
             alias, aliased, *rest = (*declarations.names(text, word), "", "")[:3]
             if aliased not in self._module.functions or rest[0]:
-                raise StatementError(f"{aliased!r} is not a function")
+                raise lexer.StatementError(f"{aliased!r} is not a function")
             if not self._scope.has(alias):
                 self._scope.declare_symbol(alias)
             self._module.functions[alias] = self._module.functions[aliased]
@@ -124,7 +116,7 @@ class _ModuleReader:
                 self._scope.declare_symbol(variable.name)
         return found
 
-    def _function(self, text: str, pending: Iterator[Statement]) -> None:
+    def _function(self, text: str, pending: Iterator[lexer.Statement]) -> None:
         head = declarations.head(text)
         functions = self._module.functions
         if head.name in functions and self._is_defined(head.name):
@@ -144,9 +136,9 @@ class _ModuleReader:
         if opening is not None and opening.kind == "empty":
             return
         if opening is None or opening.kind != "open":
-            raise StatementError("a function's body or ';' is missing")
+            raise lexer.StatementError("a function's body or ';' is missing")
         if is_again:
-            raise StatementError(f"{head.name} is defined twice")
+            raise lexer.StatementError(f"{head.name} is defined twice")
         self._body = Body(functions[head.name], self._scope, self._locations)
         self._body.read(head, self._enclosed(pending))
         self._body = None
@@ -154,9 +146,9 @@ class _ModuleReader:
     def _is_defined(self, name: str) -> bool:
         return bool(self._module.functions[name].instructions)
 
-    def _enclosed(self, pending: Iterator[Statement]) -> list[Statement]:
+    def _enclosed(self, pending: Iterator[lexer.Statement]) -> list[lexer.Statement]:
         """The statements up to the brace that closes the function."""
-        found: list[Statement] = []
+        found: list[lexer.Statement] = []
         depth = 1
         for statement in pending:
             if statement.kind == "open":
@@ -167,19 +159,19 @@ class _ModuleReader:
                     return found
             elif statement.kind in ("bad", "function"):
                 self._statement = statement
-                raise StatementError(
+                raise lexer.StatementError(
                     "this is not a statement that ends with ';'"
                     if statement.kind == "bad"
                     else "a function begins within a function: a '}' is missing"
                 )
             found.append(statement)
-        raise StatementError("the function's body is never closed")
+        raise lexer.StatementError("the function's body is never closed")
 
     def _check_relocations(self) -> None:
         for variable in self._variables:
             for relocation in variable.relocations:
                 if not self._scope.has(relocation.symbol):
-                    raise StatementError(
+                    raise lexer.StatementError(
                         f"{relocation.symbol}, of which {variable.name} holds the address, "
                         "is not declared",
                         1,

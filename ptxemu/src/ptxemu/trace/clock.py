@@ -7,10 +7,9 @@ every 256 bytes of shared memory that it reads or writes.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from ptxemu.events import Agent
+from ptxemu.events import Agent
 
 BYTES_PER_TICK = 256
 CLOCKS = ("parallel", "schedule")

@@ -4,21 +4,61 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.events import Access, AccessKind, Agent, Observer, Space
 from ptxemu.machine.lanes import WARP_SIZE
-from ptxemu.syntax.ast import Vector
-from ptxemu.trace.bank_conflicts import Wavefronts, wavefronts
+from ptxemu.machine.state import Warp
+from ptxemu.syntax.ast import Instruction, Vector
 from ptxemu.trace.classes import class_of, is_store_unit, unit_of
 from ptxemu.trace.roles import Roles, guess, role_of
 
-if TYPE_CHECKING:
-    from ptxemu.machine.state import Warp
-    from ptxemu.syntax.ast import Instruction
+# Bank conflicts of a warp's access to shared memory.
+#
+# 32 banks of 4 bytes. Lanes that want different words of one bank are served one after another;
+# lanes that want the same word share it. Accesses of 8 bytes go in two half-warps, of 16 bytes in
+# four quarter-warps; ldmatrix and stmatrix in matrices of eight 16-byte rows.
+
+NUM_BANKS = 32
+BANK_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Wavefronts:
+    """Wavefronts of shared memory for one instruction."""
+
+    needed: int
+    """Phases that have active lanes: what it takes with no conflict."""
+    taken: int
+
+    @property
+    def conflicts(self) -> int:
+        """Wavefronts beyond what was needed."""
+        return self.taken - self.needed
+
+
+def wavefronts(starts: NDArray[np.int64], size: int, lanes: NDArray[np.intp]) -> Wavefronts:
+    """Return the wavefronts of one access.
+
+    Args:
+        starts: first byte of each active lane's piece; of each row for a matrix access.
+        size: bytes of each piece.
+        lanes: lane of each piece; number of the row for a matrix access.
+    """
+    per_phase = min(WARP_SIZE, NUM_BANKS * BANK_BYTES // max(size, BANK_BYTES))
+    phases = lanes // per_phase
+    needed = taken = 0
+    words_per_piece = max(1, size // BANK_BYTES)
+    for phase in np.unique(phases):
+        first = starts[phases == phase] // BANK_BYTES
+        words = np.unique(first[:, None] + np.arange(words_per_piece))
+        needed += 1
+        taken += int(np.bincount(words % NUM_BANKS).max())
+    return Wavefronts(needed, taken)
+
 
 _MATRIX_INSTRUCTIONS = ("ldmatrix", "stmatrix")
 _ACTIONS = {AccessKind.READ: "ld", AccessKind.WRITE: "st", AccessKind.ATOMIC: "atomic"}

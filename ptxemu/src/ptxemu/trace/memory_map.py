@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.events import Access, AccessKind, Agent, Observer, Space
-from ptxemu.machine.access import TMEM_LANE_BYTES
+from ptxemu.machine.regions import TMEM_LANE_BYTES
 from ptxemu.trace.classes import unit_of
 from ptxemu.trace.clock import Clock, clock
 from ptxemu.trace.roles import Roles, role_of
