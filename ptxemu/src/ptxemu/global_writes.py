@@ -22,10 +22,12 @@ class Writes(Observer):
         if access.space is Space.GLOBAL and access.kind is not AccessKind.READ:
             self._pieces.append((access.starts, access.size))
 
-    def inside(self, begin: int, end: int) -> NDArray[np.bool_]:
-        """Which bytes of [begin, end) were written."""
+    def inside(self, begin: int, end: int, *, least: int = 1) -> NDArray[np.bool_]:
+        """Which bytes of [begin, end) were written, by accesses of at least so many bytes."""
         written = np.zeros(end - begin, np.bool_)
         for starts, size in self._pieces:
+            if size < least:
+                continue
             at = (starts[:, None] + np.arange(size) - begin).reshape(-1)
             written[at[(at >= 0) & (at < end - begin)]] = True
         return written
