@@ -78,9 +78,7 @@ class Before:
                 if number >= len(self._known):
                     differs = np.where(writes.inside(*within), differs, first != 0)
                 if differs.any():
-                    differs &= ~(
-                        _padding(first, second, place[1]) & writes.inside(*within, least=4)
-                    )
+                    differs &= ~_padding(first, second, writes, *within)
                 if differs.any():
                     at = place[1] - place[0].base + int(np.argmax(differs))
                     return f"{place[0].name} at byte {at}"
@@ -92,15 +90,20 @@ class Before:
         return ""
 
 
-def _padding(first: NDArray[np.uint8], second: NDArray[np.uint8], begin: int) -> NDArray[np.bool_]:
-    """Bytes behind a word's first one that nobody wrote and that were copied with the word, as
-    those of a struct's padding are."""
-    around = begin % 4, -(begin + len(first)) % 4
+def _padding(
+    first: NDArray[np.uint8], second: NDArray[np.uint8], writes: Writes, begin: int, end: int
+) -> NDArray[np.bool_]:
+    """Bytes that nobody wrote and that were copied as those of a struct's padding are: behind the
+    first one of a word, or by a vector of bytes, as nvcc does."""
+    around = begin % 4, -end % 4
     changed = np.pad(first ^ second, around).reshape(-1, 4)
     copied = (changed == OTHER_BYTE) & np.isin(np.pad(first, around), (0, 0xFF)).reshape(-1, 4)
     of_copies = (copied | (changed == 0)).all(1) & (changed[:, 0] == 0)
-    padding: NDArray[np.bool_] = (copied & of_copies[:, None]).reshape(-1)
-    return padding[around[0] :][: len(first)]
+    inside = slice(around[0], around[0] + end - begin)
+    behind = (copied & of_copies[:, None]).reshape(-1)[inside] & writes.inside(begin, end, least=4)
+    by_bytes = copied.reshape(-1)[inside] & writes.inside(begin, end, of_bytes=True)
+    padding: NDArray[np.bool_] = behind | by_bytes
+    return padding
 
 
 def _bytes(allocation: Allocation, begin: int, end: int) -> NDArray[np.uint8]:

@@ -165,6 +165,16 @@ def test_what_is_copied_behind_a_words_first_byte_is_padding(
     assert ("uninitialised-result" in [f.code for f in found]) != is_padding
 
 
+@pytest.mark.parametrize(("type_", "is_padding"), [("v4.u8", True), ("v2.u16", False)])
+def test_a_vector_of_bytes_that_is_copied_is_padding(
+    device: EmulatedMemory, type_: str, is_padding: bool
+) -> None:
+    registers = "{%r1, %r2, %r3, %r4}" if type_ == "v4.u8" else "{%r1, %r2}"
+    copy = f"ld.global.{type_} {registers}, [%rd_a];\nst.global.{type_} [%rd_b], {registers};\n"
+    found = findings(device, copy)
+    assert ("uninitialised-result" in [f.code for f in found]) != is_padding
+
+
 @pytest.mark.usefixtures("judged_by")
 def test_what_the_host_an_earlier_kernel_or_the_kernel_itself_wrote_is_there(
     device: EmulatedMemory,
