@@ -96,18 +96,23 @@ def _levels(
 
 LEVELS_OF_TOKENS = (
     _levels("a full list of candidates", (10_000, 65), 512, sms=1, num_candidates=1200),
-    _levels("CTAs that share a row", (3000,), 512, sms=4, num_candidates=300),
     _levels("three rows of a CTA", (900, 641, 70), 512, sms=1, num_candidates=99, plateaus=True),
+)
+LEVELS_OF_BLOCKS = (
+    _levels("three rows", (700, 0, 530), 40, plateaus=True, nan_keys=True),
+    _levels("rows of unlike lengths", (9_000, *[600] * 12), 40, sms=4),
+)
+SHARED_LEVELS_OF_TOKENS = (
+    _levels("CTAs that share a row", (3000,), 512, sms=4, num_candidates=300),
     _levels(
         "equal scores of four CTAs", (10_000, 65), 512, sms=4, num_candidates=1200, zero_scores=True
     ),
 )
-LEVELS_OF_BLOCKS = (
-    _levels("three rows", (700, 0, 530), 40, plateaus=True, nan_keys=True),
+"""CTAs that share rows have more threads: kernels of their own."""
+SHARED_LEVELS_OF_BLOCKS = (
     _levels("CTAs that share a row", (9000,), 700, sms=4, sorted=True),
     _levels("equal scores of four CTAs", (30_000, 65), 512, sms=4, zero_scores=True),
     _levels("two windows of the bitmap", (263_000,), 700, sms=4),
-    _levels("rows of unlike lengths", (9_000, *[600] * 12), 40, sms=4),
 )
 
 _of_keys = partial(prefill, heads=16, block=8, sms=3)

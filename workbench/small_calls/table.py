@@ -379,6 +379,8 @@ TABLE: dict[str, Row] = {
     ), mutated=17, scratch=("argument 8",)),
     "two-levels-sm_90a": Row("indexer_rank", of_keys.LEVELS_OF_TOKENS),
     "two-levels-blocks-sm_90a": Row("indexer_rank", of_keys.LEVELS_OF_BLOCKS),
+    "two-levels-shared-sm_90a": Row("indexer_rank", of_keys.SHARED_LEVELS_OF_TOKENS),
+    "two-levels-shared-blocks-sm_90a": Row("indexer_rank", of_keys.SHARED_LEVELS_OF_BLOCKS),
     "indexer-sm_100a": Row("indexer", (
         _blackwell("two rows", (1300, 900), (1, 1)),
         _blackwell("two CTAs of a row", (1500,), (1, 2)),

@@ -131,19 +131,23 @@ BUGS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, api.Module]:
-    """The programs as nvcc makes them, by architecture."""
+def compiled(source: Path, folder: Path, arch: str) -> api.Module:
+    """A source as nvcc makes it, or the test is skipped."""
     if shutil.which("g++") is None:
         pytest.skip("there is no C++ compiler, which nvcc calls first")
     try:
         nvcc.find_nvcc()
     except nvcc.NvccError as error:
         pytest.skip(str(error))
+    nvcc.compile_ptx(source, folder / arch, arch=arch)
+    return api.load(folder / arch)
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> dict[str, api.Module]:
+    """The programs, by architecture."""
     folder = tmp_path_factory.mktemp("bugs")
-    for arch, source in SOURCES.items():
-        nvcc.compile_ptx(source, folder / arch, arch=arch)
-    return {path.name: api.load(path) for path in folder.iterdir()}
+    return {arch: compiled(source, folder, arch) for arch, source in SOURCES.items()}
 
 
 @pytest.fixture

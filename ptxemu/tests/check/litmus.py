@@ -234,7 +234,9 @@ TABLE = {
     "volatile data, a membar, an atomic, and an atomic that sees it":
     ("W.volatile x 7; M.gl; red f 1 | take f 1 2; R.volatile x", "missing-acquire"),
     "volatile data, a membar, an atomic; who sees it writes":
-    ("W.volatile x 7; M.gl; A f 1 | take f 1 2; W.volatile x 8", "missing-acquire"),
+    ("W.volatile x 7; M.gl; A f 1 | take f 1 2; W.volatile x 8", "volatile-race"),
+    "volatile data, a membar, an atomic; who sees it reads, then writes":
+    ("W.volatile x 7; M.gl; A f 1 | take f 1 2; R.volatile x; W.volatile x 8", "missing-acquire"),
     "volatile data, an atomic, and an atomic that sees it":
     ("W.volatile x 7; red f 1 | take f 1 2; R.volatile x", "volatile-race"),
     "message passing, .cta scope between CTAs":

@@ -86,6 +86,18 @@ LANES = {
         )
         for half, mask in (("lt", "0x0000ffff"), ("ge", "0xffff0000"))
     },
+    # Members meet at warp barriers in both arms of a branch, before what stands behind them.
+    **{
+        f"both arms have a warp barrier{what}": Program(
+            f"{before}{WRITE}{ODD}@%p0 bra EVEN; bar.warp.sync {mask}; bra JOIN;\n"
+            f"EVEN: bar.warp.sync {mask}; {after}JOIN: {NEIGHBOUR}END:", found
+        )
+        for what, before, mask, after, found in (
+            ("", "", "-1", "", ""),
+            (" of a half", HALF.format("lt"), "0xffff", "", ""),
+            (", one a store behind it", "", "-1", WRITE, RACE),
+        )
+    },
     # Lanes that come to one use of a barrier in two groups have met behind it, and not before.
     **{
         f"{what} of lanes in two groups": Program(

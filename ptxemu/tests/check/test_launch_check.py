@@ -149,6 +149,32 @@ def test_a_result_that_depends_on_it_is_an_error(device: EmulatedMemory, is_new:
     assert not output.any() and not device.view(device.base, 256).any()
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize(
+    ("bits", "is_padding"),
+    [("0xffffff00", True), ("0xffff0000", True), ("0xff", False), ("0x7fffff00", False)],
+)
+def test_what_is_copied_behind_a_words_first_byte_is_padding(
+    device: EmulatedMemory, bits: str, is_padding: bool, is_new: bool
+) -> None:
+    """As of a struct of a char and an int; a byte that is widened comes first."""
+    if not is_new:
+        device.view(device.base + 4 * PAGE, 256)[:] = 1
+    mixed = f"and.b32 %r1, %r1, {bits}; or.b32 %r1, %r1, %r0;\n"
+    found = findings(device, TID + load("%r1", "a") + mixed + store("b", "%r1"))
+    assert ("uninitialised-result" in [f.code for f in found]) != is_padding
+
+
+@pytest.mark.parametrize(("type_", "is_padding"), [("v4.u8", True), ("v2.u16", False)])
+def test_a_vector_of_bytes_that_is_copied_is_padding(
+    device: EmulatedMemory, type_: str, is_padding: bool
+) -> None:
+    registers = "{%r1, %r2, %r3, %r4}" if type_ == "v4.u8" else "{%r1, %r2}"
+    copy = f"ld.global.{type_} {registers}, [%rd_a];\nst.global.{type_} [%rd_b], {registers};\n"
+    found = findings(device, copy)
+    assert ("uninitialised-result" in [f.code for f in found]) != is_padding
+
+
 @pytest.mark.usefixtures("judged_by")
 def test_what_the_host_an_earlier_kernel_or_the_kernel_itself_wrote_is_there(
     device: EmulatedMemory,

@@ -44,19 +44,10 @@ CASES = [
     ("triton", "sm_100a", "triton_kernels.py"),
     ("cupy", "sm_90a", "cupy_kernels.py"),
 ]
-_REWRITTEN = ["race"]
-"""FlashAttention's preprocessing holds a thread's number of 256 against the rows, but not against
-those of its tile, and so a CTA writes logarithms of the next tile's rows, too: the same."""
 KNOWN = {
-    ("flash_attn", "sm_90a", "flash_attention.py", "backward", "64"): _REWRITTEN,
-    ("flash_attn", "sm_90a", "flash_attention.py", "backward", "128"): _REWRITTEN,
-    ("flash_attn", "sm_100a", "flash_attention.py", "backward", "64"): _REWRITTEN,
     # Its last commits arrive at barriers of the other CTA of the pair, where nobody waits for them
     # before it exits. The source has the waits commented out: "currently it hangs if we have this".
-    ("flash_attn", "sm_100a", "flash_attention.py", "backward", "128"): [
-        *_REWRITTEN,
-        *["signal-after-exit"] * 3,
-    ],
+    ("flash_attn", "sm_100a", "flash_attention.py", "backward", "128"): ["signal-after-exit"] * 3
 }
 """By case, the codes of findings that are faults of the kernel."""
 

@@ -196,7 +196,8 @@ class Undetermined:
         if second.actor.knows(first):
             return None
         if self._is_race_in_cuda(first, second):
-            if second.actor.has_seen(first.actor, first.clock):
+            is_write = second.kind is AccessKind.WRITE
+            if not is_write and second.actor.has_seen(first.actor, first.clock):
                 return self.MISSING_ACQUIRE, (
                     "an atomic in between has seen what a fence behind the first released, as in "
                     "CUDA's example of __threadfence(); by PTX's letter it needs a fence behind "

@@ -37,6 +37,7 @@ class Group:
         "awaited",
         "blocked",
         "is_tired",
+        "joined",
         "loops",
         "loops_since",
         "mask",
@@ -53,6 +54,8 @@ class Group:
         """Lanes that the instruction at `pc` waits for (see `machine.program`)."""
         self.may_diverge = False
         """The next instruction executes although lanes are missing that can never come."""
+        self.joined = 0
+        """Lanes, as bits, that the instruction at `pc` has met, some at other instructions."""
         self.passed: Mask | None = None
         """Lanes that executed something behind the instruction at `pc` while it awaited them."""
         self.loops, self.loops_since = 0, -1

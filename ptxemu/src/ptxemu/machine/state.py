@@ -338,12 +338,13 @@ class Warp:
         return lanes.held_lanes(mask, self.registers[guard.register.slot], negated=guard.negated)
 
     def lanes_now(self) -> tuple[int, int]:
-        """Lanes that execute the visible instruction now, and that have not exited, as bits."""
+        """Lanes that execute the visible instruction now, or meet there, and that have not exited,
+        as bits."""
         guard = self.program.function.instructions[self.group.pc - 1].guard
         alive = lanes.bits_of(self.alive)
         if guard is None and len(self.groups) == 1:
             return alive, alive
-        return lanes.bits_of(self.guarded(guard, self.group.mask)), alive
+        return lanes.bits_of(self.guarded(guard, self.group.mask)) | self.group.joined, alive
 
     def wake(self) -> None:
         """Something that this warp waits for has changed."""

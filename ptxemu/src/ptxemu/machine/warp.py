@@ -15,7 +15,7 @@ from ptxemu.errors import ExecutionError
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.in_flight import touch_block, touch_predicate, touch_step
 from ptxemu.machine.lane_group import Group, LanesApart
-from ptxemu.machine.lanes import FULL, NOBODY, Mask, count_lanes, lane_names
+from ptxemu.machine.lanes import FULL, NOBODY, Mask, bits_of, count_lanes, lane_names
 from ptxemu.machine.program import BranchNode, ExitNode, Node, StepNode, SwitchNode
 from ptxemu.machine.state import LOOP_ROUNDS, Warp
 
@@ -210,8 +210,17 @@ def _gathered(warp: Warp, group: Group) -> bool:
 def _diverged(warp: Warp) -> Group:
     """All groups await lanes that wait elsewhere: the first one goes on without.
 
-    By the ISA those that wait at another such instruction never come.
+    Members of a mask meet at several bar.warp.sync, too. By the ISA those that wait at another
+    instruction never come.
     """
+    for group in sorted(warp.groups, key=lambda g: g.pc):
+        assert group.awaited is not None
+        joined = _joined(warp, group.awaited)
+        if joined:
+            group.joined = bits_of(group.awaited)
+            for one in joined:
+                one.awaited, one.may_diverge = None, True
+            return group
     comes = [g for g in warp.groups if not _never_comes(warp, g)]
     first = min(comes or warp.groups, key=lambda g: g.pc)
     if not comes:
@@ -225,9 +234,7 @@ def _diverged(warp: Warp) -> Group:
             warp,
             instructions[first.pc],
         )
-    joins = [g for g in warp.groups if _joins_elsewhere(warp, g)]
-    for group in joins if first in joins else [first]:
-        group.awaited, group.may_diverge = None, True
+    first.awaited, first.may_diverge = None, True
     return first
 
 
@@ -240,10 +247,21 @@ def _never_comes(warp: Warp, group: Group) -> list[Group]:
     return [g for g in others if instructions[g.pc].opcode != opcode]
 
 
-def _joins_elsewhere(warp: Warp, group: Group) -> bool:
-    node = warp.program.nodes[group.pc]
-    together = node.together if isinstance(node, StepNode) else None
-    return together is not None and together.joins_elsewhere
+def _joined(warp: Warp, awaited: Mask) -> list[Group]:
+    """The groups that await just these lanes at a bar.warp.sync; none if some lane is elsewhere."""
+    joined = [
+        one
+        for one in warp.groups
+        if isinstance(node := warp.program.nodes[one.pc], StepNode)
+        and node.together is not None
+        and node.together.joins_elsewhere
+        and one.awaited is not None
+        and np.array_equal(one.awaited, awaited)
+    ]
+    missing = awaited & warp.alive
+    for one in joined:
+        missing = missing & ~one.mask
+    return [] if missing.any() else joined
 
 
 def _together(warp: Warp, node: StepNode, group: Group, mask: Mask) -> bool:
@@ -333,6 +351,7 @@ def _run_step(warp: Warp, node: StepNode, group: Group) -> Status:
     observer = warp.cta.machine.observer
     if observer is not None:
         observer.instruction_executed(warp, node.instruction, count_lanes(mask))
+    group.joined = 0
     if warp.in_flight:
         touch_step(warp, node.instruction)
     blocked = node.step(warp, mask)
