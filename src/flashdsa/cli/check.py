@@ -88,8 +88,9 @@ def check(
 
     The seed is fresh each time and printed, so that a failure can be repeated. Exit code 1 if
     any row is over its limit. Small cases run first. All of it takes about a minute on a CPU,
-    40 s on an H200 whose kernels are compiled; the time is printed. An emulated backend takes
-    seconds for a small case and minutes for the model's sizes: begin with --quick.
+    40 s on an H200 whose kernels are compiled; Triton compiles for some minutes at first. The
+    time is printed. An emulated backend takes seconds for a small case and minutes for the
+    model's sizes: begin with --quick.
 
     \b
     Columns
@@ -113,7 +114,7 @@ def check(
     Examples
       flashdsa check --backend cpu
       flashdsa check --backend torch --device cuda
-      flashdsa check --backend triton       on an NVIDIA GPU since A100, a minute
+      flashdsa check --backend triton --quick     on an NVIDIA GPU since A100
       flashdsa check --operation mla_bwd --operation sparse_mla_fwd
       flashdsa check --backend emulate-sm90 --quick
       flashdsa check --seed 12345
