@@ -119,6 +119,13 @@ def pytest_unconfigure() -> None:
     gc.freeze()
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failure at once: pytest does at the end, which a run with a time limit may not see."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ and HAS_GPU:
+        text = f"\nFAILED {report.nodeid}\n{report.longreprtext[-2000:]}\n"
+        os.write(2, text.encode(errors="replace"))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was left out; `-q`, which is the default here, hides pytest's header."""
     missing = f"left out, no such device: backends {', '.join(_missing_backends())}"
