@@ -59,7 +59,7 @@ def tiles(
 
     chosen = [name for name in CANDIDATES if not kernels or any(map(name.startswith, kernels))]
     if not chosen:
-        raise ArgumentValueError(f"KERNEL: expected the beginning of {', '.join(CANDIDATES)}")
+        raise ArgumentValueError(f"KERNEL: expected the beginning of {'; '.join(CANDIDATES)}")
     if not (emulated or torch.cuda.is_available()):
         raise ArgumentValueError("tiles: needs a GPU; --emulated needs none")
     device, started = Device("cpu" if emulated else "cuda"), time.monotonic()
