@@ -95,8 +95,10 @@ F16_ROUNDING = 2 * 2.0**-11
 scales are no powers of two are rounded to f16 for the tensor cores: 4.7 times the rms of one
 rounding to 11 bits. In float64, keys of size exp(N(0, 1)) to exp(1.5 N(0, 1)): 0.54 of it at most
 in 180 calls if each value is rounded once, 0.85 if its scale is rounded before."""
-WGMMA_SUMS = ("sm90", "emulate-sm90")
-"""Backends whose logits are sums of wgmma."""
+F16_ROWS = ("sm90", "emulate-sm90")
+"""Backends that round packed rows whose scales are no powers of two to f16."""
+WGMMA_SUMS = (*F16_ROWS, "triton", "emulate-triton")
+"""Backends whose logits are sums of wgmma, or of mma.sync, which cuts them likewise."""
 WGMMA_CUT = 2.0**-23
 """Share of a partial sum that a wgmma may cut off."""
 WGMMA_K = 16

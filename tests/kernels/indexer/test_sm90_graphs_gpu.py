@@ -326,4 +326,4 @@ def test_auto_takes_this_kernel_and_other_sizes_say_why_not() -> None:
     flashdsa.dsa_topk_indexer(*inputs, ids)
     assert torch.equal(ids, expected_ids(inputs, 2048))
     with pytest.raises(NotImplementedError, match="sm90: topk: takes 1 to 2048; got 2049"):
-        flashdsa.dsa_topk_indexer(*inputs, inputs.output(2049))
+        flashdsa.dsa_topk_indexer(*inputs, inputs.output(2049), backend="sm90")
