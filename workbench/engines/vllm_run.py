@@ -264,8 +264,8 @@ def busy_times(rows: list[Row]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for row in rows:
         for name, kernels in row["kernels"].items():
-            times = [one[2] for one in kernels if one[0] == "all kernels"]
             of_cell = found.setdefault(name, {})
-            for time in times:
-                of_cell[row["backend"]] = min(time, of_cell.get(row["backend"], time))
+            for kind, _, time in kernels:
+                if kind == "all kernels":
+                    of_cell[row["backend"]] = min(time, of_cell.get(row["backend"], time))
     return found

@@ -30,6 +30,8 @@ def bind_target(
     runner: Runner, operands: AttentionTargetOperands, *, sm_scale: float
 ) -> Callable[[Sequence[Any]], Tensor]:
     """P (S, topk) = sum_h exp(sm_scale q . kv - lse'), 0 where a slot is invalid."""
+    from flashdsa.kernels.triton import indexer_training
+
     kind = type(operands)
 
     def serve(given: Sequence[Any]) -> Tensor:
@@ -51,8 +53,6 @@ def bind_target(
             )  # fmt: skip
         return out
 
-    from flashdsa.kernels.triton import indexer_training
-
     return runner.on_device(serve)
 
 
@@ -60,6 +60,8 @@ def bind_scores(
     runner: Runner, operands: IndexerScoresOperands
 ) -> Callable[[Sequence[Any]], Tensor]:
     """I (S, topk) = sum_h weights relu(q_index . k_index), -inf where a slot is invalid."""
+    from flashdsa.kernels.triton import indexer_training
+
     kind = type(operands)
 
     def serve(given: Sequence[Any]) -> Tensor:
@@ -80,8 +82,6 @@ def bind_scores(
                 FENCED=fenced(runner),
             )  # fmt: skip
         return out
-
-    from flashdsa.kernels.triton import indexer_training
 
     return runner.on_device(serve)
 
