@@ -53,8 +53,8 @@ lint: $(READY)  ## Format, lint, types, import rules, spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/lint-imports --config ptxemu/pyproject.toml
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/lint-imports --no-cache --config ptxemu/pyproject.toml
 	$(BIN)/codespell
 
 resolve: $(READY)  ## Can all be installed from the registry, on every Python and torch that is promised?
