@@ -39,6 +39,7 @@ def compiled(
     arguments: Sequence[Any],
     num_warps: int,
     num_stages: int,
+    maxnreg: int | None = None,
     **constants: Any,
 ) -> tuple[Any, list[Any]]:
     """A kernel as Triton compiles it for a GPU of this capability, and the arguments that it takes.
@@ -65,7 +66,7 @@ def compiled(
     return compile(
         ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=known),
         target=GPUTarget("cuda", capability[0] * 10 + capability[1], WARP_SIZE),
-        options={"num_warps": num_warps, "num_stages": num_stages},
+        options={"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg},
     ), taken
 
 

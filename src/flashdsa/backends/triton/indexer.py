@@ -136,7 +136,10 @@ def score(
     from flashdsa.kernels.triton import index_scores
 
     (rows, width), num_heads = out.shape, q.shape[1]
-    shape = tile("scores", runner.capability, num_heads)
+    name = "scores" if keys.table is not None else "scores of prompts"
+    shape = tile(name, runner.capability, num_heads)
+    if shape.heads > 64:  # as many sums
+        shape = shape._replace(keys=min(shape.keys, 128))
     if q.dtype == torch.float8_e4m3fn and not has_fp8(runner):
         q = q.to(torch.bfloat16)  # which is exact
     runs = -(-rows // run)
@@ -147,8 +150,8 @@ def score(
         index_scores.score,
         (runs, min(-(-width // shape.keys), -(-PROGRAMS * runner.num_sms // runs)), 1),
         (readable(q), keys.rows, scales, readable(weights), ends if begins is None else begins,
-         ends, table, out, rows, run, width, keys.num_entries, keys.step, table.stride(0)),
+         ends, table, out, rows, width, keys.num_entries, keys.step, table.stride(0)),
         shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, NUM_HEADS=num_heads,
-        RUN=1 << (run - 1).bit_length(), TABLE_PAGE=keys.of_entry, SCALED=keys.scales is not None,
+        RUN=run, BLOCK_Q=shape.parts, TABLE_PAGE=keys.of_entry, SCALED=keys.scales is not None,
         FROM_0=begins is None, NARROW=keys.rows.dtype == torch.uint8, FENCED=fenced(runner),
     )  # fmt: skip

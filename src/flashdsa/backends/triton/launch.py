@@ -11,14 +11,15 @@ from flashdsa.backends.runner import Runner
 
 
 class Shape(NamedTuple):
-    """A kernel's tile and its launch: heads, keys, warps, stages of a loop, and the parts that the
-    columns of V are multiplied in."""
+    """A kernel's tile and its launch: heads, keys, warps, stages of a loop, products of a step (of
+    parts of V's columns, or of queries), and the registers that a thread has at most."""
 
     heads: int
     keys: int
     warps: int
     stages: int = 2
     parts: int = 1
+    registers: int | None = None
 
 
 FAMILIES = {9: "hopper", 10: "blackwell"}
@@ -37,7 +38,12 @@ TILES = {
     "valid ids": {"others": Shape(1, 2048, 4, 1)},
     "products": {"others": Shape(1, 16, 4, 1)},
     "scores": {
-        "hopper": Shape(128, 256, 8, 3),
+        "hopper": Shape(128, 256, 8, 3, parts=4, registers=128),
+        "blackwell": Shape(128, 128, 4, 1),
+        "others": Shape(128, 128, 8, 2),
+    },
+    "scores of prompts": {
+        "hopper": Shape(128, 256, 8, 2, parts=4, registers=128),
         "blackwell": Shape(128, 128, 4, 1),
         "others": Shape(128, 128, 8, 2),
     },
@@ -61,10 +67,12 @@ TILES = {
 FEW_HEADS = 16
 PREFILL_RUN = 32
 """Queries of a prompt that share a tile of keys."""
-SCORES_BYTES = 2**27
+SCORES_BYTES = 2**29
 """Scores that are held at once; those of one run of queries may take more."""
 MOST_SCORES = 16384
 """Scores among which a program chooses, at most: 4 times any topk."""
+SHORT_ROW = 4096
+"""Scores of a row, at most, among which smaller programs choose, where rows outnumber the SMs."""
 FP8_LEAST = (8, 9)
 """The oldest compute capability with products and conversions of e4m3."""
 
@@ -122,6 +130,8 @@ def launch(
     shape: Shape,
     **constants: Any,
 ) -> None:
-    """Launch a kernel with a tile's warps and stages."""
+    """Launch a kernel with a tile's warps, stages and registers."""
     options = {"num_warps": shape.warps, "num_stages": shape.stages}
+    if shape.registers:  # of which AMD's compiler knows nothing
+        options["maxnreg"] = shape.registers
     runner.launch_triton(kernel, grid, arguments, **constants, **options)

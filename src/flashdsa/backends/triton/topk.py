@@ -11,7 +11,7 @@ from torch import Tensor
 from flashdsa.backends.cpu.topk import check_lengths
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.launch import launch, shape_of_selection
+from flashdsa.backends.triton.launch import SHORT_ROW, launch, shape_of_selection
 
 if TYPE_CHECKING:
     from flashdsa.ops.indexer import TopkOperands
@@ -70,23 +70,35 @@ def choose(runner: Runner, x: Scores, out: Tensor, *, sorted: bool) -> None:
     rank = torch.empty_like(out) if sorted else out  # keys, or nothing
     table = x.ends if x.table is None else x.table
     begins = x.ends if x.begins is None else x.begins
-    scores, positions, more, level = x.bits, x.ends, width, 0
-    most = shape_of_selection(width).keys
-    while more:
-        shape = shape_of_selection(more)
-        parts = -(-more // shape.keys)
-        last = parts == 1
-        some = rows, parts * topk
-        ids, keys = (out, rank) if last else (runner.empty(*some, dtype=torch.int32) for _ in "ik")
+    most, least = shape_of_selection(width).keys, -1
+
+    def launch_level(
+        scores: Tensor, positions: Tensor, ids: Tensor, keys: Tensor, length: int, level: int,
+        *, short: bool = False,
+    ) -> None:  # fmt: skip
+        shape = shape_of_selection(length)
+        parts = 1 if short else -(-length // shape.keys)
         launch(
             runner, select, (rows, parts, 1),
             (scores, positions, begins, x.ends, table, ids, keys, out, rank, scores.stride(0),
-             width, topk, rows // len(table), table.stride(0)),
-            shape, BLOCK=shape.keys, MOST=most, LEVEL=level, LAST=last,
+             width, topk, rows // len(table), table.stride(0), least),
+            shape, BLOCK=shape.keys, MOST=most, LEVEL=level, LAST=parts == 1, SHORT=short,
             FROM_0=x.begins is None, MARKED=x.marked and not level, TABLE_PAGE=x.table_page,
             SORTED=sorted,
         )  # fmt: skip
-        scores, positions, more, level = keys, ids, 0 if last else parts * topk, level + 1
+
+    if width > SHORT_ROW and rows > runner.num_sms:
+        launch_level(x.bits, x.ends, out, rank, SHORT_ROW, 0, short=True)
+        least = SHORT_ROW
+    scores, positions, more, level = x.bits, x.ends, width, 0
+    while more:
+        parts = -(-more // shape_of_selection(more).keys)
+        some = rows, parts * topk
+        ids, keys = (
+            (out, rank) if parts == 1 else (runner.empty(*some, dtype=torch.int32) for _ in "ik")
+        )
+        launch_level(scores, positions, ids, keys, more, level)
+        scores, positions, more, level = keys, ids, 0 if parts == 1 else parts * topk, level + 1
     if sorted:  # keys are unsigned; 0 behind the last one
         order = (rank.long() & UNSIGNED).argsort(dim=1, descending=True, stable=True)
         out.copy_(out.gather(1, order))

@@ -25,15 +25,16 @@ def keys_of(bits, inside, MARKED: tl.constexpr):
     return tl.where(inside, key, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["least"])
 def select(
     scores, positions, begins, ends, table, out, out_keys, final, final_keys, stride, width, topk,
-    next_n, table_stride, BLOCK: tl.constexpr, MOST: tl.constexpr, LEVEL: tl.constexpr,
-    LAST: tl.constexpr, FROM_0: tl.constexpr, MARKED: tl.constexpr, TABLE_PAGE: tl.constexpr,
-    SORTED: tl.constexpr,
+    next_n, table_stride, least, BLOCK: tl.constexpr, MOST: tl.constexpr, LEVEL: tl.constexpr,
+    LAST: tl.constexpr, SHORT: tl.constexpr, FROM_0: tl.constexpr, MARKED: tl.constexpr,
+    TABLE_PAGE: tl.constexpr, SORTED: tl.constexpr,
 ):  # fmt: skip
     """The best of each part of a row, BLOCK scores, of (rows, parts) programs, in ascending
-    position. A row that has one part on the first level is done there.
+    position. A row that has one part on the first level is done there. SHORT: rows of one part
+    only; other launches have those of more than `least` scores.
 
     Args:
         scores: rows at `stride`, bits of fp32; MARKED: those that are `NEVER` are not chosen.
@@ -48,6 +49,11 @@ def select(
     begin, end = range_of(begins, ends, row, True, width, FROM_0)
     base = tl.multiple_of(begin // 16 * 16, 16)
     count = end - base
+    if count <= least:
+        return
+    if SHORT:
+        if count > BLOCK:
+            return
     for _ in tl.static_range(LEVEL):  # on the levels before this one, of parts of MOST scores
         if count <= MOST:
             return
