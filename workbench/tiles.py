@@ -42,9 +42,9 @@ Times = dict[str, dict[str, float]]
 
 def _grid(
     heads: Sequence[int], keys: Sequence[int], warps: Sequence[int], stages: Sequence[int],
-    parts: int = 1,
+    parts: int = 1, registers: int | None = None,
 ) -> list[Shape]:  # fmt: skip
-    return [Shape(*one, parts) for one in product(heads, keys, warps, stages)]
+    return [Shape(*one, parts, registers) for one in product(heads, keys, warps, stages)]
 
 
 CANDIDATES: dict[str, list[Shape]] = {
@@ -75,7 +75,16 @@ CANDIDATES: dict[str, list[Shape]] = {
         *_grid((16, 32, 64), (64,), (8,), (1, 2, 3)),
         *_grid((16, 32), (16, 32), (4, 8), (1, 2)),
     ],
-    "scores": _grid((64,), (64, 128, 256), (4, 8), (1, 2, 3)),
+    "scores": [
+        *_grid((64,), (64, 128), (4, 8), (2, 3), 4),
+        *_grid((64,), (128, 256), (4, 8), (1, 2, 3), 4, registers=128),
+    ],
+    "scores of prompts": [
+        *_grid((64,), (64, 128, 256), (4, 8), (2, 3)),
+        *_grid((64,), (128, 256), (4, 8), (2, 3), 2, registers=128),
+        *_grid((64,), (128, 256), (4, 8), (2, 3), 4, registers=128),
+        *_grid((64,), (128, 256), (8,), (2,), 4),
+    ],
     "target": _grid((32, 64, 128), (64, 128, 256), (4, 8), (2, 3)),
     "index scores": _grid((32, 64), (64, 128, 256), (4, 8), (2, 3)),
     "indexer's backward": _grid((32, 64), (32, 64, 128), (4, 8), (1, 2, 3)),
@@ -137,6 +146,8 @@ SIZES: dict[str, dict[str, Size]] = {
     "scores": {
         "32 rows of 16384": Size(indexer.make_indexer, indexer.indexer_case(32, 16384)),
         "1 row of 131072": Size(indexer.make_indexer, indexer.indexer_case(1, 131072)),
+    },
+    "scores of prompts": {
         "fp8 prompt": Size(prefill.make_task, Case(2048, 8192, 64, 2048, "fp8")),
         "bf16 prompt": Size(prefill.make_task, Case(2048, 8192, 64, 2048, "bf16")),
     },
@@ -273,9 +284,10 @@ def measure(kernel: str, device: Device, found: dict[Shape, Candidate]) -> dict[
 
 
 def name_of(shape: Shape) -> str:
-    """Heads x keys, warps, stages and, where there are some, parts."""
-    parts = f", {shape.parts} parts" if shape.parts > 1 else ""
-    return f"{shape.heads}x{shape.keys}, {shape.warps} warps, {shape.stages} stages{parts}"
+    """Heads x keys, warps, stages and, where there are some, parts and registers."""
+    more = f", {shape.parts} parts" if shape.parts > 1 else ""
+    more += f", {shape.registers} registers" if shape.registers else ""
+    return f"{shape.heads}x{shape.keys}, {shape.warps} warps, {shape.stages} stages{more}"
 
 
 def ranked(us: Times) -> list[tuple[float, str]]:

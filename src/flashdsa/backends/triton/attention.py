@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 
 LOG2_E = math.log2(math.e)
-MOST_SPLITS = 16
+MOST_SPLITS = 32
 
 
 class Source(NamedTuple):
@@ -159,13 +159,13 @@ def _forward(
     if not batch_invariant:
         if num_queries * blocks >= runner.num_sms:
             first, second, constants = without_gaps(runner, first, second, constants)
-        wanted = min(runner.num_sms // (num_queries * blocks), slots // (2 * shape.keys))
-        splits = 1 << max(min(wanted, MOST_SPLITS), 1).bit_length() - 1
+        wanted = min(runner.num_sms // (num_queries * blocks), -(-slots // shape.keys))
+        splits = max(min(wanted, MOST_SPLITS), 1)
     rows = num_queries * num_heads
     parts = runner.empty(splits * rows * (d_v + 2) if splits > 1 else 1, dtype=torch.float)
     written = x.out, x.lse, torch.empty_like(x.lse) if x.max_logits is None else x.max_logits
     sink = x.lse if x.attn_sink is None else x.attn_sink.contiguous()
-    constants |= {"D_V": d_v, "SINK": x.attn_sink is not None, "SPLITS": splits}
+    constants |= {"D_V": d_v, "SINK": x.attn_sink is not None, "SPLIT": splits > 1}
     constants |= {"PARTS": shape.parts, "FP8": has_fp8(runner), "FENCED": fenced(runner)}
     launch(
         runner,
@@ -192,7 +192,8 @@ def _forward(
             runner,
             attention.merge,
             (rows, 1, 1),
-            (parts, sink, *written, rows, num_heads),
-            shape._replace(warps=4),
-            **{name: constants[name] for name in ("D_V", "SINK", "SPLITS")},
+            (parts, sink, *written, rows, num_heads, splits),
+            shape._replace(warps=4, stages=1),
+            BLOCK=MOST_SPLITS,
+            **{name: constants[name] for name in ("D_V", "SINK")},
         )

@@ -138,8 +138,8 @@ def score(
     (rows, width), num_heads = out.shape, q.shape[1]
     name = "scores" if keys.table is not None else "scores of prompts"
     shape = tile(name, runner.capability, num_heads)
-    if shape.heads > 64:  # as many sums
-        shape = shape._replace(keys=min(shape.keys, 128))
+    if shape.heads > 64:  # as many sums and bytes
+        shape = shape._replace(keys=min(shape.keys, 128), parts=max(1, shape.parts // 2))
     if q.dtype == torch.float8_e4m3fn and not has_fp8(runner):
         q = q.to(torch.bfloat16)  # which is exact
     runs = -(-rows // run)

@@ -11,7 +11,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flashdsa.kernels.triton.packed_rows import fence, load_part, load_rope, place_rows
+from flashdsa.kernels.triton.packed_rows import (
+    fence,
+    load_factors,
+    load_part,
+    load_rope,
+    place_rows,
+)
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -77,13 +83,13 @@ def valid_ids(
 @triton.jit
 def attend(
     state_max, state_sum, acc, q, q_rope, kv, stride, page_rows, num_rows, ids, limits, width,
-    query, split, scale, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
-    PARTS: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr, FENCED: tl.constexpr,
-    LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr,
+    query, scale, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
+    PARTS: tl.constexpr, FP8: tl.constexpr, FENCED: tl.constexpr, LIST: tl.constexpr,
+    ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
     """Add a split's slots of one list to a program's state."""
     start, count = slots_of(ids, limits, query, num_rows, width, LIST, ROWS_OF_ID)
-    begin, end = part_of(count, split, SPLITS, BLOCK_K)
+    begin, end = part_of(count, tl.program_id(1), tl.num_programs(1), BLOCK_K)
     FACTORS: tl.constexpr = FORM is not None and FORM.scale == "fp32"
     p = tl.zeros([q[0].shape[0], BLOCK_K], tl.float32 if FACTORS else q[0].dtype)
     for first in range(begin, end, BLOCK_K):
@@ -91,11 +97,10 @@ def attend(
         row, valid = row_numbers(ids, query, start, slot, end, num_rows, width, LIST, ROWS_OF_ID)
         data, scales = place_rows(kv, row, stride, page_rows, FORM)
         rows = ()
-        factors = ()
         for n in tl.static_range(PARTS):
-            part, factor = load_part(data, scales, valid, n, D_V // PARTS, FORM, FP8)
-            rows = rows + (part,)
-            factors = factors + (factor,)
+            rows = rows + (load_part(data, scales, valid, n, D_V // PARTS, FORM, FP8),)
+        if FACTORS:
+            factors = load_factors(scales, valid)
         rope = rows[0]
         if D_ROPE > 0:
             rope = load_rope(data, valid, D_V, D_ROPE, FORM)
@@ -105,7 +110,8 @@ def attend(
         if D_ROPE > 0:
             s += tl.dot(q_rope, tl.trans(rope)) * scale
         for n in tl.static_range(PARTS):
-            s += tl.dot(q[n], tl.trans(rows[n])) * (factors[n] * scale)[None, :]
+            found = tl.dot(q[n], tl.trans(rows[n]))
+            s += found * (factors[n] * scale)[None, :] if FACTORS else found * scale
         # Always so. Where Triton sees no product of a product, warps share keys: 64 heads are rows
         # of four warps only.
         if first < end:
@@ -131,21 +137,21 @@ def forward(
     q, kv, stride, page_rows, num_rows, ids, limits, width, extra_kv, extra_stride,
     extra_page_rows, extra_rows, extra_ids, extra_limits, extra_width, sink, out, lse, max_logits,
     parts, num_heads, scale, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, D_V: tl.constexpr,
-    D_ROPE: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr, FP8: tl.constexpr,
+    D_ROPE: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr, FP8: tl.constexpr,
     FENCED: tl.constexpr, SINK: tl.constexpr, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr,
     FORM: tl.constexpr, EXTRA: tl.constexpr, EXTRA_LIST: tl.constexpr, EXTRA_FORM: tl.constexpr,
 ):  # fmt: skip
-    """O (S, H, D_V), lse and max_logits (S, H) of (S * ceil(H / BLOCK_H), SPLITS) programs.
+    """O (S, H, D_V), lse and max_logits (S, H) of (S * ceil(H / BLOCK_H), splits) programs.
 
     Args:
         q: (S, H, D_V + D_ROPE). kv, extra_kv: rows at `stride` elements; of a FORM, a `RowFormat`,
             bytes of pages at `stride`, of `page_rows` rows each.
         ids: (S, width), or (S,), first rows of ranges. limits: (S,) by `slots_of`, or nothing.
         scale: of the logits in base 2.
-        parts: (SPLITS, S, H, D_V + 2) fp32 with more than one split: sum of p v, of p, maximum.
+        parts: (splits, S, H, D_V + 2) fp32 if SPLIT, there are several: sum of p v, of p, maximum.
     """
     blocks = tl.cdiv(num_heads, BLOCK_H)
-    query, split = tl.program_id(0) // blocks, tl.program_id(1)
+    query = tl.program_id(0) // blocks
     head = tl.program_id(0) % blocks * BLOCK_H + tl.arange(0, BLOCK_H)
     there = head < num_heads
     row = query.to(tl.int64) * num_heads + head
@@ -165,17 +171,17 @@ def forward(
     total = tl.zeros([BLOCK_H], tl.float32)
     top, total, acc = attend(
         top, total, acc, latent, rope, kv, stride, page_rows, num_rows, ids, limits, width, query,
-        split, scale, BLOCK_K, D_V, D_ROPE, PARTS, SPLITS, FP8, FENCED, LIST, ROWS_OF_ID, FORM,
+        scale, BLOCK_K, D_V, D_ROPE, PARTS, FP8, FENCED, LIST, ROWS_OF_ID, FORM,
     )  # fmt: skip
     if EXTRA:
         top, total, acc = attend(
             top, total, acc, latent, rope, extra_kv, extra_stride, extra_page_rows, extra_rows,
-            extra_ids, extra_limits, extra_width, query, split, scale, BLOCK_K, D_V, D_ROPE, PARTS,
-            SPLITS, FP8, FENCED, EXTRA_LIST, 1, EXTRA_FORM,
+            extra_ids, extra_limits, extra_width, query, scale, BLOCK_K, D_V, D_ROPE, PARTS, FP8,
+            FENCED, EXTRA_LIST, 1, EXTRA_FORM,
         )  # fmt: skip
-    if SPLITS > 1:
+    if SPLIT:
         rows = (tl.num_programs(0) // blocks).to(tl.int64) * num_heads
-        to = parts + (split * rows + row) * (D_V + 2)
+        to = parts + (tl.program_id(1) * rows + row) * (D_V + 2)
         for n in tl.static_range(PARTS):
             place = to[:, None] + (n * columns + tl.arange(0, columns))[None, :]
             tl.store(place, acc[n], mask=there[:, None])
@@ -217,24 +223,22 @@ def write(
     tl.store(max_logits + row, top / LOG2_E, mask=there)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "splits"])
 def merge(
-    parts, sink, out, lse, max_logits, rows, num_heads, D_V: tl.constexpr, SINK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    parts, sink, out, lse, max_logits, rows, num_heads, splits, D_V: tl.constexpr,
+    SINK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Add up the splits of a row, one a program."""
+    """Add up the splits of a row, at most BLOCK, one a program."""
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    column = tl.arange(0, D_V)
-    top = tl.full([1], float("-inf"), tl.float32)
-    for split in range(SPLITS):
-        top = tl.maximum(top, tl.load(parts + (split * rows + row) * (D_V + 2) + D_V + 1))
-    shift = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.zeros([1], tl.float32)
-    acc = tl.zeros([1, D_V], tl.float32)
-    for split in range(SPLITS):
-        part = parts + (split * rows + row) * (D_V + 2)
-        weight = tl.exp2(tl.load(part + D_V + 1) - shift)
-        total += weight * tl.load(part + D_V)
-        acc += weight[:, None] * tl.load(part[:, None] + column[None, :])
+    split = tl.arange(0, BLOCK)
+    there = split < splits
+    part = parts + (split * rows.to(tl.int64) + row) * (D_V + 2)
+    tops = tl.load(part + D_V + 1, mask=there, other=float("-inf"))
+    top = tl.max(tops, 0, keep_dims=True)
+    weight = tl.exp2(tops - tl.where(top == float("-inf"), 0.0, top))
+    total = tl.sum(weight * tl.load(part + D_V, mask=there, other=0.0), 0, keep_dims=True)
+    place = part[:, None] + tl.arange(0, D_V)[None, :]
+    found = weight[:, None] * tl.load(place, mask=there[:, None], other=0.0)
+    acc = tl.sum(found, 0, keep_dims=True)
     head = row % num_heads
     write(top, total, (acc,), sink, out, lse, max_logits, row, head, row < rows, D_V, 1, SINK)

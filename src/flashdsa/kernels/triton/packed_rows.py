@@ -42,13 +42,24 @@ def place_rows(kv, row, stride, page_rows, FORM: tl.constexpr):
 
 
 @triton.jit
+def load_factors(scales, valid):
+    """A row's four scales in fp32, (BLOCK_K,) each, of a format that has such: loaded together, as
+    Triton repeats small loads in every layout that wants them."""
+    place = scales.to(tl.pointer_type(tl.float32))[:, None] + tl.arange(0, 4)[None, :]
+    four = tl.load(place, mask=valid[:, None], other=0.0)
+    even, odd = tl.split(tl.reshape(four, (scales.shape[0], 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
 def load_part(data, scales, valid, N: tl.constexpr, WIDTH: tl.constexpr, FORM: tl.constexpr,
               FP8: tl.constexpr):  # fmt: skip
-    """Columns of part N (BLOCK_K, columns), 0 where not valid, and their factor (BLOCK_K,)."""
+    """Columns of part N (BLOCK_K, columns), 0 where not valid; without scales in fp32."""
     if FORM is None:
         column = N * WIDTH + tl.arange(0, WIDTH)
         values = tl.load(data[:, None] + column[None, :], mask=valid[:, None], other=0.0)
-        factor = tl.full([data.shape[0]], 1.0, tl.float32)
     else:
         column = N * COLUMNS + tl.arange(0, COLUMNS)
         if FORM.fp4:
@@ -58,11 +69,7 @@ def load_part(data, scales, valid, N: tl.constexpr, WIDTH: tl.constexpr, FORM: t
         else:
             there = valid[:, None] & (column < FORM.columns)[None, :]
             found = e4m3(tl.load(data[:, None] + column[None, :], mask=there, other=0), FP8)
-        if FORM.scale == "fp32":
-            place = scales.to(tl.pointer_type(tl.float32)) + N
-            factor = tl.load(place, mask=valid, other=0.0)
-        else:
-            factor = tl.full([data.shape[0]], 1.0, tl.float32)
+        if FORM.scale != "fp32":
             groups: tl.constexpr = COLUMNS // FORM.group
             group = N * groups + tl.arange(0, groups)
             there = valid[:, None] & (group < FORM.num_scales)[None, :]
@@ -78,7 +85,7 @@ def load_part(data, scales, valid, N: tl.constexpr, WIDTH: tl.constexpr, FORM: t
             there = valid[:, None] & (column >= FORM.columns)[None, :]
             rope = tl.load(place, mask=there, other=0.0)
             values = tl.where((column < FORM.columns)[None, :], values, rope)
-    return values, factor
+    return values
 
 
 @triton.jit
