@@ -14,7 +14,7 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.devices import small_device
 from flashdsa.backends.emulated.runner import Emulator, emulation, running_on
-from flashdsa.backends.triton import indexer, indexer_training, launch, topk
+from flashdsa.backends.triton import indexer, indexer_training, launch
 from flashdsa.verify import judge_indexer, judge_indexer_training
 from flashdsa.verify.compare import Comparison
 from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
@@ -114,7 +114,7 @@ def test_parts_of_a_row_and_pieces_of_rows(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(indexer, "SCORES_BYTES", 4 * 1000)
     case = IndexerCase("", (400, 390), 60, num_heads=16, nan_keys=True, sorted=True)
     assert wrong(decoded(case)) == []
-    monkeypatch.setattr(topk, "SHORT_ROW", 64)
+    monkeypatch.setattr("flashdsa.backends.triton.topk.SHORT_ROW", 64)
     # Two parts; one, done at once; short rows.
     ranges = (*causal(1, 300), *causal(2, 250, 300), *causal(6, 61, 300))
     prompts = replace(PREFILL, ranges=ranges, sorted=False, strided=False, num_heads=16)
