@@ -102,11 +102,14 @@ LEVELS_OF_BLOCKS = (
     _levels("three rows", (700, 0, 530), 40, plateaus=True, nan_keys=True),
     _levels("rows of unlike lengths", (9_000, *[600] * 12), 40, sms=4),
 )
+UNLIKE = 65, 33_000, 70, 66, 600, 640
+"""Tokens of rows: the CTAs of a cluster rank the second together, then one each."""
 SHARED_LEVELS_OF_TOKENS = (
     _levels("CTAs that share a row", (3000,), 512, sms=4, num_candidates=300),
     _levels(
         "equal scores of four CTAs", (10_000, 65), 512, sms=4, num_candidates=1200, zero_scores=True
     ),
+    _levels("a long row, then short ones", UNLIKE, 512, sms=8, num_candidates=1200),
 )
 """CTAs that share rows have more threads: kernels of their own."""
 SHARED_LEVELS_OF_BLOCKS = (

@@ -104,9 +104,7 @@ def _padding(
     owners = writes.owners(begin, end)
     parts = np.flatnonzero(np.diff(owners, prepend=-2))
     is_known = np.logical_or.reduceat(first == second, parts) & (owners[parts] > 0)
-    padding: NDArray[np.bool_] = is_copied & np.repeat(
-        is_known, np.diff(parts, append=end - begin)
-    )
+    padding: NDArray[np.bool_] = is_copied & np.repeat(is_known, np.diff(parts, append=end - begin))
     return padding
 
 
