@@ -127,6 +127,27 @@ setp.eq.u32 %p11, %r8, 1; {low}; mov.b32 %r1, %r11; out: {store("y", "%r1")}"""
     assert ran.y.tolist() == np.asarray(expected).tolist()
 
 
+@pytest.mark.parametrize("apart", [0.0, 0.02])
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "ld.volatile.shared.u32 %r3, [%r5+8]; setp.eq.u32 %p3, %r3, 0;",
+        "mbarrier.try_wait.parity.shared.b64 %p4, [%r5], 0; not.pred %p3, %p4;",
+    ],
+)
+def test_lanes_of_both_arms_meet_while_others_wait_for_what_comes_behind(wait, apart):
+    body = f"""{TID} mov.u32 %r5, smem; setp.eq.u32 %p1, %r0, 0; mov.u32 %r1, 7;
+@%p1 mbarrier.init.shared.b64 [%r5], 1; @%p1 st.shared.u32 [%r5+8], 0; bar.sync 0;
+setp.lt.u32 %p2, %r0, 4; @%p2 bra low; setp.ge.u32 %p2, %r0, 16; @%p2 bra others;
+shfl.sync.idx.b32 %r1, %r0, 1, 31, 0xffff; bra out;
+low: shfl.sync.idx.b32 %r1, %r0, 15, 31, 0xffff; @%p1 st.volatile.shared.u32 [%r5+8], 1;
+@%p1 mbarrier.arrive.shared.b64 _, [%r5]; bra out;
+others: {wait} @%p3 bra others; out: {store("y", "%r1")}"""
+    ran = run(body, shared=16, y=32, policy=Policy(lanes_apart=apart))
+    assert ran.y.tolist() == [15] * 4 + [1] * 12 + [7] * 16
+    assert ran.seen.codes == []
+
+
 def test_one_lane_is_elected_of_both_arms_of_a_branch():
     body = f"""{TID} setp.lt.u32 %p1, %r0, 4; @%p1 bra low;
 elect.sync %r1|%p2, -1; bra out; low: elect.sync %r1|%p2, -1; out: selp.u32 %r1, 1, 0, %p2;

@@ -142,6 +142,8 @@ def _runnable(warp: Warp) -> Group | None:
             return only
     able = [group for group in warp.groups if _can_run(warp, group)]
     best = min(able, key=lambda group: (group.is_tired, group.pc), default=None)
+    if best is None or best.is_tired:
+        best = _met_elsewhere(warp) or best
     if best is None and warp.groups and all(g.blocked is None for g in warp.groups):
         best = _diverged(warp)
     if best is not None:
@@ -160,6 +162,8 @@ def _runnable_apart(warp: Warp, apart: LanesApart) -> Group | None:
     group = next((group for group in able if group.awaited is not None), None)
     if group is not None:
         _merge(warp, group)
+    elif (group := _met_elsewhere(warp)) is not None:
+        pass
     elif able:
         return apart.choose(able, warp.group, warp.groups)
     elif warp.groups and all(group.blocked is None for group in warp.groups):
@@ -207,19 +211,23 @@ def _gathered(warp: Warp, group: Group) -> bool:
     return not missing.any()
 
 
-def _diverged(warp: Warp) -> Group:
-    """All groups await lanes that wait elsewhere: the first one goes on without.
-
-    Members of a mask meet at several instructions of the same qualifiers, too, and exchange values
-    (PTX ISA, "shfl.sync"). By the ISA those that wait at another instruction never come.
-    """
+def _met_elsewhere(warp: Warp) -> Group | None:
+    """The first group that awaits lanes which wait for it at other instructions of the same
+    qualifiers and mask: there they meet, too, and exchange values (PTX ISA, "shfl.sync")."""
     for group in sorted(warp.groups, key=lambda g: g.pc):
-        assert group.awaited is not None
         joined = _joined(warp, group)
-        if joined:
+        if group.awaited is not None and joined:
             group.joined = bits_of(group.awaited)
             _meet(warp, group.awaited & warp.alive, joined)
             return group
+    return None
+
+
+def _diverged(warp: Warp) -> Group:
+    """All groups await lanes that wait elsewhere: the first one goes on without.
+
+    By the ISA those that wait at another instruction never come.
+    """
     comes = [g for g in warp.groups if not _never_comes(warp, g)]
     first = min(comes or warp.groups, key=lambda g: g.pc)
     if not comes:
@@ -249,14 +257,16 @@ def _never_comes(warp: Warp, group: Group) -> list[Group]:
 def _joined(warp: Warp, group: Group) -> list[tuple[Group, Mask]]:
     """The groups that await the lanes that `group` does, at instructions of the same qualifiers,
     and their lanes that execute them; none if some lane is elsewhere."""
-    assert group.awaited is not None
+    if group.awaited is None:
+        return []
     opcode = warp.program.function.instructions[group.pc].opcode
     awaited = missing = group.awaited & warp.alive
     joined = []
     for one in warp.groups:
+        if one.awaited is None:
+            continue
         node = warp.program.nodes[one.pc]
         assert isinstance(node, StepNode) and node.together is not None
-        assert one.awaited is not None
         is_same = node.instruction.opcode == opcode and not node.together.is_aligned
         if is_same and np.array_equal(one.awaited & warp.alive, awaited):
             mask = warp.guarded(node.guard, one.mask)
