@@ -41,9 +41,9 @@ class Writes(Observer):
         self._count += len(access.starts)
         return self._count - len(access.starts)
 
-    def owners(self, begin: int, end: int) -> NDArray[np.int64]:
+    def owners(self, begin: int, end: int) -> NDArray[np.int32]:
         """The object of each byte of [begin, end); 0: it was not written, -1: it is of none."""
-        owners = np.zeros(end - begin, np.int64)
+        owners = np.zeros(end - begin, np.int32)
         for starts, size, number in self._pieces:
             at = starts[:, None] + np.arange(size) - begin
             of = number + np.arange(len(starts)) if number else np.full(len(starts), -1)
