@@ -34,7 +34,7 @@ class Writes(Observer):
         last, pc = self._objects.get(access.agent.agent_id), access.instruction.pc
         if last is not None and len(last.starts) == len(access.starts) and pc not in last.pcs:
             away = access.starts - last.starts
-            if (away == away[0]).all():
+            if (away == away[:1]).all():
                 last.pcs.add(pc)
                 return last.number
         self._objects[access.agent.agent_id] = _Objects(self._count, access.starts, {pc})
