@@ -94,25 +94,38 @@ def _levels(
     return SmallCall("dsa_topk_indexer", case, sms)
 
 
+def _ranges(name: str, lengths: tuple[int, ...]) -> SmallCall:
+    """Blocks of 8 among keys that have no pages: short rows are not ranked."""
+    case = PrefillCase(name, tuple((0, end) for end in lengths), 40, num_heads=16, block=8)
+    return SmallCall("dsa_topk_prefill", case, 8)
+
+
+UNLIKE = 65, 33_000, 70, 66, 600, 640
+"""Tokens of rows: the CTAs of a cluster of eight rank the second together, then one each."""
+MANY = *UNLIKE, 70, 70, 70
 LEVELS_OF_TOKENS = (
     _levels("a full list of candidates", (10_000, 65), 512, sms=1, num_candidates=1200),
     _levels("three rows of a CTA", (900, 641, 70), 512, sms=1, num_candidates=99, plateaus=True),
+    _levels("a long row, then short ones", MANY, 512, sms=8, num_candidates=1200),
 )
 LEVELS_OF_BLOCKS = (
     _levels("three rows", (700, 0, 530), 40, plateaus=True, nan_keys=True),
     _levels("rows of unlike lengths", (9_000, *[600] * 12), 40, sms=4),
+    _ranges("a long row, then short ones", MANY),
 )
 SHARED_LEVELS_OF_TOKENS = (
     _levels("CTAs that share a row", (3000,), 512, sms=4, num_candidates=300),
     _levels(
         "equal scores of four CTAs", (10_000, 65), 512, sms=4, num_candidates=1200, zero_scores=True
     ),
+    _levels("a long row, then short ones", UNLIKE, 512, sms=8, num_candidates=1200),
 )
 """CTAs that share rows have more threads: kernels of their own."""
 SHARED_LEVELS_OF_BLOCKS = (
     _levels("CTAs that share a row", (9000,), 700, sms=4, sorted=True),
     _levels("equal scores of four CTAs", (30_000, 65), 512, sms=4, zero_scores=True),
     _levels("two windows of the bitmap", (263_000,), 700, sms=4),
+    _ranges("a long row, then short ones", UNLIKE),
 )
 
 _of_keys = partial(prefill, heads=16, block=8, sms=3)

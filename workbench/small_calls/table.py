@@ -130,6 +130,7 @@ _SCORES = (
 _RANKS = (  # the first are of one kernel
     _two("a row's CTAs", (8400, 8300), sms=16),
     *(_two(f"{values} keys", (5200, 4000), values=values, sms=16) for values in ("two", "equal")),
+    _two("a long row, then short ones", of_keys.UNLIKE, sms=8),
     _two("crowded", (6000, 5990), values="crowded", sms=16),
     _two("a long row", (700, 17_000, 513, 512, 600), next_n=1),
     *_SCORES[:2],
@@ -400,7 +401,7 @@ TABLE: dict[str, Row] = {
         *checked("topk_indices", "512 of 6000", "ties and NaN", "ties and NaN, sorted"),
     ), mutated=0),
     "indexer-ranked-scores-sm_90a": Row("indexer_logits", _SCORES, mutated=3),
-    "indexer-rank-sm_90a": Row("indexer_rank", _RANKS, mutated=3),
+    "indexer-rank-sm_90a": Row("indexer_rank", _RANKS, mutated=4),
     "prefill-logits-sm_90a": Row(
         "prefill_logits", checked("prefill_logits", "16 heads, 512 of 600 keys"), mutated=0),
     "prefill-two-levels-sm_90a": Row("prefill_logits", of_keys.LEVELS[:2], mutated=2),

@@ -7,34 +7,49 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.events import Access, AccessKind, Observer, Space
+from ptxemu.events import Access, AccessKind, Observer, Proxy, Space
 
 
 class Writes(Observer):
     """Addresses in global memory that are written."""
 
     def __init__(self) -> None:
-        self._pieces: list[tuple[NDArray[np.int64], int, bool]] = []
-        """Starts, bytes of each, and whether a vector of bytes was stored."""
+        self._pieces: list[tuple[NDArray[np.int64], int, int]] = []
+        """Starts, bytes of each, and the number of the first one's object; 0: of none."""
+        self._objects: dict[int, _Objects] = {}
+        """The last ones of each warp."""
+        self._count = 1
         self._words: NDArray[np.int64] | None = None
 
     def accessed(self, access: Access) -> None:
         """Keep the addresses."""
         if access.space is Space.GLOBAL and access.kind is not AccessKind.READ:
-            of_bytes = access.size > 1 and access.instruction.modifiers[-1] in ("b8", "u8", "s8")
-            self._pieces.append((access.starts, access.size, of_bytes))
+            self._pieces.append((access.starts, access.size, self._object(access)))
 
-    def inside(
-        self, begin: int, end: int, *, least: int = 1, of_bytes: bool = False
-    ) -> NDArray[np.bool_]:
-        """Which bytes of [begin, end) were written, if by that many at least or byte vectors."""
-        written = np.zeros(end - begin, np.bool_)
-        for starts, size, is_of_bytes in self._pieces:
-            if size < least or is_of_bytes < of_bytes:
-                continue
-            at = (starts[:, None] + np.arange(size) - begin).reshape(-1)
-            written[at[(at >= 0) & (at < end - begin)]] = True
-        return written
+    def _object(self, access: Access) -> int:
+        """Number what lanes store in a row, each at the same distances and no instruction twice, as
+        they copy structs."""
+        if access.kind is not AccessKind.WRITE or access.proxy is not Proxy.GENERIC:
+            return 0
+        last, pc = self._objects.get(access.agent.agent_id), access.instruction.pc
+        if last is not None and len(last.starts) == len(access.starts) and pc not in last.pcs:
+            away = access.starts - last.starts
+            if (away == away[:1]).all():
+                last.pcs.add(pc)
+                return last.number
+        self._objects[access.agent.agent_id] = _Objects(self._count, access.starts, {pc})
+        self._count += len(access.starts)
+        return self._count - len(access.starts)
+
+    def owners(self, begin: int, end: int) -> NDArray[np.int32]:
+        """The object of each byte of [begin, end); 0: it was not written, -1: it is of none."""
+        owners = np.zeros(end - begin, np.int32)
+        for starts, size, number in self._pieces:
+            at = starts[:, None] + np.arange(size) - begin
+            of = number + np.arange(len(starts)) if number else np.full(len(starts), -1)
+            is_inside = (at >= 0) & (at < end - begin)
+            owners[at[is_inside]] = np.broadcast_to(of[:, None], at.shape)[is_inside]
+        return owners
 
     def touched(self, access: Access) -> int | None:
         """The first address of an access in a word of 4 bytes that was written."""
@@ -44,6 +59,15 @@ class Writes(Observer):
         words = _words(access.starts, access.size)
         found = words[np.isin(words, self._words)]
         return int(found[0]) * 4 if len(found) else None
+
+
+class _Objects(NamedTuple):
+    """What lanes of a warp store, each to an object of its own."""
+
+    number: int
+    """The first lane's; the others' follow."""
+    starts: NDArray[np.int64]
+    pcs: set[int]
 
 
 class Earlier(NamedTuple):

@@ -76,7 +76,7 @@ class Before:
                 second, within = _bytes(*place), place[1:]
                 differs = first != second
                 if number >= len(self._known):
-                    differs = np.where(writes.inside(*within), differs, first != 0)
+                    differs = np.where(writes.owners(*within) != 0, differs, first != 0)
                 if differs.any():
                     differs &= ~_padding(first, second, writes, *within)
                 if differs.any():
@@ -93,16 +93,18 @@ class Before:
 def _padding(
     first: NDArray[np.uint8], second: NDArray[np.uint8], writes: Writes, begin: int, end: int
 ) -> NDArray[np.bool_]:
-    """Bytes that nobody wrote and that were copied as those of a struct's padding are: behind the
-    first one of a word, or by a vector of bytes, as nvcc does."""
+    """Bytes that nobody wrote and that a thread copied beside others of an object, as a struct's
+    padding is: whole words, or what is behind a word's first byte (a byte that is widened comes
+    first)."""
     around = begin % 4, -end % 4
     changed = np.pad(first ^ second, around).reshape(-1, 4)
     copied = (changed == OTHER_BYTE) & np.isin(np.pad(first, around), (0, 0xFF)).reshape(-1, 4)
-    of_copies = (copied | (changed == 0)).all(1) & (changed[:, 0] == 0)
-    inside = slice(around[0], around[0] + end - begin)
-    behind = (copied & of_copies[:, None]).reshape(-1)[inside] & writes.inside(begin, end, least=4)
-    by_bytes = copied.reshape(-1)[inside] & writes.inside(begin, end, of_bytes=True)
-    padding: NDArray[np.bool_] = behind | by_bytes
+    is_copy = (copied | (changed == 0)).all(1) & (copied.all(1) | (changed[:, 0] == 0))
+    is_copied = (copied & is_copy[:, None]).reshape(-1)[around[0] :][: end - begin]
+    owners = writes.owners(begin, end)
+    parts = np.flatnonzero(np.diff(owners, prepend=-2))
+    is_known = np.logical_or.reduceat(first == second, parts) & (owners[parts] > 0)
+    padding: NDArray[np.bool_] = is_copied & np.repeat(is_known, np.diff(parts, append=end - begin))
     return padding
 
 

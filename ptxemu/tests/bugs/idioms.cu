@@ -102,22 +102,41 @@ IDIOM(staged_products) {
   out[t] = __half2int_rn(tile[8 * t]);
 }
 
-// Padding goes along with its struct.
+// Shuffles of all lanes in both arms of a branch, which CUDA's guide has as valid since Volta.
+IDIOM(both_arms) {
+  T;
+  int value = x[t];
+  if (t < 16) {
+    SHARED(16);
+    s[t] = value;
+    out[t] = __shfl_xor_sync(ALL, s[t] + 1, 16);
+  } else {
+    out[t] = 3 * __shfl_xor_sync(ALL, 2 * value, 16);
+  }
+}
+
+// Padding goes along with its struct, and what is not used of an array.
 struct Small { char c; int value; short s; };
 struct Large { double key; int value; };
+struct alignas(16) List { int count, items[6]; };
 IDIOM(structs) {
   T;
   __shared__ Small small[32];
   __shared__ Large large[32];
+  __shared__ List lists[32];
   Small *from = (Small *)(out + 64), *to = from + 32;
   Large *sorted = (Large *)(out + 512);
+  List *kept = (List *)(out + 640);
   from[t].c = 'a', from[t].value = x[t], from[t].s = 3;
   small[31 - t] = from[t];
   large[31 - t].key = t, large[31 - t].value = x[32 + t];
+  lists[t].count = t % 5;
+  for (int i = 0; i < t % 5; ++i) lists[t].items[i] = x[t];
   __syncwarp();
   to[t] = small[t];
   sorted[t] = large[t];
-  out[t] = to[t].value + sorted[t].value;
+  kept[t] = lists[t];
+  out[t] = to[t].value + sorted[t].value + (kept[t].count > 0 ? kept[t].items[0] : 0);
 }
 
 // Blocks.

@@ -165,14 +165,35 @@ def test_what_is_copied_behind_a_words_first_byte_is_padding(
     assert ("uninitialised-result" in [f.code for f in found]) != is_padding
 
 
-@pytest.mark.parametrize(("type_", "is_padding"), [("v4.u8", True), ("v2.u16", False)])
-def test_a_vector_of_bytes_that_is_copied_is_padding(
-    device: EmulatedMemory, type_: str, is_padding: bool
+TO = "mad.wide.u32 %rd1, %r0, 64, %rd_b;\n"
+LOST = "and.b32 %r3, %r0, 1; setp.eq.u32 %p0, %r3, 0; @!%p0 mov.u32 %r2, %r1;\n"
+
+
+@pytest.mark.parametrize(
+    ("stores", "is_padding"),
+    [  # %r1 is what nobody wrote, %r0 and %r2 are known
+        ("st.global.v4.u32 [%rd1], {%r0, %r0, %r0, %r1};", True),
+        ("st.global.v2.u32 [%rd1], {%r1, %r0};", True),
+        ("st.global.u32 [%rd1], %r0; st.global.v4.u8 [%rd1+4], {%r1, %r1, %r1, %r1};", True),
+        ("st.global.v4.u32 [%rd1+16], {%r1, %r1, %r1, %r1}; st.global.u32 [%rd1+12], %r0;", True),
+        ("st.global.v4.u32 [%rd1], {%r1, %r1, %r1, %r1};", False),
+        ("st.global.v4.u32 [%rd1+16], {%r1, %r1, %r1, %r1}; st.global.u32 [%rd1+8], %r0;", False),
+        ("add.u32 %r1, %r1, 1; st.global.v2.u32 [%rd1], {%r0, %r1};", False),
+        (f"{LOST} mad.wide.u32 %rd1, %r0, 16, %rd_b; st.global.v4.u32 [%rd1], "
+         "{%r2, %r2, %r2, %r2};", False),
+        ("st.global.u32 [%rd1], %r0; atom.global.exch.b32 %r4, [%rd1+4], %r1;", False),
+        ("mov.u32 %r3, 0; mov.u32 %r2, %r0; L: st.global.u32 [%rd1], %r2; mov.u32 %r2, %r1;"
+         "add.s64 %rd1, %rd1, 4; add.u32 %r3, %r3, 1; setp.lt.u32 %p0, %r3, 2; @%p0 bra L;", False),
+    ],
+)  # fmt: skip
+def test_what_a_thread_copies_beside_what_is_known_is_padding(
+    device: EmulatedMemory, stores: str, is_padding: bool
 ) -> None:
-    registers = "{%r1, %r2, %r3, %r4}" if type_ == "v4.u8" else "{%r1, %r2}"
-    copy = f"ld.global.{type_} {registers}, [%rd_a];\nst.global.{type_} [%rd_b], {registers};\n"
-    found = findings(device, copy)
-    assert ("uninitialised-result" in [f.code for f in found]) != is_padding
+    """As of a struct whose padding fills words or vectors; not a row of a tile that is lost."""
+    body = f"{TID}{TO}ld.global.u32 %r1, [%rd_a]; mov.u32 %r2, %r0;\n{stores}\n"
+    codes = [f.code for f in findings(device, body)]
+    assert "uninitialised-read" in codes
+    assert ("uninitialised-result" in codes) != is_padding
 
 
 @pytest.mark.usefixtures("judged_by")

@@ -79,12 +79,81 @@ meet: shfl.sync.idx.b32 %r2, %r1, 0, 31, -1; {store("y", "%r2")}"""
 
 
 def test_members_that_never_come_are_complained_about():
+    """Each half awaits lanes of the other, which give another mask."""
     body = f"""{TID} setp.lt.u32 %p1, %r0, 4; @%p1 bra low;
-shfl.sync.idx.b32 %r1, %r0, 20, 31, -1; bra out;
+shfl.sync.idx.b32 %r1, %r0, 20, 31, 0xfffffff8; bra out;
 low: shfl.sync.idx.b32 %r1, %r0, 2, 31, -1; out: {store("y", "%r1")}"""
     ran = run(body, y=32)
     assert "divergent-members" in ran.seen.codes
     assert ran.y.tolist() == [2] * 4 + [20] * 28
+
+
+LANE = np.arange(32)
+SQUARES = np.where(LANE < 4, LANE * LANE, LANE + 100)
+"""What the lanes of the two arms below give each other."""
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("exchange", "expected"),
+    [
+        ("shfl.sync.bfly.b32 {d}, {a}, 16, 31, -1", SQUARES[LANE ^ 16]),
+        ("shfl.sync.idx.b32 {d}, {a}, {b}, 31, -1", SQUARES[31 - LANE]),
+        ("vote.sync.ballot.b32 {d}, {p}, -1", [0xAAAAAAAA] * 32),
+        ("redux.sync.add.s32 {d}, {a}, -1", [SQUARES.sum()] * 32),
+        (
+            "redux.sync.add.s32 {d}, {a}, %r9",
+            np.where(LANE % 2, SQUARES[1::2].sum(), SQUARES[::2].sum()),
+        ),
+        ("match.any.sync.b32 {d}, {c}, -1", np.where(LANE % 2, 0xAAAAAAAA, 0x55555555)),
+    ],
+)
+def test_lanes_exchange_values_from_both_arms_of_a_branch(exchange, expected, apart):
+    """PTX ISA: they wait for those that execute it "with the same qualifiers and same membermask
+    value"; CUDA's guide has such shuffles as valid since Volta."""
+    low, high = (
+        exchange.format(d=f"%r{n}1", a=f"%r{n}2", b=f"%r{n}3", c=f"%r{n}4", p=f"%p{n}1")
+        for n in (1, 2)
+    )
+    body = f"""{TID} and.b32 %r8, %r0, 1; setp.eq.u32 %p0, %r8, 1;
+selp.b32 %r9, 0xaaaaaaaa, 0x55555555, %p0; setp.lt.u32 %p1, %r0, 4; @%p1 bra low;
+add.u32 %r22, %r0, 100; sub.u32 %r23, 31, %r0; mov.b32 %r24, %r8; setp.eq.u32 %p21, %r8, 1;
+{high}; mov.b32 %r1, %r21; bra out;
+low: mul.lo.u32 %r12, %r0, %r0; sub.u32 %r13, 31, %r0; mov.b32 %r14, %r8;
+setp.eq.u32 %p11, %r8, 1; {low}; mov.b32 %r1, %r11; out: {store("y", "%r1")}"""
+    two_masks = "%r9" in exchange  # parts of a group may await less than the group
+    ran = run(body, y=32, policy=Policy(lanes_apart=0 if two_masks else apart))
+    assert ran.seen.codes == []
+    assert ran.y.tolist() == np.asarray(expected).tolist()
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.02])
+@pytest.mark.parametrize(
+    "wait",
+    [
+        "ld.volatile.shared.u32 %r3, [%r5+8]; setp.eq.u32 %p3, %r3, 0;",
+        "mbarrier.try_wait.parity.shared.b64 %p4, [%r5], 0; not.pred %p3, %p4;",
+    ],
+)
+def test_lanes_of_both_arms_meet_while_others_wait_for_what_comes_behind(wait, apart):
+    body = f"""{TID} mov.u32 %r5, smem; setp.eq.u32 %p1, %r0, 0; mov.u32 %r1, 7;
+@%p1 mbarrier.init.shared.b64 [%r5], 1; @%p1 st.shared.u32 [%r5+8], 0; bar.sync 0;
+setp.lt.u32 %p2, %r0, 4; @%p2 bra low; setp.ge.u32 %p2, %r0, 16; @%p2 bra others;
+shfl.sync.idx.b32 %r1, %r0, 1, 31, 0xffff; bra out;
+low: shfl.sync.idx.b32 %r1, %r0, 15, 31, 0xffff; @%p1 st.volatile.shared.u32 [%r5+8], 1;
+@%p1 mbarrier.arrive.shared.b64 _, [%r5]; bra out;
+others: {wait} @%p3 bra others; out: {store("y", "%r1")}"""
+    ran = run(body, shared=16, y=32, policy=Policy(lanes_apart=apart))
+    assert ran.y.tolist() == [15] * 4 + [1] * 12 + [7] * 16
+    assert ran.seen.codes == []
+
+
+def test_one_lane_is_elected_of_both_arms_of_a_branch():
+    body = f"""{TID} setp.lt.u32 %p1, %r0, 4; @%p1 bra low;
+elect.sync %r1|%p2, -1; bra out; low: elect.sync %r1|%p2, -1; out: selp.u32 %r1, 1, 0, %p2;
+{store("y", "%r1")}"""
+    ran = run(body, y=32)
+    assert ran.seen.codes == [] and ran.y.tolist() == [1] + [0] * 31
 
 
 @pytest.mark.parametrize("swapped", [False, True])

@@ -1,7 +1,8 @@
 """Exchanges between the lanes of a warp: shfl, vote, match, redux, elect, activemask, bar.warp.
 
 Lanes that a member mask names and that are elsewhere are waited for before the instruction runs
-(`machine.program.together`), so the executing lanes are all that will come.
+(`machine.program.together`), so the executing lanes are all that will come, or have met at others
+of the same qualifiers (`Group.met`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ptxemu.errors import IllegalInstructionError
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import FULL, WARP_SIZE, Lanes, Mask, bits_of, lane_names, mask_of
-from ptxemu.machine.operands import LaneWriter, reader, writer
+from ptxemu.machine.operands import LaneReader, LaneWriter, reader, writer
 from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Pair, Sink
 
@@ -24,7 +25,8 @@ _LANES: NDArray[np.int64] = np.arange(WARP_SIZE)
 _ALL_MEMBERS = b"\xff" * 4 * WARP_SIZE
 """A member mask of all lanes in each of them."""
 _CANONICAL_NAN = np.uint32(0x7FFFFFFF)
-Parts = Callable[["Warp", Mask], list[Mask]]
+Parts = Callable[["Warp", Mask], list[tuple[Mask, Mask]]]
+"""Executing lanes of a member mask, and all that exchange values there."""
 
 
 def _destinations(operand: Operand) -> tuple[LaneWriter, LaneWriter]:
@@ -40,15 +42,15 @@ def _parts(instruction: Instruction) -> Parts:
     if isinstance(operand, IntImmediate):
         members = mask_of(operand.value & 0xFFFFFFFF)
         if members.all():
-            return lambda warp, mask: [mask]
+            return lambda warp, mask: [(mask, _meeting(warp, mask))]
         return lambda warp, mask: _members_only(warp, mask, members, instruction)
     read = reader(operand, "u32")
 
-    def split(warp: Warp, mask: Mask) -> list[Mask]:
+    def split(warp: Warp, mask: Mask) -> list[tuple[Mask, Mask]]:
         values = read(warp)
         if mask is FULL and values.tobytes() == _ALL_MEMBERS:
-            return [mask]
-        parts: list[Mask] = []
+            return [(mask, mask)]
+        parts: list[tuple[Mask, Mask]] = []
         for value in np.unique(values[mask]).tolist():
             lanes = mask & (values == value)
             parts += _members_only(warp, lanes, mask_of(value), instruction)
@@ -57,7 +59,19 @@ def _parts(instruction: Instruction) -> Parts:
     return split
 
 
-def _members_only(warp: Warp, lanes: Mask, members: Mask, instruction: Instruction) -> list[Mask]:
+def _meeting(warp: Warp, lanes: Mask) -> Mask:
+    return lanes if warp.group.met is None else warp.group.met[1]
+
+
+def _given(warp: Warp, read: LaneReader) -> Lanes:
+    """What the lanes give each other, wherever they execute."""
+    met = warp.group.met
+    return read(warp) if met is None or met[0] is None else met[0]
+
+
+def _members_only(
+    warp: Warp, lanes: Mask, members: Mask, instruction: Instruction
+) -> list[tuple[Mask, Mask]]:
     outside = lanes & ~members
     if outside.any():
         warp.cta.machine.complain(
@@ -67,7 +81,7 @@ def _members_only(warp: Warp, lanes: Mask, members: Mask, instruction: Instructi
             warp,
             instruction,
         )
-    return [lanes]
+    return [(lanes, lanes if warp.group.met is None else warp.group.met[1] & members)]
 
 
 Sources = tuple[Lanes, Lanes]
@@ -119,7 +133,7 @@ def shuffle(instruction: Instruction) -> Step:
         members(warp, mask)
         if mask is not FULL:
             _check_sources(warp, mask, source, instruction)
-        values = read(warp)[source]
+        values = _given(warp, read)[source]
         write(warp, values, mask)
         write_predicate(warp, in_range, mask)
 
@@ -142,7 +156,7 @@ def _source_reader(mode: str, b: Operand, c: Operand) -> Callable[[Warp], Source
 def _check_sources(warp: Warp, mask: Mask, source: Lanes, instruction: Instruction) -> None:
     idle = np.zeros(WARP_SIZE, dtype=np.bool_)
     idle[source[mask]] = True
-    idle &= ~mask
+    idle &= ~_meeting(warp, mask)
     if idle.any():
         warp.cta.machine.complain(
             "warning",
@@ -164,13 +178,13 @@ def vote(instruction: Instruction) -> Step:
     write, read, parts = writer(destination), reader(a, "pred"), _parts(instruction)
 
     def step(warp: Warp, mask: Mask) -> None:
-        values = read(warp)
-        for lanes in parts(warp, mask):
-            held = values & lanes
+        values = _given(warp, read)
+        for lanes, members in parts(warp, mask):
+            held = values & members
             if mode == "ballot":
                 result: Lanes = np.full(WARP_SIZE, bits_of(held), dtype=np.uint32)
             else:
-                all_, any_ = bool((held == lanes).all()), bool(held.any())
+                all_, any_ = bool((held == members).all()), bool(held.any())
                 outcome = {"all": all_, "any": any_, "uni": all_ or not any_}[mode]
                 result = np.full(WARP_SIZE, outcome)
             write(warp, result, lanes)
@@ -191,14 +205,14 @@ def match(instruction: Instruction) -> Step:
     read, parts = reader(a, type_), _parts(instruction)
 
     def step(warp: Warp, mask: Mask) -> None:
-        values = read(warp)
-        for lanes in parts(warp, mask):
+        values = _given(warp, read)
+        for lanes, members in parts(warp, mask):
             if mode == "all":
-                same = len(np.unique(values[lanes])) == 1
-                write(warp, np.full(WARP_SIZE, bits_of(lanes) * same, np.uint32), lanes)
+                same = len(np.unique(values[members])) == 1
+                write(warp, np.full(WARP_SIZE, bits_of(members) * same, np.uint32), lanes)
                 write_predicate(warp, np.full(WARP_SIZE, same), lanes)
                 continue
-            equal = (values[:, None] == values) & lanes
+            equal = (values[:, None] == values) & members
             bits = np.packbits(equal, axis=1, bitorder="little").view(np.uint32)[:, 0]
             write(warp, bits, lanes)
 
@@ -231,9 +245,9 @@ def reduce(instruction: Instruction) -> Step:
     function = _REDUCTIONS[name]
 
     def step(warp: Warp, mask: Mask) -> None:
-        values = read(warp)
-        for lanes in parts(warp, mask):
-            chosen = values[lanes]
+        values = _given(warp, read)
+        for lanes, members in parts(warp, mask):
+            chosen = values[members]
             if type_ == "f32":
                 result: Any = _extreme(chosen, name, absolute, propagates)
             else:
@@ -269,8 +283,8 @@ def elect(instruction: Instruction) -> Step:
     parts = _parts(instruction)
 
     def step(warp: Warp, mask: Mask) -> None:
-        for lanes in parts(warp, mask):
-            leader = warp.cta.machine.elect(lanes)
+        for lanes, members in parts(warp, mask):
+            leader = warp.cta.machine.elect(members)
             write(warp, np.full(WARP_SIZE, leader, dtype=np.uint32), lanes)
             write_predicate(warp, np.equal(_LANES, leader), lanes)
 

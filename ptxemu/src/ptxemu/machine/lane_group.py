@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptxemu.machine.lanes import WARP_SIZE, Mask
+from ptxemu.machine.lanes import WARP_SIZE, Lanes, Mask
 from ptxemu.machine.sleepers import Sleepers
 
 
@@ -42,6 +42,7 @@ class Group:
         "loops_since",
         "mask",
         "may_diverge",
+        "met",
         "passed",
         "pc",
     )
@@ -56,6 +57,8 @@ class Group:
         """The next instruction executes although lanes are missing that can never come."""
         self.joined = 0
         """Lanes, as bits, that the instruction at `pc` has met, some at other instructions."""
+        self.met: tuple[Lanes | None, Mask] | None = None
+        """The lanes that have met there, and what they give each other."""
         self.passed: Mask | None = None
         """Lanes that executed something behind the instruction at `pc` while it awaited them."""
         self.loops, self.loops_since = 0, -1
@@ -100,7 +103,7 @@ class LanesApart:
         stays = last in able and self._random.random() < STAYS
         group = last if stays else self._random.choice(able)
         lanes = np.flatnonzero(group.mask)
-        parts = len(lanes) > 1 and len(groups) < MOST_GROUPS
+        parts = len(lanes) > 1 and len(groups) < MOST_GROUPS and group.met is None
         if parts and self._random.random() < self._probability:
             count = self._random.randrange(1, len(lanes))
             left = np.zeros(WARP_SIZE, dtype=np.bool_)

@@ -40,9 +40,10 @@ class Together:
 
     lanes: RequiredLanes
     is_aligned: bool
-    """`.aligned`: every live lane of the warp; otherwise the lanes of the member mask."""
-    joins_elsewhere: bool = False
-    """bar.warp.sync: the members may stand at different instructions."""
+    """`.aligned`: every live lane of the warp; otherwise the lanes of the member mask, which may
+    stand at different instructions of the same qualifiers and mask."""
+    given: LaneReader | None = None
+    """What each lane gives the others."""
 
 
 def together(instruction: Instruction) -> Together | None:
@@ -51,9 +52,13 @@ def together(instruction: Instruction) -> Together | None:
     if "aligned" in rest or (base == "bar" and rest[0] in _CTA_BARRIERS):
         return Together(lambda warp, mask: warp.alive, is_aligned=True)
     if base == "bar" and rest[0] == "warp":
-        return Together(_members(instruction), is_aligned=False, joins_elsewhere=True)
-    if base in _WITH_MEMBERS and rest[0] == "sync":
         return Together(_members(instruction), is_aligned=False)
+    if base in _WITH_MEMBERS and "sync" in rest:
+        given = None
+        if base != "elect":
+            type_ = "pred" if base == "vote" else instruction.modifiers[-1]
+            given = reader(instruction.operands[1], type_)
+        return Together(_members(instruction), is_aligned=False, given=given)
     return None
 
 

@@ -142,6 +142,8 @@ def _runnable(warp: Warp) -> Group | None:
             return only
     able = [group for group in warp.groups if _can_run(warp, group)]
     best = min(able, key=lambda group: (group.is_tired, group.pc), default=None)
+    if best is None or best.is_tired:
+        best = _met_elsewhere(warp) or best
     if best is None and warp.groups and all(g.blocked is None for g in warp.groups):
         best = _diverged(warp)
     if best is not None:
@@ -160,6 +162,8 @@ def _runnable_apart(warp: Warp, apart: LanesApart) -> Group | None:
     group = next((group for group in able if group.awaited is not None), None)
     if group is not None:
         _merge(warp, group)
+    elif (group := _met_elsewhere(warp)) is not None:
+        pass
     elif able:
         return apart.choose(able, warp.group, warp.groups)
     elif warp.groups and all(group.blocked is None for group in warp.groups):
@@ -207,20 +211,23 @@ def _gathered(warp: Warp, group: Group) -> bool:
     return not missing.any()
 
 
+def _met_elsewhere(warp: Warp) -> Group | None:
+    """The first group that awaits lanes which wait for it at other instructions of the same
+    qualifiers and mask: there they meet, too, and exchange values (PTX ISA, "shfl.sync")."""
+    for group in sorted(warp.groups, key=lambda g: g.pc):
+        joined = _joined(warp, group)
+        if group.awaited is not None and joined:
+            group.joined = bits_of(group.awaited)
+            _meet(warp, group.awaited & warp.alive, joined)
+            return group
+    return None
+
+
 def _diverged(warp: Warp) -> Group:
     """All groups await lanes that wait elsewhere: the first one goes on without.
 
-    Members of a mask meet at several bar.warp.sync, too. By the ISA those that wait at another
-    instruction never come.
+    By the ISA those that wait at another instruction never come.
     """
-    for group in sorted(warp.groups, key=lambda g: g.pc):
-        assert group.awaited is not None
-        joined = _joined(warp, group.awaited)
-        if joined:
-            group.joined = bits_of(group.awaited)
-            for one in joined:
-                one.awaited, one.may_diverge = None, True
-            return group
     comes = [g for g in warp.groups if not _never_comes(warp, g)]
     first = min(comes or warp.groups, key=lambda g: g.pc)
     if not comes:
@@ -247,21 +254,38 @@ def _never_comes(warp: Warp, group: Group) -> list[Group]:
     return [g for g in others if instructions[g.pc].opcode != opcode]
 
 
-def _joined(warp: Warp, awaited: Mask) -> list[Group]:
-    """The groups that await just these lanes at a bar.warp.sync; none if some lane is elsewhere."""
-    joined = [
-        one
-        for one in warp.groups
-        if isinstance(node := warp.program.nodes[one.pc], StepNode)
-        and node.together is not None
-        and node.together.joins_elsewhere
-        and one.awaited is not None
-        and np.array_equal(one.awaited, awaited)
-    ]
-    missing = awaited & warp.alive
-    for one in joined:
-        missing = missing & ~one.mask
+def _joined(warp: Warp, group: Group) -> list[tuple[Group, Mask]]:
+    """The groups that await the lanes that `group` does, at instructions of the same qualifiers,
+    and their lanes that execute them; none if some lane is elsewhere."""
+    if group.awaited is None:
+        return []
+    opcode = warp.program.function.instructions[group.pc].opcode
+    awaited = missing = group.awaited & warp.alive
+    joined = []
+    for one in warp.groups:
+        if one.awaited is None:
+            continue
+        node = warp.program.nodes[one.pc]
+        assert isinstance(node, StepNode) and node.together is not None
+        is_same = node.instruction.opcode == opcode and not node.together.is_aligned
+        if is_same and np.array_equal(one.awaited & warp.alive, awaited):
+            mask = warp.guarded(node.guard, one.mask)
+            joined.append((one, mask))
+            missing = missing & ~mask
     return [] if missing.any() else joined
+
+
+def _meet(warp: Warp, lanes: Mask, joined: list[tuple[Group, Mask]]) -> None:
+    """The lanes that groups awaited are there; each goes on with what all of them give."""
+    given = None
+    for one, mask in joined:
+        node = warp.program.nodes[one.pc]
+        assert isinstance(node, StepNode) and node.together is not None
+        if node.together.given is not None:
+            values = node.together.given(warp)
+            given = values if given is None else np.where(mask, values, given)
+    for one, _ in joined:
+        one.awaited, one.may_diverge, one.met = None, True, (given, lanes)
 
 
 def _together(warp: Warp, node: StepNode, group: Group, mask: Mask) -> bool:
@@ -276,7 +300,7 @@ def _together(warp: Warp, node: StepNode, group: Group, mask: Mask) -> bool:
     if len(warp.groups) > 1 and not may_diverge and (missing & ~group.mask).any():
         group.awaited = missing | mask
         return False
-    if not node.together.joins_elsewhere:
+    if group.met is None:
         warp.cta.machine.complain(
             "error" if node.together.is_aligned else "warning",
             "divergent-aligned" if node.together.is_aligned else "divergent-members",
@@ -355,6 +379,7 @@ def _run_step(warp: Warp, node: StepNode, group: Group) -> Status:
     if warp.in_flight:
         touch_step(warp, node.instruction)
     blocked = node.step(warp, mask)
+    group.met = None
     if blocked is not None and not blocked.ready():
         group.blocked = blocked
         if observer is not None:
