@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,11 +57,6 @@ class Signal:
     def send(self, operation: AsyncOperation) -> None:
         """The operation has delivered its bytes."""
         mbarriers(self.cta).complete_tx(operation, self.offset, self.count)
-
-
-def fault(instruction: Instruction, message: str) -> NoReturn:
-    """Stop: hardware would trap here, or nobody knows what it does."""
-    raise ExecutionError(f"{instruction.span}: {instruction.opcode}: {message}")
 
 
 def issue_copy(

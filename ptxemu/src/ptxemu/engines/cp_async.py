@@ -12,10 +12,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.engines.copy_operation import fault
 from ptxemu.engines.groups import copy_groups
 from ptxemu.engines.mbarrier import mbarriers
-from ptxemu.errors import ExecutionError
+from ptxemu.errors import ExecutionError, fault
 from ptxemu.events import AccessKind, Space
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.regions import report

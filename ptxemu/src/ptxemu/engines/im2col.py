@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.descriptors.im2col_map import Im2colMap
-from ptxemu.engines.copy_operation import Bytes, fault, holds, readable, report_async, writable
+from ptxemu.engines.copy_operation import Bytes, holds, readable, report_async, writable
 from ptxemu.engines.tma import filler, report_map_read, rounded_tf32
+from ptxemu.errors import fault
 from ptxemu.events import AccessKind, Space
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ptxemu.descriptors import Tcgen05Descriptor, WgmmaDescriptor
 from ptxemu.descriptors.matrix_layout import CHUNK, ChunkPlan, Major, MatrixLayout, chunk_plan
 from ptxemu.descriptors.swizzle import PERIOD
-from ptxemu.errors import ExecutionError
+from ptxemu.errors import fault
 from ptxemu.events import AccessKind, Proxy, Space
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.regions import report
@@ -92,9 +92,10 @@ def report_read(operation: AsyncOperation, cta: Cta, placed: Placed) -> None:
     """
     if placed.end > len(cta.shared) // CHUNK * CHUNK:
         instruction = operation.instruction
-        raise ExecutionError(
-            f"{instruction.span}: {instruction.opcode}: the matrix of {placed.descriptor} reaches "
-            f"shared 0x{placed.end:x}, beyond the CTA's {len(cta.shared)} bytes"
+        fault(
+            instruction,
+            f"the matrix of {placed.descriptor} reaches "
+            f"shared 0x{placed.end:x}, beyond the CTA's {len(cta.shared)} bytes",
         )
     machine = cta.machine
     if machine.observer is not None:

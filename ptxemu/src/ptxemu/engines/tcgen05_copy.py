@@ -10,7 +10,7 @@ from ptxemu.descriptors.matrix_layout import Major
 from ptxemu.engines.shared_matrix import read_chunks
 from ptxemu.engines.tcgen05 import ctas_of, start_copy, start_shift
 from ptxemu.engines.tmem_access import access_tmem
-from ptxemu.errors import ExecutionError
+from ptxemu.errors import ExecutionError, fault
 from ptxemu.events import AccessKind
 from ptxemu.machine.state import AsyncOperation, Cta, Warp
 from ptxemu.memory.tmem import COPY_SHAPES, LANES, PARTITION, split_address
@@ -47,9 +47,7 @@ def issue_copy(
     except ValueError as error:
         raise ExecutionError(f"{instruction.span}: {instruction.opcode}: {error}") from error
     if split_address(address)[0] and shape[0].startswith("128"):
-        raise ExecutionError(
-            f"{instruction.span}: {instruction.opcode}: TMEM address 0x{address:x}: expected lane 0"
-        )
+        fault(instruction, f"TMEM address 0x{address:x}: expected lane 0")
     ctas = ctas_of(warp.cta, cta_group, instruction, warp)
     operation = start_copy(warp, lane, instruction, cta_group, address, ".".join(shape))
     operation.shape = ".".join(filter(None, shape))
@@ -80,9 +78,10 @@ def _copy(
     for copy in form.lanes:
         lanes = first_lane + copy
         if lanes.max() >= LANES:
-            raise ExecutionError(
-                f"{operation.instruction.span}: {operation.instruction.opcode}: TMEM address "
-                f"0x{address:x}: lane {lanes.max()} is beyond the last one, {LANES - 1}"
+            fault(
+                operation.instruction,
+                f"TMEM address "
+                f"0x{address:x}: lane {lanes.max()} is beyond the last one, {LANES - 1}",
             )
         access_tmem(cta, operation, operation.instruction, AccessKind.WRITE, lanes, column, columns)
         cta.tmem[lanes, column : column + columns] = words
@@ -108,9 +107,10 @@ def issue_shift(
     """
     first, column = split_address(address)
     if first % PARTITION or first >= LANES:
-        raise ExecutionError(
-            f"{instruction.span}: {instruction.opcode}: the lane of the address must be a multiple "
-            f'of 32; got {first} (PTX ISA, "tcgen05.shift")'
+        fault(
+            instruction,
+            f"the lane of the address must be a multiple "
+            f'of 32; got {first} (PTX ISA, "tcgen05.shift")',
         )
     ctas = ctas_of(warp.cta, cta_group, instruction, warp)
     operation = start_shift(warp, lane, instruction, cta_group, address)

@@ -14,8 +14,8 @@ from ptxemu.descriptors.matrix_layout import CHUNK
 from ptxemu.descriptors.swizzle import PERIOD
 from ptxemu.descriptors.tensor_map import INTERLEAVES, TensorMap
 from ptxemu.descriptors.tensor_map_bits import TENSOR_MAP_BYTES
-from ptxemu.engines.copy_operation import fault, holds, readable, report_async, writable
-from ptxemu.errors import ExecutionError, UnsupportedInstructionError
+from ptxemu.engines.copy_operation import holds, readable, report_async, writable
+from ptxemu.errors import ExecutionError, UnsupportedInstructionError, fault
 from ptxemu.events import AccessKind, Proxy, Space
 from ptxemu.machine.regions import report
 from ptxemu.memory.address import CONST_WINDOW, PARAM_WINDOW, in_window

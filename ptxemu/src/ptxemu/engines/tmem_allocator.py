@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ptxemu.errors import ExecutionError
+from ptxemu.errors import ExecutionError, fault
 from ptxemu.events import Agent
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.state import Cta
@@ -54,9 +54,10 @@ class TmemAllocator:
             ExecutionError: it is not.
         """
         if not _MIN_COLUMNS <= columns <= COLUMNS or columns & (columns - 1):
-            raise ExecutionError(
-                f"{instruction.span}: {instruction.opcode}: nCols must be a power of two from "
-                f"{_MIN_COLUMNS} to {COLUMNS}; got {columns} ({SECTION})"
+            fault(
+                instruction,
+                f"nCols must be a power of two from "
+                f"{_MIN_COLUMNS} to {COLUMNS}; got {columns} ({SECTION})",
             )
 
     def request(
@@ -86,9 +87,9 @@ class TmemAllocator:
         for request in requests:
             if rank not in request.arrived and request.start is None:
                 if request.columns != columns:
-                    raise ExecutionError(
-                        f"{instruction.span}: {instruction.opcode}: the peer CTA allocates "
-                        f"{request.columns} columns, this one {columns}"
+                    fault(
+                        instruction,
+                        f"the peer CTA allocates {request.columns} columns, this one {columns}",
                     )
                 request.arrived.add(rank)
                 self._cta.machine.progress += 1
@@ -175,9 +176,10 @@ class TmemAllocator:
             ExecutionError: there are no such columns.
         """
         if column + columns > COLUMNS:
-            raise ExecutionError(
-                f"{instruction.span}: {instruction.opcode}: TMEM columns {column} to "
-                f"{column + columns - 1} are beyond the last one, {COLUMNS - 1}"
+            fault(
+                instruction,
+                f"TMEM columns {column} to "
+                f"{column + columns - 1} are beyond the last one, {COLUMNS - 1}",
             )
         if b"\0" not in self._owned[column : column + columns].tobytes():
             return

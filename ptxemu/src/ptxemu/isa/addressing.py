@@ -77,11 +77,9 @@ _IS_SPACE = {
 
 
 @pure("isspacep")
-def is_space(instruction: Instruction) -> PureOp:
+def is_space(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """p = whether the generic address lies in the state space's window."""
-    modifiers = Modifiers(instruction, "isspacep")
     space = take_space(modifiers)
-    modifiers.done()
     if space not in _IS_SPACE:
         unsupported(instruction, "expected a state space")
     d, a = (_scalar(operand) for operand in instruction.operands)
@@ -108,13 +106,11 @@ def _into(window: int) -> Callable[[Lanes], Lanes]:
 
 
 @pure("cvta")
-def convert_address(instruction: Instruction) -> PureOp:
+def convert_address(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """An address of a state space to a generic one; `.to` the other way."""
-    modifiers = Modifiers(instruction, "cvta")
     from_generic = modifiers.flag("to")
     space = take_space(modifiers)
     width = modifiers.one_of("u64")
-    modifiers.done()
     if space == "generic":
         unsupported(instruction, "expected a state space")
     function: Callable[[Lanes], Lanes]
@@ -135,12 +131,10 @@ def _map_generic(addresses: Lanes, rank: Lanes) -> Lanes:
 
 
 @pure("mapa")
-def map_address(instruction: Instruction) -> PureOp:
+def map_address(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The address in the cluster's CTA of rank b that corresponds to shared address a."""
-    modifiers = Modifiers(instruction, "mapa")
     is_shared = modifiers.flag("shared::cluster")
     type_ = modifiers.one_of("u32", "u64")
-    modifiers.done()
     if type_ == "u32" and not is_shared:
         unsupported(instruction, "a generic address has 64 bits")
     d, a, b = (_scalar(operand) for operand in instruction.operands)
@@ -154,51 +148,43 @@ def _rank_of(addresses: Lanes) -> Lanes:
 
 
 @pure("getctarank")
-def get_cta_rank(instruction: Instruction) -> PureOp:
+def get_cta_rank(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The rank of the CTA whose shared memory an address lies in."""
-    modifiers = Modifiers(instruction, "getctarank")
     modifiers.flag("shared::cluster")
     modifiers.one_of("u32", "u64")
-    modifiers.done()
     d, a = (_scalar(operand) for operand in instruction.operands)
     return PureOp(_rank_of, ("u32",), ("u64",), (d,), (a,))
 
 
 @pure("createpolicy")
-def create_policy(instruction: Instruction) -> PureOp:
+def create_policy(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """An opaque cache policy."""
-    modifiers = Modifiers(instruction, "createpolicy")
     modifiers.one_of("fractional", "range", "cvt")
     modifiers.flag("global")
     modifiers.drop_hints()
     modifiers.flag("L2")
     modifiers.one_of("b64")
-    modifiers.done()
     return PureOp(lambda: _POLICY, ("b64",), (), (_scalar(instruction.operands[0]),), ())
 
 
 @visible("prefetch", "prefetchu")
-def prefetch(instruction: Instruction) -> Step:
+def prefetch(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Bring a line into a cache: no effect; an invalid address is no fault either."""
-    modifiers = Modifiers(instruction, instruction.modifiers[0])
     modifiers.drop_hints()
     take_space(modifiers)
     modifiers.one_of("L1", "L2", "tensormap", default="L2")
-    modifiers.done()
     return lambda warp, mask: None
 
 
 @visible("applypriority", "discard")
-def cache_line(instruction: Instruction) -> Step:
+def cache_line(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Change the eviction priority of a line, or drop it unwritten: only the address is checked.
 
     `discard` makes the bytes undefined; they keep their values here.
     """
-    modifiers = Modifiers(instruction, instruction.modifiers[0])
     space = take_space(modifiers)
     modifiers.drop_hints()
     modifiers.flag("L2")
-    modifiers.done()
     memory = LaneMemory(instruction, instruction.operands[0], space, 8, 16)
 
     def step(warp: Warp, mask: Mask) -> None:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxemu.engines.copy_operation import fault
 from ptxemu.engines.cp_async import ThreadCopies, checked_copies, issue_arrival
 from ptxemu.engines.groups import copy_groups
+from ptxemu.errors import fault
 from ptxemu.isa.copy_operands import wait
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
@@ -20,15 +20,13 @@ from ptxemu.syntax.ast import Instruction, IntImmediate, NegatedRegister, Operan
 
 
 @visible("cp.async")
-def copy(instruction: Instruction) -> Step:
+def copy(instruction: Instruction, modifiers: Modifiers) -> Step:
     """[dst] = [src] for cp-size bytes; those beyond src-size, or all with ignore-src, are zero."""
-    modifiers = Modifiers(instruction, "cp.async")
     has_policy = modifiers.flag("L2::cache_hint")
     cache = modifiers.one_of("ca", "cg")
     modifiers.drop_hints()
     modifiers.one_of("shared", "shared::cta")
     modifiers.one_of("global")
-    modifiers.done()
     target, source, size_operand, *rest = instruction.operands
     size = _constant(instruction, size_operand)
     if size not in (4, 8, 16) or (cache == "cg" and size != 16):
@@ -69,9 +67,8 @@ def _constant(instruction: Instruction, operand: Operand) -> int:
 
 
 @visible("cp.async.commit_group")
-def commit_group(instruction: Instruction) -> Step:
+def commit_group(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Make a group of what the thread has issued since its last commit."""
-    Modifiers(instruction, "cp.async.commit_group").done()
 
     def step(warp: Warp, mask: Mask) -> None:
         copy_groups(warp).commit(mask)
@@ -80,9 +77,8 @@ def commit_group(instruction: Instruction) -> Step:
 
 
 @visible("cp.async.wait_group")
-def wait_group(instruction: Instruction) -> Step:
+def wait_group(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Wait until at most the n latest groups of the thread are incomplete."""
-    Modifiers(instruction, "cp.async.wait_group").done()
     pending = _constant(instruction, instruction.operands[0])
 
     def step(warp: Warp, mask: Mask) -> Blocked | None:
@@ -93,9 +89,8 @@ def wait_group(instruction: Instruction) -> Step:
 
 
 @visible("cp.async.wait_all")
-def wait_all(instruction: Instruction) -> Step:
+def wait_all(instruction: Instruction, modifiers: Modifiers) -> Step:
     """commit_group, then wait_group 0."""
-    Modifiers(instruction, "cp.async.wait_all").done()
 
     def step(warp: Warp, mask: Mask) -> Blocked | None:
         groups = copy_groups(warp)
@@ -106,16 +101,14 @@ def wait_all(instruction: Instruction) -> Step:
 
 
 @visible("cp.async.mbarrier.arrive")
-def arrive(instruction: Instruction) -> Step:
+def arrive(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Arrive on the mbarrier when the thread's prior cp.async have completed.
 
     Without .noinc the current phase waits for one arrival more, so that the count stays balanced.
     """
-    modifiers = Modifiers(instruction, "cp.async.mbarrier.arrive")
     counted = modifiers.flag("noinc")
     modifiers.one_of("shared", "shared::cta", default="shared::cta")
     modifiers.one_of("b64")
-    modifiers.done()
     read = address_reader(instruction.operands[0])
 
     def step(warp: Warp, mask: Mask) -> None:

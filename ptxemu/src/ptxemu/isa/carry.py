@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -77,29 +76,27 @@ def _step(
     return step
 
 
-def _sum_form(instruction: Instruction, opcode: str, operation: Operation) -> Step:
+@visible("add.cc", "addc", "sub.cc", "subc")
+def sum_with_flag(instruction: Instruction, modifiers: Modifiers) -> Step:
     """a + b and a - b with the carry flag in, out, or both; it is 0 where a - b borrows."""
-    modifiers = Modifiers(instruction, opcode)
-    gives_carry = "." in opcode or modifiers.flag("cc")
+    name = instruction.modifiers[0]
+    takes_carry = name.endswith("c")
+    gives_carry = not takes_carry or modifiers.flag("cc")
     type_ = modifiers.one_of(*_TYPES)
-    modifiers.done()
     if len(instruction.operands) != 3:
         unsupported(instruction, "expected three operands")
-    carry_in = operation is difference_with_carry if "." in opcode else None
+    operation = sum_with_carry if name.startswith("add") else difference_with_carry
+    carry_in = None if takes_carry else operation is difference_with_carry
     return _step(instruction, operation, type_, carry_in=carry_in, gives_carry=gives_carry)
 
 
-for _opcode in ("add.cc", "addc", "sub.cc", "subc"):
-    _operation = sum_with_carry if _opcode.startswith("add") else difference_with_carry
-    visible(_opcode)(partial(_sum_form, opcode=_opcode, operation=_operation))
-
-
-def _product_form(instruction: Instruction, opcode: str, *, takes_carry: bool) -> Step:
-    modifiers = Modifiers(instruction, opcode)
-    is_high = opcode.endswith("hi") or (opcode == "madc" and modifiers.one_of("hi", "lo") == "hi")
-    gives_carry = modifiers.flag("cc")
+@visible("mad.lo.cc", "mad.hi.cc", "madc")
+def product_with_flag(instruction: Instruction, modifiers: Modifiers) -> Step:
+    """d = half of a * b, plus c, and of madc plus CC.CF ("...: mad.cc, madc")."""
+    takes_carry = instruction.modifiers[0] == "madc"
+    is_high = (modifiers.one_of("hi", "lo") if takes_carry else instruction.modifiers[1]) == "hi"
+    gives_carry = not takes_carry or modifiers.flag("cc")
     type_ = modifiers.one_of(*_TYPES)
-    modifiers.done()
     if len(instruction.operands) != 4:
         unsupported(instruction, "expected four operands")
     signed, unsigned = np.dtype(f"{type_[0].replace('s', 'i')}{int(type_[1:]) // 8}"), type_[1:]
@@ -111,16 +108,3 @@ def _product_form(instruction: Instruction, opcode: str, *, takes_carry: bool) -
 
     carry_in = None if takes_carry else False
     return _step(instruction, operation, type_, carry_in=carry_in, gives_carry=gives_carry)
-
-
-@visible("mad.lo.cc", "mad.hi.cc")
-def mad_cc(instruction: Instruction) -> Step:
-    """d = half of a * b, plus c; CC.CF is the carry of that sum ("...: mad.cc")."""
-    opcode = ".".join(instruction.modifiers[:2])
-    return _product_form(instruction, opcode, takes_carry=False)
-
-
-@visible("madc")
-def madc(instruction: Instruction) -> Step:
-    """d = half of a * b, plus c and CC.CF ("...: madc")."""
-    return _product_form(instruction, "madc", takes_carry=True)

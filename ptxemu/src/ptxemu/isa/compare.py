@@ -105,14 +105,12 @@ class _Comparison:
 
 
 @pure("setp")
-def setp(instruction: Instruction) -> PureOp:
+def setp(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """p = BoolOp(a CmpOp b, c), q the same of the complement ("...: setp").
 
     Of packed halves p is of the low ones and q of the high ones.
     """
-    modifiers = Modifiers(instruction, "setp")
     form = _Comparison(instruction, modifiers)
-    modifiers.done()
     destination, *sources = instruction.operands
     if form.type in _PACKED:
         return _packed_setp(instruction, form)
@@ -191,12 +189,10 @@ _RESULTS: dict[str, tuple[str, ...]] = {
 
 
 @pure("set")
-def set_(instruction: Instruction) -> PureOp:
+def set_(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """All ones, or 1.0, where BoolOp(a CmpOp b, c) holds, else 0 ("...: set")."""
-    modifiers = Modifiers(instruction, "set")
     form = _Comparison(instruction, modifiers)
     result_type = modifiers.type()
-    modifiers.done()
     if form.type in _PACKED:
         return _packed_set(instruction, form, result_type)
     if result_type not in _RESULTS.get(form.type, ("u32", "s32", "f32", "f16", "bf16")):
@@ -232,25 +228,21 @@ def _packed_set(instruction: Instruction, form: _Comparison, result_type: str) -
 
 
 @pure("selp")
-def selp(instruction: Instruction) -> PureOp:
+def selp(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = c ? a : b ("...: selp")."""
-    modifiers = Modifiers(instruction, "selp")
     type_ = modifiers.one_of(*_BITS, *_UNSIGNED, *_SIGNED, "f32", "f64")
-    modifiers.done()
     bits = f"b{width_of(type_)}"
     return build(instruction, lambda a, b, c: select(c, a, b), bits, (bits, bits, "pred"))
 
 
 @pure("slct")
-def slct(instruction: Instruction) -> PureOp:
+def slct(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = c >= 0 ? a : b; of floats -0 counts as 0 and NaN as negative ("...: slct")."""
-    modifiers = Modifiers(instruction, "slct")
     tested = modifiers.type()
     if tested not in ("s32", "f32"):
         unsupported(instruction, f"a test of type .{tested}")
     ftz = tested == "f32" and modifiers.flag("ftz")
     type_ = modifiers.one_of(*_BITS, *_UNSIGNED, *_SIGNED, "f32", "f64")
-    modifiers.done()
     bits = f"b{width_of(type_)}"
     zero = constant(0, F4 if tested == "f32" else np.dtype(np.int32))
     prepare: Function = flush_f32 if ftz else (lambda c: c)

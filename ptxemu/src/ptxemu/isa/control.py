@@ -26,11 +26,9 @@ _Function = Callable[["Warp", int, _Arguments, Instruction], int | None]
 
 
 @visible("call")
-def call(instruction: Instruction) -> Step:
+def call(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Call a function of the system, lane by lane."""
-    modifiers = Modifiers(instruction, "call")
     modifiers.flag("uni")
-    modifiers.done()
     returns, target, arguments = instruction.operands[:3]
     function = _FUNCTIONS.get(target.name) if isinstance(target, Symbol) else None
     if function is None:

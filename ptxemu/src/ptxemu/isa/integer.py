@@ -40,19 +40,15 @@ def packed_16(function: Function, dtype: np.dtype[np.uint16] | np.dtype[np.int16
     return apply
 
 
-def _add_sub(instruction: Instruction, name: str, function: Function) -> PureOp:
+def _add_sub(instruction: Instruction, modifiers: Modifiers, function: Function) -> PureOp:
     """a + b and a - b, wrapping, or clamped with .sat."""
-    modifiers = Modifiers(instruction, name)
     type_ = modifiers.type()
     if type_ in PACKED:
-        modifiers.done()
         return elementwise(instruction, packed_16(function, U2), "b32", 2)
     if type_ == "s32" and modifiers.flag("sat"):
-        modifiers.done()
         return elementwise(
             instruction, lambda a, b: saturated_s32(function(a.astype(I8), b.astype(I8))), "s32", 2
         )
-    modifiers.done()
     return elementwise(instruction, function, unsigned(type_), 2)
 
 
@@ -102,13 +98,11 @@ def high_product(type_: str) -> Function:
 
 
 @overload("mul", INTEGERS)
-def mul(instruction: Instruction) -> PureOp:
+def mul(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The lower half, the upper half or all of a * b ("...: mul")."""
-    modifiers = Modifiers(instruction, "mul")
     type_ = modifiers.type()
     wide_type = f"{type_[0]}{2 * width_of(type_)}"
     mode = modifiers.one_of("lo", "hi", *(["wide"] if type_ in _WIDE else []))
-    modifiers.done()
     if mode == "lo":
         return elementwise(instruction, np.multiply, unsigned(type_), 2)
     if mode == "hi":
@@ -117,14 +111,12 @@ def mul(instruction: Instruction) -> PureOp:
 
 
 @overload("mad", INTEGERS)
-def mad(instruction: Instruction) -> PureOp:
+def mad(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = part of a * b, plus c ("...: mad")."""
-    modifiers = Modifiers(instruction, "mad")
     type_ = modifiers.type()
     wide_type = f"{type_[0]}{2 * width_of(type_)}"
     mode = modifiers.one_of("lo", "hi", *(["wide"] if type_ in _WIDE else []))
     saturates = type_ == "s32" and mode == "hi" and modifiers.flag("sat")
-    modifiers.done()
     if mode == "lo":
         return elementwise(instruction, lambda a, b, c: a * b + c, unsigned(type_), 3)
     product = _WIDE[type_] if mode == "wide" else _HIGH[type_]
@@ -156,21 +148,17 @@ def _product_24(mode: str) -> Function:
 
 
 @pure("mul24")
-def mul24(instruction: Instruction) -> PureOp:
+def mul24(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """Bits 31..0 or 47..16 of the product of the low 24 bits ("...: mul24")."""
-    modifiers = Modifiers(instruction, "mul24")
     mode, type_ = modifiers.one_of("lo", "hi"), modifiers.one_of("u32", "s32")
-    modifiers.done()
     return elementwise(instruction, _product_24(mode), type_, 2)
 
 
 @pure("mad24")
-def mad24(instruction: Instruction) -> PureOp:
+def mad24(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """Part of the product of the low 24 bits, plus c ("...: mad24")."""
-    modifiers = Modifiers(instruction, "mad24")
     mode, type_ = modifiers.one_of("lo", "hi"), modifiers.one_of("u32", "s32")
     saturates = type_ == "s32" and mode == "hi" and modifiers.flag("sat")
-    modifiers.done()
     product = _product_24(mode)
     if saturates:
         function = lambda a, b, c: saturated_s32(product(a, b).astype(I8) + c)
@@ -183,11 +171,9 @@ def _distance(a: Array, b: Array) -> Array:
 
 
 @pure("sad")
-def sad(instruction: Instruction) -> PureOp:
+def sad(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = c + |a - b|, wrapping ("...: sad")."""
-    modifiers = Modifiers(instruction, "sad")
     type_ = modifiers.one_of(*INTEGERS)
-    modifiers.done()
     return elementwise(instruction, lambda a, b, c: c + _distance(a, b), type_, 3)
 
 
@@ -213,47 +199,37 @@ def remainder(a: Array, b: Array) -> Array:
 
 
 @overload("div", INTEGERS)
-def div(instruction: Instruction) -> PureOp:
+def div(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = a / b towards zero ("...: div")."""
-    modifiers = Modifiers(instruction, "div")
     type_ = modifiers.type()
-    modifiers.done()
     return elementwise(instruction, quotient, type_, 2)
 
 
 @pure("rem")
-def rem(instruction: Instruction) -> PureOp:
+def rem(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The remainder of a / b, with the sign of a ("...: rem")."""
-    modifiers = Modifiers(instruction, "rem")
     type_ = modifiers.one_of(*INTEGERS)
-    modifiers.done()
     return elementwise(instruction, remainder, type_, 2)
 
 
 @overload("abs", SIGNED)
-def abs_(instruction: Instruction) -> PureOp:
+def abs_(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = |a|; the smallest number stays ("...: abs")."""
-    modifiers = Modifiers(instruction, "abs")
     type_ = modifiers.type()
-    modifiers.done()
     return elementwise(instruction, np.abs, type_, 1)
 
 
 @overload("neg", SIGNED)
-def neg(instruction: Instruction) -> PureOp:
+def neg(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = -a ("...: neg")."""
-    modifiers = Modifiers(instruction, "neg")
     type_ = modifiers.type()
-    modifiers.done()
     return elementwise(instruction, np.negative, unsigned(type_), 1)
 
 
-def _extreme(instruction: Instruction, name: str, function: Function) -> PureOp:
+def _extreme(instruction: Instruction, modifiers: Modifiers, function: Function) -> PureOp:
     """min and max, with .relu at least 0."""
-    modifiers = Modifiers(instruction, name)
     type_ = modifiers.type()
     relu = type_ in ("s32", "s16x2") and modifiers.flag("relu")
-    modifiers.done()
     chosen = (lambda a, b: np.maximum(function(a, b), a.dtype.type(0))) if relu else function
     if type_ in PACKED:
         return elementwise(instruction, packed_16(chosen, I2 if type_[0] == "s" else U2), "b32", 2)
@@ -283,23 +259,19 @@ def _dot_types(instruction: Instruction, modifiers: Modifiers) -> tuple[str, str
 
 
 @pure("dp4a")
-def dp4a(instruction: Instruction) -> PureOp:
+def dp4a(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = c + the dot product of four bytes ("...: dp4a")."""
-    modifiers = Modifiers(instruction, "dp4a")
     b_type, a_type = _dot_types(instruction, modifiers)
-    modifiers.done()
     a_signed, b_signed = a_type == "s32", b_type == "s32"
     function = lambda a, b, c: _dot(_bytes(a, a_signed), _bytes(b, b_signed), c)
     return elementwise(instruction, function, "b32", 3)
 
 
 @pure("dp2a")
-def dp2a(instruction: Instruction) -> PureOp:
+def dp2a(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = c + the dot product of two half-words and two of four bytes ("...: dp2a")."""
-    modifiers = Modifiers(instruction, "dp2a")
     b_type, a_type = _dot_types(instruction, modifiers)
     first = 0 if modifiers.one_of("lo", "hi") == "lo" else 2
-    modifiers.done()
     a_dtype, b_signed = (I2 if a_type == "s32" else U2), b_type == "s32"
 
     def function(a: Array, b: Array, c: Array) -> Array:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ptxemu.engines import tmem_registers
 from ptxemu.engines.tcgen05_copy import DECOMPRESSED_BITS, issue_copy, issue_shift
-from ptxemu.errors import ExecutionError, IllegalInstructionError
+from ptxemu.errors import fault, illegal
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.in_flight import release_all
@@ -22,10 +22,10 @@ _REPEATS = ("x1", "x2", "x4", "x8", "x16", "x32", "x64", "x128")
 
 
 @visible("tcgen05.ld")
-def tcgen05_ld(instruction: Instruction) -> Step:
+def tcgen05_ld(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Registers of a warp from TMEM, asynchronously; each warp has 32 lanes of its own."""
     r, taddr, *split = instruction.operands
-    cells = _fragment(instruction, "tcgen05.ld", "pack::16b", split)
+    cells = _fragment(instruction, modifiers, "pack::16b", split)
     registers = elements(r)
     _check_count(instruction, cells, registers)
     if not all(isinstance(register, Register) for register in registers):
@@ -41,10 +41,10 @@ def tcgen05_ld(instruction: Instruction) -> Step:
 
 
 @visible("tcgen05.st")
-def tcgen05_st(instruction: Instruction) -> Step:
+def tcgen05_st(instruction: Instruction, modifiers: Modifiers) -> Step:
     """TMEM from registers of a warp, asynchronously; each warp has 32 lanes of its own."""
     taddr, *rest = instruction.operands
-    cells = _fragment(instruction, "tcgen05.st", "unpack::16b", rest[:-1])
+    cells = _fragment(instruction, modifiers, "unpack::16b", rest[:-1])
     registers = elements(rest[-1])
     _check_count(instruction, cells, registers)
     readers = [reader(register, "u32") for register in registers]
@@ -59,13 +59,10 @@ def tcgen05_st(instruction: Instruction) -> Step:
 
 
 @visible("tcgen05.wait::ld", "tcgen05.wait::st")
-def tcgen05_wait(instruction: Instruction) -> Step:
+def tcgen05_wait(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Waits for all tcgen05.ld, or all tcgen05.st, that the thread has issued."""
     name = instruction.modifiers[1]
-    modifiers = Modifiers(instruction, f"tcgen05.{name}")
-    modifiers.one_of("sync")
-    modifiers.one_of("aligned")
-    modifiers.done()
+    modifiers.expect("sync", "aligned")
     pending = tmem_registers.pending_loads if name == "wait::ld" else tmem_registers.pending_stores
 
     def step(warp: Warp, mask: Mask) -> Blocked | None:
@@ -92,22 +89,20 @@ def tcgen05_wait(instruction: Instruction) -> Step:
 
 
 @visible("tcgen05.cp")
-def tcgen05_cp(instruction: Instruction) -> Step:
+def tcgen05_cp(instruction: Instruction, modifiers: Modifiers) -> Step:
     """TMEM from shared memory by one thread, asynchronously."""
-    modifiers = Modifiers(instruction, "tcgen05.cp")
     cta_group = int(modifiers.one_of("cta_group::1", "cta_group::2")[-1])
     shape = modifiers.one_of(*dict.fromkeys(shape for shape, _ in COPY_SHAPES))
     multicast = modifiers.one_of("warpx2::02_13", "warpx2::01_23", "warpx4", default="")
     source_format = modifiers.one_of(*DECOMPRESSED_BITS, default="")
     if source_format:
         modifiers.one_of("b8x16")
-    modifiers.done()
     form = (shape, multicast)
     if form not in COPY_SHAPES:
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: .{shape} with .{multicast or 'no multicast'}: .64x128b needs "
+        illegal(
+            instruction,
+            f".{shape} with .{multicast or 'no multicast'}: .64x128b needs "
             '.warpx2, .32x128b .warpx4, the others neither (PTX ISA, "tcgen05.cp")',
-            instruction.span,
         )
     taddr, s_desc = instruction.operands
     address, descriptor = address_reader(taddr), reader(s_desc, "u64")
@@ -130,12 +125,10 @@ def tcgen05_cp(instruction: Instruction) -> Step:
 
 
 @visible("tcgen05.shift")
-def tcgen05_shift(instruction: Instruction) -> Step:
+def tcgen05_shift(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Rows of TMEM move down by one lane, by one thread, asynchronously."""
-    modifiers = Modifiers(instruction, "tcgen05.shift")
     cta_group = int(modifiers.one_of("cta_group::1", "cta_group::2")[-1])
     modifiers.one_of("down")
-    modifiers.done()
     address = address_reader(instruction.operands[0])
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -147,27 +140,20 @@ def tcgen05_shift(instruction: Instruction) -> Step:
 
 
 def _fragment(
-    instruction: Instruction, opcode: str, packing: str, split: list[Operand]
+    instruction: Instruction, modifiers: Modifiers, packing: str, split: list[Operand]
 ) -> Fragment:
-    modifiers = Modifiers(instruction, opcode)
     if modifiers.flag("red"):
         unsupported(instruction, "tcgen05.ld.red needs sm_103")
-    modifiers.one_of("sync")
-    modifiers.one_of("aligned")
+    modifiers.expect("sync", "aligned")
     shape = modifiers.one_of(*REGISTERS_PER_REPEAT)
     repeat = int(modifiers.one_of(*_REPEATS)[1:])
     is_packed = modifiers.flag(packing)
     modifiers.one_of("b32")
-    modifiers.done()
+    opcode = ".".join(instruction.modifiers[:2])
     if repeat * REGISTERS_PER_REPEAT[shape] > MAX_REGISTERS:
-        raise IllegalInstructionError(
-            f'{instruction.opcode}: .{shape} has no .x{repeat} (PTX ISA, "{opcode}")',
-            instruction.span,
-        )
+        illegal(instruction, f'.{shape} has no .x{repeat} (PTX ISA, "{opcode}")')
     if (shape == "16x32bx2") != bool(split):
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: immHalfSplitoff belongs to .16x32bx2", instruction.span
-        )
+        illegal(instruction, "immHalfSplitoff belongs to .16x32bx2")
     half = 0
     if split:
         (operand,) = split
@@ -179,18 +165,12 @@ def _fragment(
 
 def _check_count(instruction: Instruction, cells: Fragment, registers: tuple[object, ...]) -> None:
     if len(registers) != len(cells.lanes):
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: expected {len(cells.lanes)} registers; got {len(registers)}",
-            instruction.span,
-        )
+        illegal(instruction, f"expected {len(cells.lanes)} registers; got {len(registers)}")
 
 
 def _uniform_address(warp: Warp, mask: Mask, instruction: Instruction, addresses: Lanes) -> int:
     """PTX ISA: all threads of the warp must give the same taddr."""
     address = int(addresses[first_lane(mask)])
     if not bool((addresses[mask] == address).all()):
-        raise ExecutionError(
-            f"{instruction.span}: {instruction.opcode}: {warp.label}: taddr is not the same in all "
-            "threads of the warp"
-        )
+        fault(instruction, f"{warp.label}: taddr is not the same in all threads of the warp")
     return address

@@ -14,8 +14,7 @@ from ptxemu.descriptors.tensor_map_bits import (
     replace_field,
 )
 from ptxemu.engines.bulk_copy import shared_place
-from ptxemu.engines.copy_operation import fault
-from ptxemu.errors import ExecutionError
+from ptxemu.errors import ExecutionError, fault
 from ptxemu.events import AccessKind, Fence, FenceKind, Space
 from ptxemu.isa.copy_operands import addresses
 from ptxemu.isa.registry import Modifiers, unsupported, visible
@@ -44,15 +43,13 @@ _ALIGNMENT = 64
 
 
 @visible("tensormap.replace")
-def replace(instruction: Instruction) -> Step:
+def replace(instruction: Instruction, modifiers: Modifiers) -> Step:
     """One field of the map at [addr] becomes new_val."""
-    modifiers = Modifiers(instruction, "tensormap.replace")
     modifiers.one_of("tile")
     field = modifiers.one_of(*REPLACEABLE)
     space = modifiers.one_of("global", "shared::cta", default="generic")
     modifiers.one_of("b1024")
     type_ = modifiers.one_of("b32", "b64")
-    modifiers.done()
     if type_ != ("b64" if field in ("global_address", "global_stride") else "b32"):
         unsupported(instruction, f".{field} is not .{type_}")
     target, *rest = instruction.operands
@@ -84,13 +81,10 @@ def replace(instruction: Instruction) -> Step:
 
 
 @visible("tensormap.cp_fenceproxy")
-def copy_and_fence(instruction: Instruction) -> Step:
+def copy_and_fence(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Copy a map from shared to global memory, then release it to the tensormap proxy."""
-    modifiers = Modifiers(instruction, "tensormap.cp_fenceproxy")
-    for name in ("global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"):
-        modifiers.one_of(name)
+    modifiers.expect("global", "shared::cta", "tensormap::generic", "release", "sync", "aligned")
     scope = modifiers.one_of("cta", "cluster", "gpu", "sys")
-    modifiers.done()
     fence = Fence(FenceKind.TENSORMAP_RELEASE, scope=scope)
     target, source, size = instruction.operands
     if size != IntImmediate(TENSOR_MAP_BYTES):

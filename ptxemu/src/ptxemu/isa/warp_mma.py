@@ -79,20 +79,17 @@ def take_types(instruction: Instruction, modifiers: Modifiers) -> tuple[str, str
 
 
 @visible("mma.sync")
-def multiply(instruction: Instruction) -> Step:
+def multiply(instruction: Instruction, modifiers: Modifiers) -> Step:
     """D = A * B + C; how it is summed and rounded: `numerics.dot`."""
-    modifiers = Modifiers(instruction, "mma.sync")
     modifiers.one_of("aligned")
     bits = _take_bit_operation(modifiers)
     d_type, a_type, b_type, c_type = types = take_types(instruction, modifiers)
     shape = modifiers.one_of(*_SHAPES)
     if shape == "m8n8k4" and a_type == "f16":
         return _quads(instruction, modifiers, types)
-    modifiers.one_of("row")
-    modifiers.one_of("col")
+    modifiers.expect("row", "col")
     mode = modifiers.one_of("rn", "rz", "rm", "rp", default="rn") if a_type == "f64" else "rn"
     saturates = modifiers.flag("satfinite")
-    modifiers.done()
     rows, depth = int(shape[1:].partition("n")[0]), int(shape.rpartition("k")[2])
     width = dot.BITS.get(a_type, 0)
     size = max(width, 32)
@@ -148,7 +145,6 @@ def _quads(
     layouts = [m for m in instruction.modifiers if m in ("row", "col")]
     for layout in layouts:
         modifiers.flag(layout)
-    modifiers.done()
     known = len(layouts) == 2 and b_type == "f16" and d_type in ("f16", "f32")
     if not known or c_type not in ("f16", "f32") or (d_type, c_type) == ("f16", "f32"):
         unsupported(instruction, "this combination of shape and types")

@@ -30,16 +30,13 @@ _SHAPES = tuple(f"m16n8k{k}" for k in (8, 16, 32, 64, 128))
 
 
 @visible("mma.sp.sync", "mma.sp::ordered_metadata.sync")
-def multiply_sparse(instruction: Instruction) -> Step:
+def multiply_sparse(instruction: Instruction, modifiers: Modifiers) -> Step:
     """D = A * B + C, half of A's elements being zeros that are not stored."""
-    modifiers = Modifiers(instruction, "mma.sp.sync")
     modifiers.one_of("aligned")
     d_type, a_type, b_type, c_type = take_types(instruction, modifiers)
     shape = modifiers.one_of(*_SHAPES)
-    modifiers.one_of("row")
-    modifiers.one_of("col")
+    modifiers.expect("row", "col")
     saturates = modifiers.flag("satfinite")
-    modifiers.done()
     width = dot.BITS.get(a_type, 0)
     words = int(shape.rpartition("k")[2]) * width // 32
     givers = _GIVERS.get((width, words))

@@ -160,9 +160,8 @@ class _Matrix:
 
 
 @visible("wmma.load")
-def load(instruction: Instruction) -> Step:
+def load(instruction: Instruction, modifiers: Modifiers) -> Step:
     """A fragment from memory; every lane gives the same address and stride."""
-    modifiers = Modifiers(instruction, "wmma.load")
     role = modifiers.one_of("a", "b", "c")
     fragment, memory = _memory_form(instruction, modifiers, role, 1)
     destination = elements(instruction.operands[0])
@@ -173,9 +172,8 @@ def load(instruction: Instruction) -> Step:
 
 
 @visible("wmma.store")
-def store(instruction: Instruction) -> Step:
+def store(instruction: Instruction, modifiers: Modifiers) -> Step:
     """The fragment D to memory; every lane gives the same address and stride."""
-    modifiers = Modifiers(instruction, "wmma.store")
     role = modifiers.one_of("d")
     fragment, memory = _memory_form(instruction, modifiers, role, 0)
     sources = elements(instruction.operands[1])
@@ -189,13 +187,11 @@ def _memory_form(
     instruction: Instruction, modifiers: Modifiers, role: str, pointer: int
 ) -> tuple[_Fragment, _Matrix]:
     """Return the fragment and the matrix in memory."""
-    modifiers.one_of("sync")
-    modifiers.one_of("aligned")
+    modifiers.expect("sync", "aligned")
     layout = modifiers.one_of("row", "col")
     shape = modifiers.one_of(*_SHAPES)
     type_ = modifiers.type()
     space = take_space(modifiers)
-    modifiers.done()
     if space not in ("generic", "global", "shared::cta"):
         unsupported(instruction, f"space .{space}")
     fragment = _fragment(instruction, role, shape, type_)
@@ -215,14 +211,12 @@ def _stride(operands: tuple[Operand, ...], bits: int, natural: int) -> Callable[
 
 
 @visible("wmma.mma")
-def multiply(instruction: Instruction) -> Step:
+def multiply(instruction: Instruction, modifiers: Modifiers) -> Step:
     """D = A * B + C; floating-point sums are rounded once (`numerics.dot`)."""
-    modifiers = Modifiers(instruction, "wmma.mma")
     combine = modifiers.one_of("xor", "and", default="")
     if combine:
         modifiers.one_of("popc")
-    modifiers.one_of("sync")
-    modifiers.one_of("aligned")
+    modifiers.expect("sync", "aligned")
     for _ in "ab":
         modifiers.one_of("row", "col")
     shape = modifiers.one_of(*_SHAPES)
@@ -235,7 +229,6 @@ def multiply(instruction: Instruction) -> Step:
     d_type = modifiers.type()
     if a_type == "f64":
         modifiers.one_of("rn", "rz", "rm", "rp", default="rn")
-    modifiers.done()
     _check_types(instruction, a_type, b_type, c_type, d_type, combine, saturates=saturates)
     roles = (("d", d_type), ("a", a_type), ("b", b_type), ("c", c_type))
     fragments = [_fragment(instruction, role, shape, type_) for role, type_ in roles]

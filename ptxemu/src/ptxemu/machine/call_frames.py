@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.errors import ExecutionError
+from ptxemu.errors import fault
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE
 from ptxemu.machine.state import Warp
@@ -41,8 +41,8 @@ def parameter_bytes(
     start = machine.layout.symbol_address(name) - PARAM_WINDOW + offset
     block = machine.launch.parameters
     if not 0 <= start <= len(block) - size:
-        raise ExecutionError(
-            f"{instruction.span}: {instruction.opcode}: {name}+{offset} ({size} bytes) is outside "
-            f"the {len(block)} bytes of parameters"
+        fault(
+            instruction,
+            f"{name}+{offset} ({size} bytes) is outside the {len(block)} bytes of parameters",
         )
     return block[start : start + size]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.errors import ExecutionError
+from ptxemu.errors import fault
 from ptxemu.events import Access, AccessKind, Agent, Proxy, Space
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE
@@ -126,15 +126,17 @@ def locate_shared(cta: Cta, address: int, size: int, instruction: Instruction) -
     """
     rank, offset = address >> SHARED_RANK_SHIFT, address & SHARED_OFFSET_MASK
     if not 0 <= rank < len(cta.cluster.ctas):
-        raise ExecutionError(
-            f"{instruction.span}: {instruction.opcode}: shared address 0x{address:x} names CTA "
-            f"rank {rank} of a cluster of {len(cta.cluster.ctas)}"
+        fault(
+            instruction,
+            f"shared address 0x{address:x} names CTA "
+            f"rank {rank} of a cluster of {len(cta.cluster.ctas)}",
         )
     target = cta.cluster.ctas[rank]
     if offset + size > len(target.shared):
-        raise ExecutionError(
-            f"{instruction.span}: {instruction.opcode}: shared address 0x{offset:x} + {size} bytes "
-            f"is beyond the CTA's {len(target.shared)} bytes"
+        fault(
+            instruction,
+            f"shared address 0x{offset:x} + {size} bytes "
+            f"is beyond the CTA's {len(target.shared)} bytes",
         )
     if target.exited:
         cta.machine.complain(
