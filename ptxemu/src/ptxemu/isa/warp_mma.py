@@ -5,7 +5,6 @@ Recorded on an H200: f64 is a chain of fma over ascending k, and single bits are
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from typing import NamedTuple
 
@@ -40,7 +39,6 @@ _WORDS: dict[int, dict[int, tuple[int, ...]]] = {
 """Words along k of a row of A that there are, by rows and by the element's bits."""
 _SHAPES = tuple(f"m{m}n8k{k}" for m in (8, 16) for k in (4, 8, 16, 32, 64, 128, 256))
 _BLACKWELL_ONLY = "that is of sm_120, which ptxemu does not emulate"
-BitProduct = Callable[[Array, Array], Array]
 
 
 class Registers(NamedTuple):
@@ -82,7 +80,9 @@ def take_types(instruction: Instruction, modifiers: Modifiers) -> tuple[str, str
 def multiply(instruction: Instruction, modifiers: Modifiers) -> Step:
     """D = A * B + C; how it is summed and rounded: `numerics.dot`."""
     modifiers.one_of("aligned")
-    bits = _take_bit_operation(modifiers)
+    bits = dot.BIT_PRODUCTS.get(modifiers.one_of(*dot.BIT_PRODUCTS, default=""))
+    if bits is not None:
+        modifiers.one_of("popc")
     d_type, a_type, b_type, c_type = types = take_types(instruction, modifiers)
     shape = modifiers.one_of(*_SHAPES)
     if shape == "m8n8k4" and a_type == "f16":
@@ -115,17 +115,6 @@ def multiply(instruction: Instruction, modifiers: Modifiers) -> Step:
         registers.d(warp, fragments.registers_of(found, d_type), mask)
 
     return step
-
-
-def _take_bit_operation(modifiers: Modifiers) -> BitProduct | None:
-    """Return the count of the bits of k that the operation leaves of a row and a column, if any."""
-    name = modifiers.one_of("xor", "and", default="")
-    if not name:
-        return None
-    modifiers.one_of("popc")
-    if name == "and":
-        return dot.product
-    return lambda a, b: dot.product(a, 1 - b) + dot.product(1 - a, b)
 
 
 def _chained(a: Array, b: Array, c: Array, mode: str) -> Array:

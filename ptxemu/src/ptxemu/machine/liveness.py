@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ptxemu.machine.blocks import Block
-from ptxemu.syntax.ast import Address, Instruction, NegatedRegister, Operand, Pair, Register, Vector
+from ptxemu.syntax.ast import Instruction, register_slots
 
 _ELSEWHERE = -1
 
@@ -30,7 +30,8 @@ def _homes(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> dict
     home: dict[int, int] = {}
     for instruction in instructions:
         here = place[instruction.pc]
-        for slot in _slots(instruction):
+        guard = () if instruction.guard is None else (instruction.guard.register,)
+        for slot in register_slots((*guard, *instruction.operands)):
             if home.setdefault(slot, here) != here:
                 home[slot] = _ELSEWHERE
     return home
@@ -41,37 +42,10 @@ def _reads(block: Block) -> tuple[set[int], set[int]]:
     read: set[int] = set()
     exposed: set[int] = set()
     written: set[int] = set()
-    for instruction, op in block.code:
-        reads = {slot for operand in op.sources for slot in _registers(operand)}
-        writes = {slot for operand in op.destinations for slot in _registers(operand)}
+    for instruction, reads, writes in block.slots:
         if instruction.guard is not None:  # the other lanes keep what was there
-            reads |= writes | {instruction.guard.register.slot}
-            writes = set()
+            reads, writes = reads | writes, frozenset()
         read |= reads
         exposed |= reads - written
         written |= writes
     return read, exposed
-
-
-def _slots(instruction: Instruction) -> Iterator[int]:
-    if instruction.guard is not None:
-        yield instruction.guard.register.slot
-    for operand in instruction.operands:
-        yield from _registers(operand)
-
-
-def _registers(operand: Operand) -> Iterator[int]:
-    if isinstance(operand, Register):
-        yield operand.slot
-    elif isinstance(operand, NegatedRegister):
-        yield operand.register.slot
-    elif isinstance(operand, Vector):
-        for element in operand.elements:
-            yield from _registers(element)
-    elif isinstance(operand, Pair):
-        yield from _registers(operand.first)
-        yield from _registers(operand.second)
-    elif isinstance(operand, Address):
-        yield from _registers(operand.base)
-        for coordinate in operand.coordinates or ():
-            yield from _registers(coordinate)
