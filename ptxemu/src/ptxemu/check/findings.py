@@ -240,7 +240,7 @@ class Findings:
         code: str,
         first: Place | None,
         second: Place | None,
-        message: Callable[[Site | None, Site | None], str],
+        message: Callable[[Any, Any], str],
         *,
         level: str | None = None,
         about: str = "",
@@ -249,6 +249,7 @@ class Findings:
         """Count a finding; a new one gets the text that `message` makes of its two sites.
 
         Args:
+            message: makes a text of the two sites; that of a place that is None is None.
             level: of a code that LEVELS lacks.
             about: tells findings apart that have the same code and instructions.
             instance: the access that it is about, which counts once; -1 counts always.

@@ -16,7 +16,7 @@ from typing import Any
 
 from ptxemu.check import races
 from ptxemu.check.actors import OperationActor
-from ptxemu.check.findings import Findings, Place, Site
+from ptxemu.check.findings import Findings, Place
 from ptxemu.check.missing_edges import completion
 from ptxemu.check.state import Actor, Event, WarpActor
 from ptxemu.check.vector_clock import GENERIC, SEEN, Knowledge
@@ -214,24 +214,18 @@ class Lifetimes:
         assert isinstance(event.actor, OperationActor)
         needed = completion(event, event.actor)
         then = ", when the memory may be another CTA's" if level == "error" else ""
-
-        def message(first: Site | None, _: Site | None) -> str:
-            return (
-                f"{first} in {label} may happen after the exit of {label}{then}: needs {needed} "
-                "before the exit"
-            )
-
+        message = lambda first, _: (
+            f"{first} in {label} may happen after the exit of {label}{then}: needs {needed} "
+            "before the exit"
+        )
         self._findings.add("read-after-exit", races.place(event), None, message, level=level)
 
     def _report_signal(self, cta: int, actor: Actor, place: Place) -> None:
         label = self._labels[cta]
-
-        def message(first: Site | None, _: Site | None) -> str:
-            return (
-                f"{first} on an mbarrier of {label} may happen after its exit: no warp of {label} "
-                "waits for it"
-            )
-
+        message = lambda first, _: (
+            f"{first} on an mbarrier of {label} may happen after its exit: no warp of {label} "
+            "waits for it"
+        )
         # Into another CTA the memory may be another cluster's by then.
         level = "error" if actor.cta != cta else None
         self._findings.add("signal-after-exit", place, None, message, level=level)
