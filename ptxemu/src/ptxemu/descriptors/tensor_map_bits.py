@@ -76,22 +76,8 @@ SHARED_ALIGNMENT = Field(9, 0, 32)
 TYPE_CODES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 7, 8, 11, 12, 13)
 """Hardware's code by the number that tensormap.replace and `TYPE_NAMES` use."""
 TYPE_NAMES = (
-    "u8",
-    "u16",
-    "u32",
-    "s32",
-    "u64",
-    "s64",
-    "f16",
-    "f32",
-    "f32.ftz",
-    "f64",
-    "bf16",
-    "tf32",
-    "tf32.ftz",
-    "b4x16",
-    "b4x16_p64",
-    "b6x16_p32",
+    *("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32"),
+    *("tf32.ftz", "b4x16", "b4x16_p64", "b6x16_p32"),
 )
 """The types of `tensormap.replace.tile.elemtype`, by its operand."""
 _FIRST_TF32 = TYPE_NAMES.index("tf32")
