@@ -138,8 +138,7 @@ def _read_tmem(
 ) -> None:
     """A's rows of a block, from the lanes that hold them in tensor memory."""
     lanes, width = _lanes(block.lane + product.lane, block.count), _K // 2
-    instruction = operation.instruction
-    access_tmem(cta, operation, instruction, AccessKind.READ, lanes, product.a_column, width)
+    access_tmem(operation, cta, AccessKind.READ, lanes, product.a_column, width)
     chunks = _chunks_of_lanes(int(lanes[0]), block.count, product.a_column)
     read = code.chunk_reader(product.type_a)
     read(_address_of_tmem(cta), int(chunks.ctypes.data), chunks.size, _LEFT)
@@ -149,7 +148,7 @@ def _access_d(operation: AsyncOperation, cta: Cta, product: Product, block: Bloc
     lanes = _lanes(block.lane + product.lane, block.count)
     kinds = (AccessKind.READ, AccessKind.WRITE) if product.accumulate else (AccessKind.WRITE,)
     for kind in kinds:
-        access_tmem(cta, operation, operation.instruction, kind, lanes, product.column, block.width)
+        access_tmem(operation, cta, kind, lanes, product.column, block.width)
 
 
 @cache
@@ -289,7 +288,7 @@ class _Product:
         width = self._plan.kept * 4 // dot.elements_per_chunk(descriptor.atype, packing)
         first = block.lane + self._product.lane
         lanes = np.arange(first, first + block.count)
-        self._access(cta, AccessKind.READ, lanes, self._product.a_column, width)
+        access_tmem(self._operation, cta, AccessKind.READ, lanes, self._product.a_column, width)
         words = cta.tmem[
             first : first + block.count, self._product.a_column : self._product.a_column + width
         ]
@@ -309,7 +308,7 @@ class _Product:
         halves = descriptor.kind in ("f16", "tf32")
         width = 1 if halves else 2
         lanes = np.arange(block.lane, block.lane + block.count)
-        self._access(cta, AccessKind.READ, lanes, column, width)
+        access_tmem(self._operation, cta, AccessKind.READ, lanes, column, width)
         words = cta.tmem[block.lane : block.lane + block.count, column : column + width]
         if halves:
             cells = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 2, 8, 2)
@@ -338,7 +337,7 @@ class _Product:
             copies = []
             for lane in block.lanes:
                 lanes = np.arange(lane, lane + tmem.PARTITION)
-                self._access(cta, AccessKind.READ, lanes, column, columns)
+                access_tmem(self._operation, cta, AccessKind.READ, lanes, column, columns)
                 words = cta.tmem[lane : lane + tmem.PARTITION, column : column + columns].T
                 raw = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 4)
                 copies.append(raw[: block.count, id_ : id_ + count])
@@ -365,8 +364,8 @@ class _Product:
         column, width = self._product.column, block.width
         accumulate = self._operands.accumulate
         if accumulate:
-            self._access(cta, AccessKind.READ, lanes, column, width)
-        self._access(cta, AccessKind.WRITE, lanes, column, width)
+            access_tmem(self._operation, cta, AccessKind.READ, lanes, column, width)
+        access_tmem(self._operation, cta, AccessKind.WRITE, lanes, column, width)
         where: tuple[slice | NDArray[np.int64], slice]
         where = (slice(first, first + block.count), slice(column, column + width))
         if disabled:
@@ -378,9 +377,3 @@ class _Product:
             scale=2.0**-self._operands.scale_d,
             saturate=getattr(self._descriptor, "saturate", False),
         )
-
-    def _access(
-        self, cta: Cta, kind: AccessKind, lanes: NDArray[np.int64], column: int, columns: int
-    ) -> None:
-        operation = self._operation
-        access_tmem(cta, operation, operation.instruction, kind, lanes, column, columns)

@@ -6,17 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.engines.tmem_allocator import tmem_allocator
-from ptxemu.events import AccessKind, Agent, Proxy, Space
+from ptxemu.events import AccessKind, Proxy, Space
 from ptxemu.machine.regions import report
-from ptxemu.machine.state import Cta
+from ptxemu.machine.state import AsyncOperation, Cta
 from ptxemu.memory.tmem import LANE_BYTES
-from ptxemu.syntax.ast import Instruction
 
 
 def access_tmem(
+    operation: AsyncOperation,
     cta: Cta,
-    agent: Agent,
-    instruction: Instruction,
     kind: AccessKind,
     lanes: NDArray[np.int64],
     column: int,
@@ -29,8 +27,7 @@ def access_tmem(
     Raises:
         ExecutionError: columns beyond the last one.
     """
-    tmem_allocator(cta).check_access(column, columns, agent, instruction)
-    machine = cta.machine
-    if machine.observer is not None and len(lanes):
+    tmem_allocator(cta).check_access(column, columns, operation, operation.instruction)
+    if cta.machine.observer is not None and len(lanes):
         starts = lanes * LANE_BYTES + column * 4
-        report(machine, agent, Space.TMEM, cta, starts, columns * 4, kind, instruction, proxy=proxy)
+        report(operation, cta, starts, columns * 4, kind, space=Space.TMEM, proxy=proxy)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ptxemu.engines.groups import copy_groups
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.errors import ExecutionError, fault
-from ptxemu.events import AccessKind, Space
+from ptxemu.events import AccessKind
 from ptxemu.isa.copy_operands import wait
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
@@ -73,7 +73,7 @@ class ThreadCopies(AsyncOperation):
         whole = len(shared) // self._size * self._size
         offsets = self._copies.offsets
         shared[:whole].view(unit)[offsets // self._size] = data.view(unit)[:, 0]
-        self._report(Space.SHARED, offsets, self._size, AccessKind.WRITE)
+        self._report(self.cta, offsets, self._size, AccessKind.WRITE)
 
     def _read(self) -> NDArray[np.uint8]:
         memory = self.cta.machine.memory
@@ -91,17 +91,15 @@ class ThreadCopies(AsyncOperation):
     def _report_read(self) -> None:
         sources, counts = self._copies.sources, self._copies.counts
         if counts is None:
-            self._report(Space.GLOBAL, sources, self._size, AccessKind.READ)
+            self._report(None, sources, self._size, AccessKind.READ)
             return
         for count in _distinct(counts):
             chosen = sources[counts == count]
-            self._report(Space.GLOBAL, chosen, count, AccessKind.READ)
+            self._report(None, chosen, count, AccessKind.READ)
 
-    def _report(self, space: Space, starts: Addresses, size: int, kind: AccessKind) -> None:
-        machine = self.cta.machine
-        if machine.observer is not None:
-            owner = self.cta if space is Space.SHARED else None
-            report(machine, self, space, owner, _once(starts), size, kind, self.instruction)
+    def _report(self, owner: Cta | None, starts: Addresses, size: int, kind: AccessKind) -> None:
+        if self.cta.machine.observer is not None:
+            report(self, owner, _once(starts), size, kind)
 
 
 def _distinct(counts: Addresses) -> list[int]:

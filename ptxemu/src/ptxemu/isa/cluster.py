@@ -74,7 +74,8 @@ def _cancel(
         data = np.array(words, dtype=np.uint32).view(np.uint8)
         for cta in receivers:
             cta.shared[offset : offset + _RESPONSE_BYTES] = data
-            _report(operation, cta, offset, _RESPONSE_BYTES, AccessKind.WRITE, Proxy.ASYNC)
+            written, proxy = AccessKind.WRITE, Proxy.ASYNC
+            report(operation, cta, offset, _RESPONSE_BYTES, written, proxy=proxy)
 
     def signal(cta: Cta) -> Callable[[], None]:
         return lambda: mbarriers(cta).complete_tx(operation, barrier, _RESPONSE_BYTES)
@@ -82,25 +83,6 @@ def _cancel(
     operation.steps.append(answer)
     operation.steps.extend(signal(cta) for cta in receivers)
     machine.issue(operation)
-
-
-def _report(
-    operation: AsyncOperation, cta: Cta, offset: int, size: int, kind: AccessKind, proxy: Proxy
-) -> None:
-    machine = cta.machine
-    if machine.observer is not None:
-        starts = np.array([offset], dtype=np.int64)
-        report(
-            machine,
-            operation,
-            Space.SHARED,
-            cta,
-            starts,
-            size,
-            kind,
-            operation.instruction,
-            proxy=proxy,
-        )
 
 
 def _is_canceled(response: Lanes) -> Lanes:
@@ -285,16 +267,7 @@ def _late_write(
         places = offsets // size
         rows[places] = words if function is None else function(rows[places[0]], words[0])
         kind = AccessKind.WRITE if function is None else AccessKind.ATOMIC
-        report(
-            operation.cta.machine,
-            operation,
-            Space.SHARED,
-            cta,
-            offsets,
-            size,
-            kind,
-            operation.instruction,
-        )
+        report(operation, cta, offsets, size, kind)
 
     return write
 

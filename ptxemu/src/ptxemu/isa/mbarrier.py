@@ -15,7 +15,7 @@ import numpy as np
 
 from ptxemu.engines.mbarrier import MAX_COUNT, Mbarriers, mbarriers
 from ptxemu.errors import ExecutionError, fault
-from ptxemu.events import Access, AccessKind, Proxy, Space
+from ptxemu.events import AccessKind
 from ptxemu.isa.memory_operands import SCOPES
 from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
 from ptxemu.machine.decoded import PureOp, Step
@@ -29,7 +29,7 @@ from ptxemu.machine.operands import (
     reader,
     writer,
 )
-from ptxemu.machine.regions import locate_shared
+from ptxemu.machine.regions import locate_shared, report
 from ptxemu.machine.state import Warp
 from ptxemu.memory.address import SHARED_RANK_SHIFT, SHARED_WINDOW, in_window
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register, Sink
@@ -156,36 +156,10 @@ def init(instruction: Instruction, modifiers: Modifiers) -> Step:
                 )
             with target.naming(warp):
                 barriers.init(offset, count)
-            _report_write(warp, barriers, offset, instruction, is_silent=repeated)
+            written = AccessKind.WRITE
+            report(warp, barriers.cta, offset, _BYTES, written, instruction, is_silent=repeated)
 
     return step
-
-
-def _report_write(
-    warp: Warp,
-    barriers: Mbarriers,
-    offset: int,
-    instruction: Instruction,
-    *,
-    is_silent: bool = False,
-) -> None:
-    """Tell of a write of the object; arrivals and waits are told by their tokens."""
-    machine = warp.cta.machine
-    if machine.observer is not None:
-        starts = np.array([offset], dtype=np.int64)
-        machine.observer.accessed(
-            Access(
-                warp,
-                Space.SHARED,
-                barriers.cta.index,
-                starts,
-                _BYTES,
-                AccessKind.WRITE,
-                Proxy.GENERIC,
-                instruction,
-                is_silent=is_silent,
-            )
-        )
 
 
 @visible("mbarrier.inval")
@@ -198,7 +172,7 @@ def invalidate(instruction: Instruction, modifiers: Modifiers) -> Step:
         for _, barriers, offset in target.of_lanes(warp, mask):
             with target.naming(warp):
                 barriers.invalidate(offset)
-            _report_write(warp, barriers, offset, instruction)
+            report(warp, barriers.cta, offset, _BYTES, AccessKind.WRITE, instruction)
 
     return step
 

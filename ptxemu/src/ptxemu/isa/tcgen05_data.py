@@ -123,14 +123,9 @@ def _report(
 ) -> None:
     for part in fragment.rectangles:
         first = lane + part.lane
+        lanes, first_column = np.arange(first, first + part.lanes), column + part.column
         access_tmem(
-            operation.cta,
-            operation,
-            operation.instruction,
-            kind,
-            np.arange(first, first + part.lanes, dtype=np.int64),
-            column + part.column,
-            part.columns,
+            *(operation, operation.cta, kind, lanes, first_column, part.columns),
             proxy=Proxy.GENERIC,
         )
 
@@ -225,7 +220,7 @@ def _copy(
                 f"TMEM address "
                 f"0x{address:x}: lane {lanes.max()} is beyond the last one, {LANES - 1}",
             )
-        access_tmem(cta, operation, operation.instruction, AccessKind.WRITE, lanes, column, columns)
+        access_tmem(operation, cta, AccessKind.WRITE, lanes, column, columns)
         cta.tmem[lanes, column : column + columns] = words
 
 
@@ -262,7 +257,7 @@ def issue_shift(
     def execute() -> None:
         for cta in ctas:
             for kind, touched in ((AccessKind.READ, lanes[:-1]), (AccessKind.WRITE, lanes[1:])):
-                access_tmem(cta, operation, instruction, kind, touched, column, SHIFT_COLUMNS)
+                access_tmem(operation, cta, kind, touched, column, SHIFT_COLUMNS)
             part = cta.tmem[:, column : column + SHIFT_COLUMNS]
             part[lanes[1:]] = part[lanes[:-1]]
 

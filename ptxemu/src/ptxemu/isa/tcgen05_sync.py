@@ -8,7 +8,7 @@ import numpy as np
 
 from ptxemu.engines import tcgen05
 from ptxemu.engines.tmem_allocator import pair, tmem_allocator
-from ptxemu.events import AccessKind, Fence, FenceKind, Proxy, Space
+from ptxemu.events import AccessKind, Fence, FenceKind, Space
 from ptxemu.isa.registry import Modifiers, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_group import Blocked
@@ -84,16 +84,8 @@ def tcgen05_dealloc(instruction: Instruction, modifiers: Modifiers) -> Step:
                 others = (cta for cta in pair(warp.cta) if cta is not warp.cta)
                 owners += [cta for cta in others if first in tmem_allocator(cta).allocations]
             for owner in owners:
-                report(
-                    machine,
-                    warp,
-                    Space.TMEM,
-                    owner,
-                    starts,
-                    freed * 4,
-                    AccessKind.WRITE,
-                    instruction,
-                )
+                tmem, written = Space.TMEM, AccessKind.WRITE
+                report(warp, owner, starts, freed * 4, written, instruction, space=tmem)
             machine.observer.released(warp, ("tmem", warp.cta.index), "cta")
 
     return step
@@ -171,15 +163,5 @@ def _shared_address(address: int) -> int:
 
 def _store_address(warp: Warp, instruction: Instruction, target: int, start: int) -> None:
     cta, offset = locate_shared(warp.cta, _shared_address(target), 4, instruction)
-    report(
-        cta.machine,
-        warp,
-        Space.SHARED,
-        cta,
-        np.array([offset], dtype=np.int64),
-        4,
-        AccessKind.WRITE,
-        instruction,
-        proxy=Proxy.GENERIC,
-    )
+    report(warp, cta, offset, 4, AccessKind.WRITE, instruction)
     cta.shared_words[offset >> 2] = start

@@ -15,7 +15,7 @@ from ptxemu.descriptors.tensor_map_bits import (
 )
 from ptxemu.engines.bulk_copy import shared_place
 from ptxemu.errors import ExecutionError, fault
-from ptxemu.events import AccessKind, Fence, FenceKind, Space
+from ptxemu.events import AccessKind, Fence, FenceKind
 from ptxemu.isa.copy_operands import addresses
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
@@ -74,7 +74,7 @@ def replace(instruction: Instruction, modifiers: Modifiers) -> Step:
             words = np.frombuffer(held.tobytes(), dtype=np.uint64).copy()
             replace_field(words, field, ordinal, value)
             held[:] = words.view(np.uint8)
-            _report(warp, owner, at, AccessKind.WRITE, instruction)
+            report(warp, owner, at, TENSOR_MAP_BYTES, AccessKind.WRITE, instruction)
         warp.cta.machine.progress += 1
 
     return step
@@ -97,8 +97,8 @@ def copy_and_fence(instruction: Instruction, modifiers: Modifiers) -> Step:
         read, owner, offset = _map_bytes(warp, "shared::cta", at_source, instruction)
         written, _, address = _map_bytes(warp, "global", at_target, instruction)
         written[:] = read
-        _report(warp, owner, offset, AccessKind.READ, instruction)
-        _report(warp, None, address, AccessKind.WRITE, instruction)
+        report(warp, owner, offset, TENSOR_MAP_BYTES, AccessKind.READ, instruction)
+        report(warp, None, address, TENSOR_MAP_BYTES, AccessKind.WRITE, instruction)
         machine = warp.cta.machine
         machine.progress += 1
         if machine.observer is not None:
@@ -124,13 +124,3 @@ def _map_bytes(
         return memory.span(address, TENSOR_MAP_BYTES), None, address
     except ExecutionError as error:
         fault(instruction, str(error))
-
-
-def _report(
-    warp: Warp, owner: Cta | None, start: int, kind: AccessKind, instruction: Instruction
-) -> None:
-    machine = warp.cta.machine
-    if machine.observer is not None:
-        space = Space.GLOBAL if owner is None else Space.SHARED
-        starts = np.array([start], dtype=np.int64)
-        report(machine, warp, space, owner, starts, TENSOR_MAP_BYTES, kind, instruction)

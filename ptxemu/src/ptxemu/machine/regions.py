@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.errors import fault
-from ptxemu.events import Access, AccessKind, Agent, Proxy, Space
+from ptxemu.events import Access, AccessKind, Proxy, Space
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE
-from ptxemu.machine.state import Cta, Machine, Region, Warp
+from ptxemu.machine.state import AsyncOperation, Cta, Region, Warp
 from ptxemu.memory.address import (
     CONST_WINDOW,
     LOCAL_WINDOW,
@@ -90,29 +90,39 @@ TMEM_LANE_BYTES = 2048
 
 
 def report(
-    machine: Machine,
-    agent: Agent,
-    space: Space,
+    agent: Warp | AsyncOperation,
     owner: Cta | None,
-    starts: NDArray[np.int64],
+    starts: int | NDArray[np.int64],
     size: int,
     kind: AccessKind,
-    instruction: Instruction,
+    instruction: Instruction | None = None,
     *,
+    space: Space | None = None,
     proxy: Proxy = Proxy.GENERIC,
-    order: tuple[str, str] = ("weak", ""),
+    is_silent: bool = False,
 ) -> None:
     """Tell the observer, if there is one, of an access.
 
     Args:
-        starts: first byte of each piece (see `events.Access.starts`); size: bytes of each piece.
-        order: memory order and scope.
+        owner: of shared memory, or of TMEM if `space` says so; None: global memory.
+        starts: first byte of each piece (see `events.Access.starts`), or of the only one.
+        size: bytes of each piece.
+        instruction: that of a warp; an operation has its own.
+        is_silent: a write of what was there already.
     """
-    if machine.observer is not None:
-        index = None if owner is None else owner.index
-        machine.observer.accessed(
-            Access(agent, space, index, starts, size, kind, proxy, instruction, *order)
-        )
+    machine = agent.cta.machine
+    if machine.observer is None:
+        return
+    if instruction is None:
+        assert isinstance(agent, AsyncOperation)
+        instruction = agent.instruction
+    index = None if owner is None else owner.index
+    space = space or (Space.GLOBAL if owner is None else Space.SHARED)
+    if isinstance(starts, int):
+        starts = np.array([starts], dtype=np.int64)
+    machine.observer.accessed(
+        Access(agent, space, index, starts, size, kind, proxy, instruction, is_silent=is_silent)
+    )
 
 
 def locate_shared(cta: Cta, address: int, size: int, instruction: Instruction) -> tuple[Cta, int]:
