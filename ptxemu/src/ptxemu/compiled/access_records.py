@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from ptxemu.compiled.llvm_vectors import bits_of_type, integers, splat
+from ptxemu.compiled.lowering import bits_of_type, integers, splat
 from ptxemu.compiled.native import add_symbol, machine_code
 from ptxemu.machine.decoded import PlainAccess
 from ptxemu.machine.engine_state import EngineState

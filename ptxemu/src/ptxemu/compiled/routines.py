@@ -15,8 +15,7 @@ from llvmlite import ir
 
 from ptxemu.compiled import access_records
 from ptxemu.compiled.builtins import make_builtin
-from ptxemu.compiled.llvm_vectors import FLOATS, Lower, Vector, bits_of_type, integers, splat
-from ptxemu.compiled.lowering import lowered
+from ptxemu.compiled.lowering import FLOATS, Lower, Vector, bits_of_type, integers, lowered, splat
 from ptxemu.compiled.native import machine_code
 from ptxemu.machine.decoded import PureOp, identity
 from ptxemu.machine.lanes import WARP_SIZE

@@ -16,9 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ptxemu.cutedsl.cuda_bindings import CudaBindings
-from ptxemu.cutedsl.patching import Patches
 from ptxemu.cutedsl.session import Emulation
 from ptxemu.machine.device import Device, device_for
+from ptxemu.patching import Patches
 
 _CUDA_VERSION = "13.0"
 _TOTAL_MEMORY = 180 * 2**30

@@ -30,9 +30,9 @@ from ptxemu.cutedsl.host_function import (
     host_function,
     ptx_of,
 )
-from ptxemu.cutedsl.patching import Patches
 from ptxemu.driver.rules import PtxImage, status_of
 from ptxemu.errors import LaunchError, PtxEmuError
+from ptxemu.patching import Patches
 
 # TVM-FFI functions that were exported to object files, as libraries do to cache compilations.
 #

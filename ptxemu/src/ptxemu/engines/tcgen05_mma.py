@@ -23,7 +23,7 @@ from ptxemu.engines.mma_plan import MmaForm, mma_plan
 from ptxemu.engines.shared_matrix import address_of_shared, place, read_matrix, report_read
 from ptxemu.engines.sparse_metadata import warn_of_undefined
 from ptxemu.engines.tcgen05 import ctas_of, start_mma
-from ptxemu.engines.tmem_access import access_tmem
+from ptxemu.engines.tmem_allocator import access_tmem
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind
 from ptxemu.machine.engine_state import EngineState

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ptxemu.errors import ExecutionError, fault
-from ptxemu.events import Agent
+from ptxemu.events import AccessKind, Agent, Proxy, Space
 from ptxemu.machine.engine_state import EngineState
-from ptxemu.machine.state import Cta
-from ptxemu.memory.tmem import COLUMNS, split_address
+from ptxemu.machine.regions import report
+from ptxemu.machine.state import AsyncOperation, Cta
+from ptxemu.memory.tmem import COLUMNS, LANE_BYTES, split_address
 from ptxemu.syntax.ast import Instruction
 
 SECTION = 'PTX ISA, "tcgen05.alloc, tcgen05.dealloc, tcgen05.relinquish_alloc_permit"'
@@ -238,3 +240,27 @@ def pair(cta: Cta) -> list[Cta]:
 
 def _leader(cta: Cta) -> Cta:
     return pair(cta)[0]
+
+
+# Accesses to TMEM: permission and reports, shared by ld, st, mma, cp and shift.
+
+
+def access_tmem(
+    operation: AsyncOperation,
+    cta: Cta,
+    kind: AccessKind,
+    lanes: NDArray[np.int64],
+    column: int,
+    columns: int,
+    *,
+    proxy: Proxy = Proxy.ASYNC,
+) -> None:
+    """Check that the columns are allocated and report the access of `lanes` (1-dimensional).
+
+    Raises:
+        ExecutionError: columns beyond the last one.
+    """
+    tmem_allocator(cta).check_access(column, columns, operation, operation.instruction)
+    if cta.machine.observer is not None and len(lanes):
+        starts = lanes * LANE_BYTES + column * 4
+        report(operation, cta, starts, columns * 4, kind, space=Space.TMEM, proxy=proxy)

@@ -14,10 +14,10 @@ import numpy as np
 
 from ptxemu.errors import ExecutionError
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.machine.call_frames import frame_bytes
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_memory import read_bytes
 from ptxemu.machine.lanes import Mask
+from ptxemu.machine.regions import frame_bytes
 from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, Symbol, Vector
 

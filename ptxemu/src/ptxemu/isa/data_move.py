@@ -7,11 +7,11 @@ import numpy as np
 from ptxemu.errors import ExecutionError, fault
 from ptxemu.isa import memory_operands
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.machine.call_frames import frame_bytes, parameter_bytes
 from ptxemu.machine.decoded import AccessStep, PlainAccess, Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import WARP_SIZE, Mask
 from ptxemu.machine.operands import elements, uniform
+from ptxemu.machine.regions import frame_bytes, parameter_bytes
 from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand, Symbol
 

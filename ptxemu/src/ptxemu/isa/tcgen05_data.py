@@ -10,7 +10,7 @@ from ptxemu.descriptors import Tcgen05Descriptor
 from ptxemu.descriptors.matrix_layout import Major
 from ptxemu.engines.shared_matrix import read_chunks
 from ptxemu.engines.tcgen05 import ctas_of, start_copy, start_shift
-from ptxemu.engines.tmem_access import access_tmem
+from ptxemu.engines.tmem_allocator import access_tmem
 from ptxemu.errors import ExecutionError, fault, illegal
 from ptxemu.events import AccessKind, Proxy
 from ptxemu.isa.registry import Modifiers, unsupported, visible
