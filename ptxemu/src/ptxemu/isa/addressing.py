@@ -29,7 +29,7 @@ from ptxemu.syntax.ast import Instruction, Operand, Scalar, SpecialRegister
 
 _LOW = np.uint64(0xFFFF_FFFF)
 _WINDOW_SHIFT = np.uint64(32)
-_SHARED_WINDOW = np.uint64(SHARED_WINDOW)
+_ALL_BITS = (1 << 64) - 1
 _RANK_SHIFT = np.uint64(SHARED_RANK_SHIFT)
 _RANK_MASK = np.uint64(0xFF)
 _OFFSET_MASK = np.uint64(SHARED_OFFSET_MASK)
@@ -56,10 +56,6 @@ def _is_shared_cta(addresses: Lanes, rank: Lanes) -> Lanes:
     return inside
 
 
-def _is_shared_cluster(addresses: Lanes, rank: Lanes) -> Lanes:
-    return _in_window(addresses, SHARED_WINDOW)
-
-
 def _is_global(addresses: Lanes, rank: Lanes) -> Lanes:
     # NOTE: module-level .global variables share the constants' window.
     elsewhere = [window >> 32 for window in (SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW)]
@@ -68,7 +64,7 @@ def _is_global(addresses: Lanes, rank: Lanes) -> Lanes:
 
 _IS_SPACE = {
     "shared::cta": _is_shared_cta,
-    "shared::cluster": _is_shared_cluster,
+    "shared::cluster": lambda addresses, rank: _in_window(addresses, SHARED_WINDOW),
     "global": _is_global,
     "local": lambda addresses, rank: _in_window(addresses, LOCAL_WINDOW),
     "param": lambda addresses, rank: _in_window(addresses, PARAM_WINDOW),
@@ -87,18 +83,6 @@ def is_space(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     return PureOp(_IS_SPACE[space], ("pred",), ("u64", "u32"), (d,), (a, rank))
 
 
-def _to_generic(addresses: Lanes) -> Lanes:
-    return addresses + _SHARED_WINDOW
-
-
-def _from_generic(addresses: Lanes) -> Lanes:
-    return addresses - _SHARED_WINDOW
-
-
-def _same(addresses: Lanes) -> Lanes:
-    return addresses
-
-
 def _into(window: int) -> Callable[[Lanes], Lanes]:
     """Addresses of a space's window, from ones within the space or generic ones."""
     base = np.uint64(window)
@@ -113,21 +97,18 @@ def convert_address(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     width = modifiers.one_of("u64")
     if space == "generic":
         unsupported(instruction, "expected a state space")
-    function: Callable[[Lanes], Lanes]
+    function: Callable[[Lanes], Lanes] = lambda addresses: addresses
     if space.startswith("shared"):
-        function = _from_generic if from_generic else _to_generic
-    else:
-        function = _same if from_generic or space == "global" else _into(_WINDOWS[space])
+        distance = np.uint64((-SHARED_WINDOW if from_generic else SHARED_WINDOW) & _ALL_BITS)
+        function = lambda addresses: addresses + distance
+    elif not from_generic and space != "global":
+        function = _into(_WINDOWS[space])
     d, a = (_scalar(operand) for operand in instruction.operands)
     return PureOp(function, (width,), (width,), (d,), (a,))
 
 
 def _map_shared(addresses: Lanes, rank: Lanes) -> Lanes:
     return (addresses & _OFFSET_MASK) | (rank.astype(np.uint64) << _RANK_SHIFT)
-
-
-def _map_generic(addresses: Lanes, rank: Lanes) -> Lanes:
-    return _map_shared(addresses, rank) + _SHARED_WINDOW
 
 
 @pure("mapa")
@@ -138,8 +119,9 @@ def map_address(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     if type_ == "u32" and not is_shared:
         unsupported(instruction, "a generic address has 64 bits")
     d, a, b = (_scalar(operand) for operand in instruction.operands)
-    mapped = _map_shared if is_shared else _map_generic
-    function = mapped if type_ == "u64" else lambda x, rank: mapped(x, rank).astype(np.uint32)
+    window = np.uint64(0 if is_shared else SHARED_WINDOW)
+    result = np.uint64 if type_ == "u64" else np.uint32
+    function = lambda x, rank: (_map_shared(x, rank) + window).astype(result)
     return PureOp(function, (type_,), ("u64", "u32"), (d,), (a, b))
 
 

@@ -123,19 +123,14 @@ def setp(instruction: Instruction, modifiers: Modifiers) -> PureOp:
         return build(instruction, single, "pred", form.source_types)
     if form.type in ("f16", "bf16") and not isinstance(destination.second, Sink):
         unsupported(instruction, f"two destinations of a comparison of type .{form.type}")
-    if combine is None:
-        both: Function = lambda a, b: _with_complement(compare(a, b))
-    else:
-        both = lambda a, b, c: _combined_pair(combine, compare(a, b), c)
+
+    def both(a: Array, b: Array, *c: Array) -> tuple[Array, Array]:
+        holds = compare(a, b)
+        if combine is None:
+            return holds, ~holds
+        return combine(holds, *c), combine(~holds, *c)
+
     return _to_predicates(instruction, destination, both, sources, form)
-
-
-def _with_complement(holds: Array) -> tuple[Array, Array]:
-    return holds, ~holds
-
-
-def _combined_pair(combine: Function, holds: Array, c: Array) -> tuple[Array, Array]:
-    return combine(holds, c), combine(~holds, c)
 
 
 def _to_predicates(

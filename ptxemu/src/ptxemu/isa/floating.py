@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,58 +21,54 @@ MODES = ("rn", "rz", "rm", "rp")
 _ONE_F4 = constant(1, F4)
 _ONE_F8 = constant(1, F8)
 
-_NEAREST: dict[tuple[str, str], Function] = {
-    ("add", "f32"): np.add,
-    ("add", "f64"): np.add,
-    ("sub", "f32"): np.subtract,
-    ("sub", "f64"): np.subtract,
-    ("mul", "f32"): np.multiply,
-    ("mul", "f64"): np.multiply,
-    ("div", "f32"): np.divide,
-    ("div", "f64"): np.divide,
-    ("fma", "f32"): rnd.fma_f32,
-    ("fma", "f64"): exact.fma_f64,
-    ("rcp", "f32"): lambda a: _ONE_F4 / a,
-    ("rcp", "f64"): lambda a: _ONE_F8 / a,
-    ("sqrt", "f32"): np.sqrt,
-    ("sqrt", "f64"): np.sqrt,
-}
-"""Operations that round to nearest even."""
 
-_DIRECTED: dict[tuple[str, str], Function] = {
-    ("add", "f32"): rnd.add_f32_in,
-    ("add", "f64"): exact.add_f64_in,
-    ("sub", "f32"): lambda a, b, mode: rnd.add_f32_in(a, -b, mode),
-    ("sub", "f64"): lambda a, b, mode: exact.add_f64_in(a, -b, mode),
-    ("mul", "f32"): rnd.mul_f32_in,
-    ("mul", "f64"): exact.mul_f64_in,
-    ("div", "f32"): rnd.div_f32_in,
-    ("div", "f64"): exact.div_f64_in,
-    ("fma", "f32"): rnd.fma_f32_in,
-    ("fma", "f64"): exact.fma_f64,
-    ("rcp", "f32"): lambda a, mode: rnd.div_f32_in(_ONE_F4, a, mode),
-    ("rcp", "f64"): lambda a, mode: exact.div_f64_in(np.ones_like(a), a, mode),
-    ("sqrt", "f32"): rnd.sqrt_f32_in,
-    ("sqrt", "f64"): exact.sqrt_f64_in,
-}
-"""The same in any mode, given as the last argument."""
+class _Operation(NamedTuple):
+    """An operation on f32 and on f64."""
 
-_NAN_ORDER = {
-    **dict.fromkeys(("add", "sub", "mul"), (1, 0)),
-    "div": (0, 1),
-    "fma": (1, 2, 0),
-    **dict.fromkeys(("rcp", "sqrt"), (0,)),
+    nearest: tuple[Function, Function]
+    """Rounded to nearest even."""
+    directed: tuple[Function, Function]
+    """Rounded in any mode, given as the last argument."""
+    nan_order: tuple[int, ...]
+    """Operands of f64 in the order in which an H200 gives their NaN."""
+
+
+def _minus(add: Function) -> Function:
+    return lambda a, b, mode: add(a, -b, mode)
+
+
+def _inverse(one: Array) -> Function:
+    return lambda a: one / a
+
+
+_OPERATIONS = {
+    "add": _Operation((np.add, np.add), (rnd.add_f32_in, exact.add_f64_in), (1, 0)),
+    "sub": _Operation(
+        (np.subtract, np.subtract), (_minus(rnd.add_f32_in), _minus(exact.add_f64_in)), (1, 0)
+    ),
+    "mul": _Operation((np.multiply, np.multiply), (rnd.mul_f32_in, exact.mul_f64_in), (1, 0)),
+    "div": _Operation((np.divide, np.divide), (rnd.div_f32_in, exact.div_f64_in), (0, 1)),
+    "fma": _Operation((rnd.fma_f32, exact.fma_f64), (rnd.fma_f32_in, exact.fma_f64), (1, 2, 0)),
+    "rcp": _Operation(
+        (_inverse(_ONE_F4), _inverse(_ONE_F8)),
+        (
+            lambda a, mode: rnd.div_f32_in(_ONE_F4, a, mode),
+            lambda a, mode: exact.div_f64_in(np.ones_like(a), a, mode),
+        ),
+        (0,),
+    ),
+    "sqrt": _Operation((np.sqrt, np.sqrt), (rnd.sqrt_f32_in, exact.sqrt_f64_in), (0,)),
 }
-"""Operands of an f64 operation in the order in which an H200 gives their NaN."""
 _LARGE_DIVISOR = constant(2.0**126, F4)
 
 
 def operation(name: str, type_: str, mode: str) -> Function:
     """The operation on f32 or f64 that rounds once in `mode`."""
-    function = _NEAREST[name, type_]
+    known, is_f64 = _OPERATIONS[name], type_ == "f64"
+    function = known.nearest[is_f64]
     if mode != "rn":
-        function = partial(_DIRECTED[name, type_], mode=mode)
-    return of_operand(function, _NAN_ORDER[name]) if type_ == "f64" else function
+        function = partial(known.directed[is_f64], mode=mode)
+    return of_operand(function, known.nan_order) if is_f64 else function
 
 
 def flushing(function: Function) -> Function:
@@ -94,7 +91,7 @@ def paired(function: Function, arity: int) -> Function:
 def _arithmetic(instruction: Instruction, modifiers: Modifiers, name: str, arity: int) -> PureOp:
     """An operation with {.rnd}{.ftz}{.sat}: which of them, its syntax says by type."""
     type_ = modifiers.type()
-    if (name, type_) not in _NEAREST and (arity == 1 or type_ != "f32x2"):
+    if type_ not in ("f32", "f64") and (arity == 1 or type_ != "f32x2"):
         unsupported(instruction, f"there is no {instruction.modifiers[0]} of type .{type_}")
     element = "f32" if type_ == "f32x2" else type_
     default = "rn" if name in ("add", "sub", "mul") else None

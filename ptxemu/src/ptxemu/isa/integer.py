@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ptxemu.isa.forms import Function, build, elementwise, family, overload, select, width_of
+from ptxemu.isa.forms import Function, build, elementwise, family, select, width_of
 from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
 from ptxemu.machine.decoded import PureOp, Step
 from ptxemu.machine.engine_state import EngineState
@@ -104,37 +104,31 @@ def high_product(type_: str) -> Function:
     return _HIGH[type_]
 
 
-@overload("mul", INTEGERS)
-def mul(instruction: Instruction, modifiers: Modifiers) -> PureOp:
-    """The lower half, the upper half or all of a * b ("...: mul")."""
+def _multiply(instruction: Instruction, modifiers: Modifiers, adds: bool) -> PureOp:
+    """The lower half, the upper half or all of a * b, of mad plus c ("...: mul", "...: mad")."""
     type_ = modifiers.type()
-    wide_type = f"{type_[0]}{2 * width_of(type_)}"
     mode = modifiers.one_of("lo", "hi", *(["wide"] if type_ in _WIDE else []))
+    product: Function
     if mode == "lo":
-        return elementwise(instruction, np.multiply, unsigned(type_), 2)
-    if mode == "hi":
-        return elementwise(instruction, _HIGH[type_], type_, 2)
-    return build(instruction, _WIDE[type_], wide_type, (type_, type_))
-
-
-@overload("mad", INTEGERS)
-def mad(instruction: Instruction, modifiers: Modifiers) -> PureOp:
-    """d = part of a * b, plus c ("...: mad")."""
-    type_ = modifiers.type()
-    wide_type = f"{type_[0]}{2 * width_of(type_)}"
-    mode = modifiers.one_of("lo", "hi", *(["wide"] if type_ in _WIDE else []))
-    saturates = type_ == "s32" and mode == "hi" and modifiers.flag("sat")
-    if mode == "lo":
-        return elementwise(instruction, lambda a, b, c: a * b + c, unsigned(type_), 3)
-    product = _WIDE[type_] if mode == "wide" else _HIGH[type_]
-    if mode == "wide":
-        function = lambda a, b, c: product(a, b) + c
-        return build(instruction, function, wide_type, (type_, type_, wide_type))
-    if saturates:
-        function = lambda a, b, c: saturated_s32(product(a, b).astype(I8) + c)
+        product, type_, result_type = np.multiply, unsigned(type_), unsigned(type_)
+    elif mode == "hi":
+        product, result_type = _HIGH[type_], type_
     else:
-        function = lambda a, b, c: product(a, b) + c
-    return elementwise(instruction, function, type_, 3)
+        product, result_type = _WIDE[type_], f"{type_[0]}{2 * width_of(type_)}"
+    if not adds:
+        return build(instruction, product, result_type, (type_, type_))
+    saturates = type_ == "s32" and mode == "hi" and modifiers.flag("sat")
+    function = _plus(product, saturates=saturates)
+    return build(instruction, function, result_type, (type_, type_, result_type))
+
+
+def _plus(product: Function, *, saturates: bool) -> Function:
+    if saturates:
+        return lambda a, b, c: saturated_s32(product(a, b).astype(I8) + c)
+    return lambda a, b, c: product(a, b) + c
+
+
+family(_multiply, {"mul": (False,), "mad": (True,)}, *INTEGERS)
 
 
 def _low_24(values: Array) -> Array:
@@ -154,34 +148,17 @@ def _product_24(mode: str) -> Function:
     return product
 
 
-@pure("mul24")
-def mul24(instruction: Instruction, modifiers: Modifiers) -> PureOp:
-    """Bits 31..0 or 47..16 of the product of the low 24 bits ("...: mul24")."""
+def _multiply_24(instruction: Instruction, modifiers: Modifiers, adds: bool) -> PureOp:
+    """Bits 31..0 or 47..16 of the product of the low 24 bits ("...: mul24"), of mad24 plus c."""
     mode, type_ = modifiers.one_of("lo", "hi"), modifiers.one_of("u32", "s32")
-    return elementwise(instruction, _product_24(mode), type_, 2)
-
-
-@pure("mad24")
-def mad24(instruction: Instruction, modifiers: Modifiers) -> PureOp:
-    """Part of the product of the low 24 bits, plus c ("...: mad24")."""
-    mode, type_ = modifiers.one_of("lo", "hi"), modifiers.one_of("u32", "s32")
-    saturates = type_ == "s32" and mode == "hi" and modifiers.flag("sat")
     product = _product_24(mode)
-    if saturates:
-        function = lambda a, b, c: saturated_s32(product(a, b).astype(I8) + c)
-        return elementwise(instruction, function, type_, 3)
-    return elementwise(instruction, lambda a, b, c: product(a, b) + c, type_, 3)
+    if not adds:
+        return elementwise(instruction, product, type_, 2)
+    saturates = type_ == "s32" and mode == "hi" and modifiers.flag("sat")
+    return elementwise(instruction, _plus(product, saturates=saturates), type_, 3)
 
 
-def _distance(a: Array, b: Array) -> Array:
-    return np.maximum(a, b) - np.minimum(a, b)
-
-
-@pure("sad")
-def sad(instruction: Instruction, modifiers: Modifiers) -> PureOp:
-    """d = c + |a - b|, wrapping ("...: sad")."""
-    type_ = modifiers.one_of(*INTEGERS)
-    return elementwise(instruction, lambda a, b, c: c + _distance(a, b), type_, 3)
+family(_multiply_24, {"mul24": (False,), "mad24": (True,)})
 
 
 def _magnitude(values: Array) -> Array:
@@ -205,32 +182,22 @@ def remainder(a: Array, b: Array) -> Array:
     return select(b == 0, ~np.zeros_like(a), a - b * quotient(a, b))
 
 
-@overload("div", INTEGERS)
-def div(instruction: Instruction, modifiers: Modifiers) -> PureOp:
-    """d = a / b towards zero ("...: div")."""
-    type_ = modifiers.type()
-    return elementwise(instruction, quotient, type_, 2)
+def _sad(a: Array, b: Array, c: Array) -> Array:
+    """c + |a - b|, wrapping ("...: sad")."""
+    result: Array = c + (np.maximum(a, b) - np.minimum(a, b))
+    return result
 
 
-@pure("rem")
-def rem(instruction: Instruction, modifiers: Modifiers) -> PureOp:
-    """The remainder of a / b, with the sign of a ("...: rem")."""
-    type_ = modifiers.one_of(*INTEGERS)
-    return elementwise(instruction, remainder, type_, 2)
+def _plain(
+    instruction: Instruction, modifiers: Modifiers, function: Function, arity: int
+) -> PureOp:
+    """A function of operands of one type. Of abs and neg the smallest number stays."""
+    return elementwise(instruction, function, modifiers.one_of(*INTEGERS), arity)
 
 
-@overload("abs", SIGNED)
-def abs_(instruction: Instruction, modifiers: Modifiers) -> PureOp:
-    """d = |a|; the smallest number stays ("...: abs")."""
-    type_ = modifiers.type()
-    return elementwise(instruction, np.abs, type_, 1)
-
-
-@overload("neg", SIGNED)
-def neg(instruction: Instruction, modifiers: Modifiers) -> PureOp:
-    """d = -a ("...: neg")."""
-    type_ = modifiers.type()
-    return elementwise(instruction, np.negative, unsigned(type_), 1)
+family(_plain, {"rem": (remainder, 2), "sad": (_sad, 3)})
+family(_plain, {"div": (quotient, 2)}, *INTEGERS)
+family(_plain, {"abs": (np.abs, 1), "neg": (np.negative, 1)}, *SIGNED)
 
 
 def _extreme(instruction: Instruction, modifiers: Modifiers, function: Function) -> PureOp:
