@@ -6,6 +6,7 @@ register file, and where the last access went. `CtaContext` says what memory the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
@@ -15,6 +16,18 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from ptxemu.compiled.loops import (
+    I8,
+    I32,
+    I64,
+    Value,
+    Variable,
+    constant,
+    counted,
+    endless,
+    require,
+    when,
+)
 from ptxemu.compiled.lowering import bits_of_type, integers, splat
 from ptxemu.compiled.native import add_symbol, machine_code
 from ptxemu.machine.decoded import PlainAccess
@@ -33,7 +46,6 @@ from ptxemu.syntax.ast import Register
 # and the CTA's shared memory. An access that is misaligned or outside of all of them changes
 # nothing and says so: the interpreter then repeats it and words the error.
 
-I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 _WORDS = I64.as_pointer()
 TYPE = ir.FunctionType(I32, [_WORDS, _WORDS, _WORDS, I32, I8.as_pointer()])
 """(context, cache, addresses, mask, data): 1 if all went well; the addresses are overwritten.
@@ -89,148 +101,83 @@ def accessor(shape: Shape) -> str:
     return shape.name
 
 
-def _word(value: int) -> Any:
-    return ir.Constant(I64, value)
-
-
 class _Accessor:
     """One function in the making."""
 
     def __init__(self, module: Any, shape: Shape) -> None:
         self._shape = shape
-        self._function = ir.Function(module, TYPE, name=shape.name)
-        self._context, self._cache, self._addresses, self._mask, self._data = self._function.args
-        entry = self._function.append_basic_block("entry")
-        self._failed = self._function.append_basic_block("failed")
+        function = ir.Function(module, TYPE, name=shape.name)
+        self._b = b = ir.IRBuilder(function.append_basic_block("entry"))
+        self._failed = function.append_basic_block("failed")
         ir.IRBuilder(self._failed).ret(ir.Constant(I32, 0))
-        self._builder = ir.IRBuilder(entry)
+        *words, mask, self._data = function.args
+        self._context, self._cache, self._addresses = (
+            Value(b, b.ptrtoint(pointer, I64)) for pointer in words
+        )
+        self._mask = Value(b, b.zext(mask, I64))
         self._each_lane(self._resolve_lane)
         self._each_lane(self._move_lane)
-        self._builder.ret(ir.Constant(I32, 1))
+        b.ret(ir.Constant(I32, 1))
 
-    def _each_lane(self, body: Any) -> None:
+    def _each_lane(self, body: Callable[[Value], None]) -> None:
         """A loop over the lanes of the mask."""
-        b = self._builder
-        before = b.block
-        head = self._function.append_basic_block("lane")
-        active = self._function.append_basic_block("active")
-        following = self._function.append_basic_block("following")
-        out = self._function.append_basic_block("out")
-        b.branch(head)
-        b.position_at_end(head)
-        lane = b.phi(I32)
-        lane.add_incoming(ir.Constant(I32, 0), before)
-        bit = b.and_(b.lshr(self._mask, lane), ir.Constant(I32, 1))
-        b.cbranch(b.icmp_unsigned("!=", bit, ir.Constant(I32, 0)), active, following)
-        b.position_at_end(active)
-        body(lane)
-        b.branch(following)
-        b.position_at_end(following)
-        after = b.add(lane, ir.Constant(I32, 1))
-        lane.add_incoming(after, following)
-        b.cbranch(b.icmp_unsigned("<", after, ir.Constant(I32, WARP_SIZE)), head, out)
-        b.position_at_end(out)
+        with counted(self._b, WARP_SIZE) as lane, when((self._mask >> lane) & 1 != 0):
+            body(lane)
 
-    def _resolve_lane(self, lane: Any) -> None:
+    def _resolve_lane(self, lane: Value) -> None:
         """Replace the lane's address by where the bytes are."""
-        b, size = self._builder, self._shape.size
-        place = b.gep(self._addresses, [b.zext(lane, I64)])
-        address = b.load(place)
+        address, size, space = self._addresses[lane], self._shape.size, self._shape.space
         if size > 1:
-            rest = b.and_(address, _word(size - 1))
-            self._require(b.icmp_unsigned("==", rest, _word(0)))
-        space = self._shape.space
+            require((address & (size - 1)) == 0, self._failed)
         if space == "generic":
-            self._resolve_generic(place, address)
+            low = address & (WINDOW_BYTES - 1)
+            is_shared = address - low == SHARED_WINDOW
+            with self._b.if_else(is_shared.ir) as (then, otherwise):
+                with then:
+                    self._addresses[lane] = self._in_shared(low)
+                with otherwise:
+                    self._addresses[lane] = self._in_table(address)
         elif space == "shared::cta":
-            b.store(self._in_shared(address), place)
+            self._addresses[lane] = self._in_shared(address)
         else:
-            b.store(self._in_table(address), place)
+            self._addresses[lane] = self._in_table(address)
 
-    def _resolve_generic(self, place: Any, address: Any) -> None:
-        b = self._builder
-        low = b.and_(address, _word(WINDOW_BYTES - 1))
-        top = b.sub(address, low)
-        with b.if_else(b.icmp_unsigned("==", top, _word(SHARED_WINDOW))) as (then, otherwise):
-            with then:
-                b.store(self._in_shared(low), place)
-            with otherwise:
-                b.store(self._in_table(address), place)
+    def _in_shared(self, address: Value) -> Any:
+        first, end = self._context[Context.SHARED_FIRST], self._context[Context.SHARED_END]
+        require(self._is_inside(address, first, end), self._failed)
+        return address + self._context[Context.SHARED_DELTA]
 
-    def _in_shared(self, address: Any) -> Any:
-        b = self._builder
-        first, end = self._field(Context.SHARED_FIRST), self._field(Context.SHARED_END)
-        self._require(self._is_inside(address, first, end))
-        return b.add(address, self._field(Context.SHARED_DELTA))
-
-    def _in_table(self, address: Any) -> Any:
+    def _in_table(self, address: Value) -> Any:
         """Find an address in the allocation of the instruction's last access, or in another one."""
-        b = self._builder
-        hit = self._function.append_basic_block("hit")
-        search = self._function.append_basic_block("search")
-        words = [b.load(b.gep(self._cache, [_word(k)])) for k in range(2)]
-        b.cbranch(self._is_inside(address, *words), hit, search)
-        b.position_at_end(search)
-        self._search(address, hit)
-        b.position_at_end(hit)
-        return b.add(address, b.load(b.gep(self._cache, [_word(2)])))
+        with when(~self._is_inside(address, self._cache[0], self._cache[1])):
+            self._search(address)
+        return address + self._cache[2]
 
-    def _search(self, address: Any, hit: Any) -> None:
-        """Put the allocation that holds the address into the cache, and go on at `hit`."""
-        b = self._builder
-        head, look, found, following = (
-            self._function.append_basic_block(name) for name in ("head", "look", "found", "on")
-        )
-        before = b.block
-        table = b.inttoptr(self._field(Context.TABLE), _WORDS)
-        entries = self._field(Context.ENTRIES)
-        b.branch(head)
-        b.position_at_end(head)
-        number = b.phi(I64)
-        number.add_incoming(_word(0), before)
-        b.cbranch(b.icmp_unsigned("<", number, entries), look, self._failed)
-        b.position_at_end(look)
-        entry = b.gep(table, [b.mul(number, _word(TABLE_WORDS))])
-        words = [b.load(b.gep(entry, [_word(k)])) for k in range(TABLE_WORDS)]
-        is_it = self._is_inside(address, words[0], words[1])
-        if self._shape.is_store:
-            is_it = b.and_(is_it, b.icmp_unsigned("!=", words[3], _word(0)))
-        b.cbranch(is_it, found, following)
-        b.position_at_end(following)
-        number.add_incoming(b.add(number, _word(1)), following)
-        b.branch(head)
-        b.position_at_end(found)
+    def _search(self, address: Value) -> None:
+        """Put the allocation that holds the address into the cache."""
+        b = self._b
+        number = Variable(Value(b, constant(0)))
+        with endless(b) as leave_if:
+            require(number.value < self._context[Context.ENTRIES], self._failed)
+            entry = self._context[Context.TABLE] + number.value * (8 * TABLE_WORDS)
+            words = [entry[k] for k in range(TABLE_WORDS)]
+            is_it = self._is_inside(address, words[0], words[1])
+            leave_if(is_it & (words[3] != 0) if self._shape.is_store else is_it)
+            number.value += 1
         for k in range(CACHE_WORDS):
-            b.store(words[k], b.gep(self._cache, [_word(k)]))
-        b.branch(hit)
+            self._cache[k] = words[k]
 
-    def _move_lane(self, lane: Any) -> None:
-        b, element = self._builder, ir.IntType(8 * self._shape.element)
-        wide = b.zext(lane, I64)
-        at = b.inttoptr(b.load(b.gep(self._addresses, [wide])), element.as_pointer())
+    def _move_lane(self, lane: Value) -> None:
+        b, element = self._b, ir.IntType(8 * self._shape.element)
         data = b.bitcast(self._data, element.as_pointer())
         for number in range(self._shape.count):
-            there = b.gep(at, [_word(number)])
-            here = b.gep(data, [b.add(wide, _word(WARP_SIZE * number))])
-            if self._shape.is_store:
-                b.store(b.load(here), there)
-            else:
-                b.store(b.load(there), here)
+            there = self._addresses[lane].pointer(element, number)
+            here = b.gep(data, [(lane + WARP_SIZE * number).ir])
+            of, to = (here, there) if self._shape.is_store else (there, here)
+            b.store(b.load(of), to)
 
-    def _is_inside(self, address: Any, first: Any, end: Any) -> Any:
-        b = self._builder
-        behind = b.add(address, _word(self._shape.size))
-        starts = b.icmp_unsigned(">=", address, first)
-        return b.and_(starts, b.icmp_unsigned("<=", behind, end))
-
-    def _field(self, number: Context) -> Any:
-        return self._builder.load(self._builder.gep(self._context, [_word(number)]))
-
-    def _require(self, condition: Any) -> None:
-        """Fail where it does not hold."""
-        on = self._function.append_basic_block("on")
-        self._builder.cbranch(condition, on, self._failed)
-        self._builder.position_at_end(on)
+    def _is_inside(self, address: Value, first: Value, end: Value) -> Any:
+        return ~address.is_below(first) & ~end.is_below(address + self._shape.size)
 
 
 SPACES = ("global", "shared::cta", "generic")
