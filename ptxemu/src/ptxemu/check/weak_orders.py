@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ptxemu.check import races
 from ptxemu.check.findings import Findings
 from ptxemu.check.state import Event, WarpActor
 from ptxemu.check.undetermined import wait_reads
@@ -129,11 +130,7 @@ class WeakOrders:
             f"{b.where}"
         )
         self._findings.add(
-            "weak-order",
-            (first.actor, first.instruction, first.action),
-            (second.actor, second.instruction, second.action),
-            message,
-            instance=second.time,
+            "weak-order", races.place(first), races.place(second), message, instance=second.time
         )
 
 

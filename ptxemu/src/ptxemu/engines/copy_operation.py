@@ -122,13 +122,8 @@ def report_async(
     if machine.observer is None or not size or not len(starts):
         return
     if owner is not None and owner.exited:
-        machine.complain(
-            "error",
-            "exited-cta",
-            f"{operation.label}: shared memory of cta {owner.ctaid}, which has exited",
-            operation,
-            operation.instruction,
-        )
+        message = f"{operation.label}: shared memory of cta {owner.ctaid}, which has exited"
+        machine.complain("error", "exited-cta", message, operation, operation.instruction)
     if owner is not None and kind is not AccessKind.READ:
         offset = mbarriers(owner).overlapping(starts, size)
         if offset is not None:

@@ -103,10 +103,8 @@ class GlobalColumn:
         """
         made = self.tensor_map
         if len(self.coordinates) != made.rank:
-            fault(
-                instruction,
-                f"{len(self.coordinates)} coordinates; the tensor map's rank is {made.rank}",
-            )
+            message = f"{len(self.coordinates)} coordinates; the tensor map's rank is {made.rank}"
+            fault(instruction, message)
         trap = "(CUDA_ERROR_ILLEGAL_INSTRUCTION)"
         if self.coordinates[0] * made.element_bits % 128:
             fault(

@@ -108,10 +108,8 @@ class GlobalTile(NamedTuple):
         if self.gathered and self.tensor_map.rank != 2:
             fault(instruction, f"needs a matrix; the tensor map's rank is {self.tensor_map.rank}")
         if len(self.coordinates) != expected:
-            fault(
-                instruction,
-                f"{len(self.coordinates)} coordinates; the tensor map's rank is {expected}",
-            )
+            message = f"{len(self.coordinates)} coordinates; the tensor map's rank is {expected}"
+            fault(instruction, message)
         if self.gathered and self.tensor_map.box[1] != 1:
             fault(instruction, f"needs a box of one row; got {self.tensor_map.box[1]}")
         if self.coordinates[0] * self.tensor_map.element_bits % 128:

@@ -67,20 +67,14 @@ class TmemAllocator:
     ) -> TmemRequest:
         """A warp executes tcgen05.alloc; `ready` tells when the columns are there."""
         if self.relinquished:
-            self._complain(
-                "tmem-alloc-after-relinquish",
-                f"{instruction.opcode} after tcgen05.relinquish_alloc_permit",
-                agent,
-                instruction,
-            )
+            message = f"{instruction.opcode} after tcgen05.relinquish_alloc_permit"
+            self._complain("tmem-alloc-after-relinquish", message, agent, instruction)
         if columns > self._smallest:
-            self._complain(
-                "tmem-alloc-grows",
+            message = (
                 f"{columns} columns are allocated after {self._smallest}: the number of columns "
-                "must not increase between allocations",
-                agent,
-                instruction,
+                "must not increase between allocations"
             )
+            self._complain("tmem-alloc-grows", message, agent, instruction)
         self._smallest = min(self._smallest, columns)
         rank = self._cta.rank & 1
         if cta_group == 1:
@@ -137,13 +131,11 @@ class TmemAllocator:
                 f"{count} columns at {first} (cta_group::{group})"
                 for first, (count, group) in sorted(self.allocations.items())
             )
-            self._complain(
-                "tmem-dealloc",
+            message = (
                 f"{instruction.opcode} of {columns} columns at 0x{address:x}, which is no "
-                f"allocation; there are: {known or 'none'}",
-                agent,
-                instruction,
+                f"allocation; there are: {known or 'none'}"
             )
+            self._complain("tmem-dealloc", message, agent, instruction)
             return True
         del self.allocations[start]
         self._owned[start : start + columns] = False
@@ -159,14 +151,11 @@ class TmemAllocator:
         agent_id, pc = self._freed_by.get(start, (agent.agent_id, None))
         if agent_id == agent.agent_id or pc != instruction.pc:
             return False
-        self._cta.machine.complain(
-            "warning",
-            "tmem-dealloc-again",
+        message = (
             f"{instruction.opcode} of columns that another warp has freed with the same "
-            "instruction: one warp should",
-            agent,
-            instruction,
+            "instruction: one warp should"
         )
+        self._cta.machine.complain("warning", "tmem-dealloc-again", message, agent, instruction)
         return True
 
     def check_access(
@@ -187,19 +176,11 @@ class TmemAllocator:
             return
         where = f"TMEM columns {column} to {column + columns - 1} of cta {self._cta.ctaid}"
         if self._ever_owned[column : column + columns].all():
-            self._complain(
-                "tmem-deallocated",
-                f"{instruction.opcode} of {where} after tcgen05.dealloc",
-                agent,
-                instruction,
-            )
+            message = f"{instruction.opcode} of {where} after tcgen05.dealloc"
+            self._complain("tmem-deallocated", message, agent, instruction)
         else:
-            self._complain(
-                "tmem-unallocated",
-                f"{instruction.opcode} of {where}, which are not all allocated",
-                agent,
-                instruction,
-            )
+            message = f"{instruction.opcode} of {where}, which are not all allocated"
+            self._complain("tmem-unallocated", message, agent, instruction)
 
     def _own(self, start: int, columns: int, cta_group: int) -> None:
         self.allocations[start] = (columns, cta_group)
@@ -208,13 +189,11 @@ class TmemAllocator:
 
     def _check_exit(self) -> None:
         for start, (columns, _) in sorted(self.allocations.items()):
-            self._complain(
-                "tmem-leak",
+            message = (
                 f"cta {self._cta.ctaid} exits with {columns} TMEM columns at {start} allocated: "
-                "needs tcgen05.dealloc",
-                None,
-                None,
+                "needs tcgen05.dealloc"
             )
+            self._complain("tmem-leak", message, None, None)
 
     def _complain(
         self, code: str, message: str, agent: Agent | None, instruction: Instruction | None

@@ -152,14 +152,11 @@ def cluster_arrive(instruction: Instruction, modifiers: Modifiers) -> Step:
         if again.any():
             own.arrived_twice = own.arrived_twice | again
             # FlashAttention-4's latent attention does, with as many waits behind: it works.
-            machine.complain(
-                "warning",
-                "cluster-barrier-arrived-twice",
+            message = (
                 "a second barrier.cluster.arrive before the wait for the first; the ISA does not "
-                "define it, here it counts for the phase behind",
-                warp,
-                instruction,
+                "define it, here it counts for the phase behind"
             )
+            machine.complain("warning", "cluster-barrier-arrived-twice", message, warp, instruction)
 
     return step
 

@@ -101,10 +101,8 @@ class Target:
             )
         owner, offset = locate_shared(cta, address, _BYTES, self.instruction)
         if offset % _BYTES:
-            fault(
-                self.instruction,
-                f"{warp.label}: mbarrier at 0x{offset:x}: expected 8-byte alignment",
-            )
+            message = f"{warp.label}: mbarrier at 0x{offset:x}: expected 8-byte alignment"
+            fault(self.instruction, message)
         return mbarriers(owner), offset
 
     @contextmanager

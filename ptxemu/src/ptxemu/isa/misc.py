@@ -162,14 +162,11 @@ def set_registers(instruction: Instruction, modifiers: Modifiers) -> Step:
         if other is not None:
             # Undefined by the ISA; hardware moves each warp's registers, and NVIDIA's own
             # attention kernels give the idle warp of a warpgroup fewer than its others.
-            warp.cta.machine.complain(
-                "warning",
-                "setmaxnreg-differs",
+            message = (
                 f"setmaxnreg {count} in warp {warp.index}, but warp {other} of the same warpgroup "
-                "asked for another count; the ISA leaves that undefined",
-                warp,
-                instruction,
+                "asked for another count; the ISA leaves that undefined"
             )
+            warp.cta.machine.complain("warning", "setmaxnreg-differs", message, warp, instruction)
         if action == "dec":
             pool.release(warp, count)
             return None

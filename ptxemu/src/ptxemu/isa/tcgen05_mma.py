@@ -141,10 +141,8 @@ def _scale_input_d(instruction: Instruction, form: MmaForm, operand: Operand) ->
             'scale-input-d is an immediate of .kind::f16 and .kind::tf32 (PTX ISA, "tcgen05.mma")',
         )
     if not 0 <= operand.value <= 15:
-        illegal(
-            instruction,
-            f'scale-input-d must be 0 to 15; got {operand.value} (PTX ISA, "tcgen05.mma")',
-        )
+        message = f'scale-input-d must be 0 to 15; got {operand.value} (PTX ISA, "tcgen05.mma")'
+        illegal(instruction, message)
     return operand.value
 
 

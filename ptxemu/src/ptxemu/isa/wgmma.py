@@ -185,10 +185,8 @@ def _check_shape(instruction: Instruction, n: int, k: int, atype: str) -> None:
     if atype in (*_INTEGER_TYPES, "b1") and n > 24:
         allowed = allowed and n % 16 == 0
     if not allowed or k != _K_BY_TYPE[atype]:
-        illegal(
-            instruction,
-            f'wgmma has no shape m64n{n}k{k} for .{atype} (PTX ISA, "wgmma", "Matrix Shape")',
-        )
+        message = f'wgmma has no shape m64n{n}k{k} for .{atype} (PTX ISA, "wgmma", "Matrix Shape")'
+        illegal(instruction, message)
 
 
 def _slots(instruction: Instruction, operand: Operand, count: int) -> tuple[int, ...]:

@@ -219,13 +219,8 @@ class LaneMemory:
             raise IndexError
         peer = cta.cluster.ctas[rank]
         if peer.exited:
-            cta.machine.complain(
-                "error",
-                "exited-cta",
-                f"access to shared memory of cta {peer.ctaid}, which has exited",
-                warp,
-                self._instruction,
-            )
+            message = f"access to shared memory of cta {peer.ctaid}, which has exited"
+            cta.machine.complain("error", "exited-cta", message, warp, self._instruction)
         return peer
 
     def _load_apart(self, warp: Warp, mask: Mask, addresses: NDArray[np.int64]) -> Values:

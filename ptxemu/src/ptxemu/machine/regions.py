@@ -149,13 +149,8 @@ def locate_shared(cta: Cta, address: int, size: int, instruction: Instruction) -
             f"is beyond the CTA's {len(target.shared)} bytes",
         )
     if target.exited:
-        cta.machine.complain(
-            "error",
-            "exited-cta",
-            f"access to shared memory of cta {target.ctaid}, which has exited",
-            None,
-            instruction,
-        )
+        message = f"access to shared memory of cta {target.ctaid}, which has exited"
+        cta.machine.complain("error", "exited-cta", message, None, instruction)
     return target, offset
 
 
@@ -190,8 +185,6 @@ def parameter_bytes(
     start = machine.layout.symbol_address(name) - PARAM_WINDOW + offset
     block = machine.launch.parameters
     if not 0 <= start <= len(block) - size:
-        fault(
-            instruction,
-            f"{name}+{offset} ({size} bytes) is outside the {len(block)} bytes of parameters",
-        )
+        message = f"{name}+{offset} ({size} bytes) is outside the {len(block)} bytes of parameters"
+        fault(instruction, message)
     return block[start : start + size]
