@@ -22,7 +22,7 @@ from flashdsa.jit.loader import compile_plan
 from flashdsa.jit.sources import package_hash, source_hash
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
 from ptxemu.cutedsl import retention
-from ptxemu.cutedsl.exported import ExportedFunction
+from ptxemu.cutedsl.interception import ExportedFunction
 
 COMPILER = f"{version('nvidia-cutlass-dsl')}, Python {sys.version}"
 KEPT_SECONDS = 7 * 24 * 3600

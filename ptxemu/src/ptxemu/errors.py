@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +108,27 @@ class HazardError(PtxEmuError):
     def __init__(self, message: str, findings: Sequence[Any] = ()) -> None:
         super().__init__(message)
         self.findings = list(findings)
+
+
+class Located(Protocol):
+    """An instruction."""
+
+    @property
+    def opcode(self) -> str:
+        """The opcode as written."""
+        ...
+
+    @property
+    def span(self) -> Span:
+        """Its position in the text."""
+        ...
+
+
+def fault(instruction: Located, message: str) -> NoReturn:
+    """Stop: hardware would trap here, or nobody knows what it does."""
+    raise ExecutionError(f"{instruction.span}: {instruction.opcode}: {message}")
+
+
+def illegal(instruction: Located, message: str) -> NoReturn:
+    """Refuse what the PTX ISA forbids."""
+    raise IllegalInstructionError(f"{instruction.opcode}: {message}", instruction.span)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ptxemu.api import Dim3, LaunchResult, Module
+from ptxemu.driver.rules import LaunchRequest
 from ptxemu.events import Observer, OnProgress
 from ptxemu.global_writes import Earlier
 from ptxemu.memory.global_memory import GlobalMemory
@@ -27,6 +28,13 @@ class LaunchSetup:
     cluster: Dim3 | None = None
     smem: int = 0
     earlier: Earlier | None = None
+
+    @classmethod
+    def of(cls, request: LaunchRequest, module: Module, memory: GlobalMemory) -> LaunchSetup:
+        """What a host program asked for."""
+        name, shape, size = request.kernel.name, request.cluster, request.dynamic_shared_bytes
+        values = request.arguments
+        return cls(module, name, request.grid, request.block, values, memory, shape, size)
 
     def launch(
         self,

@@ -177,11 +177,9 @@ def test_python_judges_where_objects_are_laid_out_otherwise(
 
 def test_bits_of_integers_are_read() -> None:
     """Of none, one and many digits, and behind the last."""
-    bit_of, constant = python_objects.bit_of, python_objects.constant
 
     def write(b: object, arguments: list[object]) -> None:
-        bit = bit_of(b, *arguments)
-        b.ret(b.zext(bit, constant(0).type))  # type: ignore[attr-defined]
+        b.ret(python_objects.bit_of(*arguments).as_number().ir)  # type: ignore[attr-defined]
 
     read = builtins.make_builtin("bit", 2, write, objects={0})
     for number in (0, 1, 1 << 29, 1 << 30, (5 << 100) | 3, random.Random(0).getrandbits(500)):

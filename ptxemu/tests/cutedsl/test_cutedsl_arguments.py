@@ -10,9 +10,9 @@ import pytest
 
 from ptxemu.cutedsl import arguments, gpu_blocks
 from ptxemu.cutedsl.arguments import ArgumentRegion, address_words, collect, merged
-from ptxemu.cutedsl.linking import LinkedObject, LinkError, undefined_symbols
-from ptxemu.cutedsl.patching import Patches
+from ptxemu.cutedsl.host_function import LinkedObject, LinkError, undefined_symbols
 from ptxemu.errors import ExecutionError
+from ptxemu.patching import Patches
 from ptxemu.syntax.parser import parse_module
 
 # The memory that a call's arguments make addressable.

@@ -12,7 +12,7 @@ from ptxemu import api
 from ptxemu.cli.kernel_names import file_name
 from ptxemu.cli.main import main
 from ptxemu.errors import DeadlockError
-from ptxemu.events import Space
+from ptxemu.events import FanOut, Space
 from ptxemu.sched.policy import Policy
 from ptxemu.trace import MemoryMap, Recorder, to_chrome
 from ptxemu.trace.memory_picture import draw
@@ -140,9 +140,11 @@ SMEM = (Space.SHARED, 0)
 
 @pytest.fixture(scope="module")
 def mapped():
-    memory_map = MemoryMap()
+    recorder = Recorder()
+    memory_map = MemoryMap(recorder)
     producer_consumer.launch(
-        observer=memory_map, policy=Policy(asynchronous="late", warps="round_robin")
+        observer=FanOut(recorder, memory_map),
+        policy=Policy(asynchronous="late", warps="round_robin"),
     )
     return memory_map
 
@@ -192,7 +194,8 @@ def test_the_picture_is_well_formed_with_axes_and_legend(mapped):
 
 
 def test_columns_of_tmem_are_rows_of_their_own():
-    memory_map = MemoryMap()
+    recorder = Recorder()
+    memory_map = MemoryMap(recorder)
     body = """
         mov.u32 %r1, smem; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 32;
         ld.shared.u32 %r2, [%r1]; add.u32 %r2, %r2, 8;
@@ -201,7 +204,7 @@ def test_columns_of_tmem_are_rows_of_their_own():
         tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;
     """
     text = source(body, {}, arch="sm_100a", shared=64)
-    api.load(text).launch("k", 1, 32, observer=memory_map)
+    api.load(text).launch("k", 1, 32, observer=FanOut(recorder, memory_map))
     (store,) = memory_map.touches[Space.TMEM, 0]
     assert store.who == "TMEM store"
     assert store.ranges == ((8, 10),)

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 from ptxemu.mutate import Equivalents, Replay, Trial, measure, mutations_of
-from ptxemu.mutate.fingerprint import fingerprint
+from ptxemu.mutate.replay import fingerprint
 from ptxemu.mutate.runner import CAUGHT, POLICIES
 from ptxemu.saved_launch import load_launch
 from workbench.mutation.campaign import argued, read_rows

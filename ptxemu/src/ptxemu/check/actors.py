@@ -22,20 +22,9 @@ class OperationActor(Actor):
     """An asynchronous operation; it knows what its issuer knew."""
 
     __slots__ = (
-        "_known_clocks",
-        "_past",
-        "copies_tmem",
-        "done_at_issue",
-        "in_practice",
-        "issued_at",
-        "issuer_clock",
-        "issuer_label",
-        "issuer_slot",
-        "joined",
-        "joined_reads",
-        "kind",
-        "signals_peers",
-        "uses_async_proxy",
+        *("_known_clocks", "_past", "copies_tmem", "done_at_issue", "in_practice", "issued_at"),
+        *("issuer_clock", "issuer_label", "issuer_slot", "joined", "joined_reads", "kind"),
+        *("signals_peers", "uses_async_proxy"),
     )
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ptxemu.check import races
 from ptxemu.check.findings import Findings
 from ptxemu.check.state import Actor, Event
 from ptxemu.events import Access, Space
@@ -32,13 +33,9 @@ class EarlierGrid:
             return
         at = self._earlier.writes.touched(access)
         if at is not None:
-            self._findings.add(
-                "missing-grid-wait",
-                (event.actor, event.instruction, event.action),
-                None,
-                lambda first, _: (
-                    f"{first} of global memory 0x{at:x}, which kernel {self._earlier.kernel}, "
-                    "launched before, may still write: needs griddepcontrol.wait "
-                    "(cudaGridDependencySynchronize) before it"
-                ),
+            message = lambda first, _: (
+                f"{first} of global memory 0x{at:x}, which kernel {self._earlier.kernel}, "
+                "launched before, may still write: needs griddepcontrol.wait "
+                "(cudaGridDependencySynchronize) before it"
             )
+            self._findings.add("missing-grid-wait", races.place(event), None, message)

@@ -64,39 +64,18 @@ LEVELS: dict[str, str] = {
 """Every code of the check itself with its level; the machine's complaints bring their own."""
 AGAINST_THE_ISA = frozenset(
     (
-        "missing-mbarrier-init-fence",
-        "mixed-race",
-        "narrow-wait-race",
-        "relaxed-barrier-race",
-        "shuffle-order",
-        "remote-mbarrier-scope",
-        "skipped-aligned",
-        "tmem-alloc-after-relinquish",
-        "tmem-alloc-entry",
-        "tmem-alloc-grows",
-        "tmem-lanes",
-        "tmem-load-not-waited",
-        "tmem-read-by-register",
+        *("missing-mbarrier-init-fence", "mixed-race", "narrow-wait-race", "relaxed-barrier-race"),
+        *("shuffle-order", "remote-mbarrier-scope", "skipped-aligned"),
+        *("tmem-alloc-after-relinquish", "tmem-alloc-entry", "tmem-alloc-grows", "tmem-lanes"),
+        *("tmem-load-not-waited", "tmem-read-by-register"),
     )
 )
 """Codes of errors that the ISA does not allow, though published kernels with them give right
 results on hardware. All other errors can give wrong results there, or stop the kernel."""
 UNORDERED = (
-    "race",
-    "lane-race",
-    "shuffle-order",
-    "same-value-race",
-    "mixed-race",
-    "lost-update",
-    "scope-race",
-    "relaxed-barrier-race",
-    "narrow-wait-race",
-    "missing-wait",
-    "unordered-mma",
-    "missing-tcgen05-wait",
-    "late-tmem-read",
-    "tmem-read-by-register",
-    "tmem-dealloc-race",
+    *("race", "lane-race", "shuffle-order", "same-value-race", "mixed-race", "lost-update"),
+    *("scope-race", "relaxed-barrier-race", "narrow-wait-race", "missing-wait", "unordered-mma"),
+    *("missing-tcgen05-wait", "late-tmem-read", "tmem-read-by-register", "tmem-dealloc-race"),
 )
 """Codes of accesses that nothing orders: the schedule decides which of the two comes first, and by
 that which of the codes it is; two instructions give one finding."""
@@ -240,7 +219,7 @@ class Findings:
         code: str,
         first: Place | None,
         second: Place | None,
-        message: Callable[[Site | None, Site | None], str],
+        message: Callable[[Any, Any], str],
         *,
         level: str | None = None,
         about: str = "",
@@ -249,6 +228,7 @@ class Findings:
         """Count a finding; a new one gets the text that `message` makes of its two sites.
 
         Args:
+            message: makes a text of the two sites; that of a place that is None is None.
             level: of a code that LEVELS lacks.
             about: tells findings apart that have the same code and instructions.
             instance: the access that it is about, which counts once; -1 counts always.

@@ -16,7 +16,7 @@ from typing import Any
 
 from ptxemu.check import races
 from ptxemu.check.actors import OperationActor
-from ptxemu.check.findings import Findings, Place, Site
+from ptxemu.check.findings import Findings, Place
 from ptxemu.check.missing_edges import completion
 from ptxemu.check.state import Actor, Event, WarpActor
 from ptxemu.check.vector_clock import GENERIC, SEEN, Knowledge
@@ -91,14 +91,10 @@ class Lifetimes:
         if self._has_started(cta, actor):
             return
         label = self._labels[cta]
-        self._findings.add(
-            "dsmem-entry",
-            races.place(event),
-            None,
-            lambda first, _: (
-                f"{first} of shared memory of {label}, which may not have started: {_NEEDS_START}"
-            ),
+        message = lambda first, _: (
+            f"{first} of shared memory of {label}, which may not have started: {_NEEDS_START}"
         )
+        self._findings.add("dsmem-entry", races.place(event), None, message)
 
     def _has_started(self, cta: int, actor: Actor) -> bool:
         part = actor.know.parts.get(actor.home)
@@ -113,15 +109,11 @@ class Lifetimes:
         if peer is None or peer not in self._slots or self._has_started(peer, actor):
             return
         label = self._labels[peer]
-        self._findings.add(
-            "tmem-alloc-entry",
-            (actor, instruction, ""),
-            None,
-            lambda first, _: (
-                f"{first}: the peer, {label}, may not have started, which the ISA wants to be sure "
-                f"of: {_NEEDS_START}"
-            ),
+        message = lambda first, _: (
+            f"{first}: the peer, {label}, may not have started, which the ISA wants to be sure "
+            f"of: {_NEEDS_START}"
         )
+        self._findings.add("tmem-alloc-entry", (actor, instruction, ""), None, message)
 
     def exited(self, cta: Any, warps: Iterable[WarpActor]) -> None:
         """All warps of a CTA have exited; what their relaxed waits saw came before that too."""
@@ -156,38 +148,26 @@ class Lifetimes:
 
     def _finish_barrier(self, name: str, barrier: Any) -> None:
         if barrier.tx_count:
-            self._findings.add(
-                "mbarrier-tx-left",
-                None,
-                None,
-                lambda a, b: (
-                    f"{name} ends with tx-count {barrier.tx_count} in phase {barrier.phase}: bytes "
-                    "were expected that nothing delivered, or delivered and not expected"
-                ),
+            message = lambda a, b: (
+                f"{name} ends with tx-count {barrier.tx_count} in phase {barrier.phase}: bytes "
+                "were expected that nothing delivered, or delivered and not expected"
             )
+            self._findings.add("mbarrier-tx-left", None, None, message)
         elif 0 < barrier.pending < barrier.expected:
-            self._findings.add(
-                "mbarrier-arrivals-left",
-                None,
-                None,
-                lambda a, b: (
-                    f"{name} ends with {barrier.pending} of {barrier.expected} arrivals missing in "
-                    f"phase {barrier.phase}"
-                ),
+            message = lambda a, b: (
+                f"{name} ends with {barrier.pending} of {barrier.expected} arrivals missing in "
+                f"phase {barrier.phase}"
             )
+            self._findings.add("mbarrier-arrivals-left", None, None, message)
 
     def _report_touch(self, cta: int, event: Event) -> None:
         label = self._labels[cta]
         if event.actor.is_warp:
-            self._findings.add(
-                "dsmem-exit",
-                (event.actor, event.instruction, event.action),
-                None,
-                lambda first, _: (
-                    f"{first} of shared memory of {label}, which may have exited: needs a cluster "
-                    f"barrier or an mbarrier between it and the exit of {label}"
-                ),
+            message = lambda first, _: (
+                f"{first} of shared memory of {label}, which may have exited: needs a cluster "
+                f"barrier or an mbarrier between it and the exit of {label}"
             )
+            self._findings.add("dsmem-exit", races.place(event), None, message)
             return
         assert isinstance(event.actor, OperationActor)
         kind, needed = event.actor.kind, completion(event, event.actor)
@@ -214,24 +194,18 @@ class Lifetimes:
         assert isinstance(event.actor, OperationActor)
         needed = completion(event, event.actor)
         then = ", when the memory may be another CTA's" if level == "error" else ""
-
-        def message(first: Site | None, _: Site | None) -> str:
-            return (
-                f"{first} in {label} may happen after the exit of {label}{then}: needs {needed} "
-                "before the exit"
-            )
-
+        message = lambda first, _: (
+            f"{first} in {label} may happen after the exit of {label}{then}: needs {needed} "
+            "before the exit"
+        )
         self._findings.add("read-after-exit", races.place(event), None, message, level=level)
 
     def _report_signal(self, cta: int, actor: Actor, place: Place) -> None:
         label = self._labels[cta]
-
-        def message(first: Site | None, _: Site | None) -> str:
-            return (
-                f"{first} on an mbarrier of {label} may happen after its exit: no warp of {label} "
-                "waits for it"
-            )
-
+        message = lambda first, _: (
+            f"{first} on an mbarrier of {label} may happen after its exit: no warp of {label} "
+            "waits for it"
+        )
         # Into another CTA the memory may be another cluster's by then.
         level = "error" if actor.cta != cta else None
         self._findings.add("signal-after-exit", place, None, message, level=level)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ptxemu.check import proxies
-from ptxemu.check.findings import Findings, Place, Site
+from ptxemu.check.findings import Findings, Place
 from ptxemu.check.races import place
 from ptxemu.check.state import Actor, Event
 from ptxemu.events import Access
@@ -78,14 +78,10 @@ class Mbarriers:
         for actor, (clock, instruction, action) in self._uses.get(cta, {}).pop(offset, {}).items():
             if event.actor.knows_past(actor, clock):
                 continue
-
-            def message(a: Site | None, b: Site | None) -> str:
-                assert a is not None and b is not None
-                return (
-                    f"{a} of shared memory of {self._name(cta)} 0x{offset:x}, and {b}: needs a "
-                    f"barrier between {a.where} and {b.where}"
-                )
-
+            message = lambda a, b: (
+                f"{a} of shared memory of {self._name(cta)} 0x{offset:x}, and {b}: needs a "
+                f"barrier between {a.where} and {b.where}"
+            )
             self._findings.add("race", (actor, instruction, action), place(event), message)
 
     def _report_init(
@@ -93,14 +89,10 @@ class Mbarriers:
     ) -> None:
         fence = "needs fence.mbarrier_init.release.cluster (or fence.proxy.async)"
         edge = fence if ordered else _BARRIER
-
-        def message(a: Site | None, b: Site | None) -> str:
-            assert a is not None and b is not None
-            return (
-                f"{a} of shared memory of {self._name(cta)} 0x{offset:x}, and {b}: {edge} "
-                f"between {a.where} and {b.where}"
-            )
-
+        message = lambda a, b: (
+            f"{a} of shared memory of {self._name(cta)} 0x{offset:x}, and {b}: {edge} "
+            f"between {a.where} and {b.where}"
+        )
         user = use[0]
         is_local = user is not None and user.cta == cta
         if is_local and user is not None and user.is_warp:

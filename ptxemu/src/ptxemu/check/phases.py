@@ -139,24 +139,20 @@ class Phases:
         )
 
     def _report(self, cta: int, offset: int, phase: int, wait: Place, arrival: Place) -> None:
-        def message(a: Site | None, b: Site | None) -> str:
-            return (
-                f"{a} for a phase of the mbarrier at shared 0x{offset:x} of {self._name(cta)}, and "
-                f"{b} in the next phase: nothing keeps the next phase from completing before the "
-                "wait has seen this one (the phase is overrun): needs an arrival of the next phase "
-                "behind the wait"
-            )
-
+        message = lambda a, b: (
+            f"{a} for a phase of the mbarrier at shared 0x{offset:x} of {self._name(cta)}, and "
+            f"{b} in the next phase: nothing keeps the next phase from completing before the "
+            "wait has seen this one (the phase is overrun): needs an arrival of the next phase "
+            "behind the wait"
+        )
         self._findings.add("mbarrier-overrun", wait, arrival, message)
 
     def _report_early(self, cta: int, offset: int, before: Place, early: Place) -> None:
-        def message(a: Site | None, b: Site | None) -> str:
-            return (
-                f"{b} at the mbarrier at shared 0x{offset:x} of {self._name(cta)}, and {a} in the "
-                "phase before: nothing keeps the first from coming before the second, and it would "
-                "count for that phase then: needs a wait in front of it"
-            )
-
+        message = lambda a, b: (
+            f"{b} at the mbarrier at shared 0x{offset:x} of {self._name(cta)}, and {a} in the "
+            "phase before: nothing keeps the first from coming before the second, and it would "
+            "count for that phase then: needs a wait in front of it"
+        )
         self._findings.add("mbarrier-early-arrival", before, early, message)
 
 

@@ -288,12 +288,10 @@ class Races:
         self._report("tmem-overlap", write, event, edge, state, spot)
 
     def _mbarrier_access(self, first: Event, second: Event, state: State, spot: Spot) -> None:
-        def message(a: Site | None, b: Site | None) -> str:
-            return (
-                f"{b} of {spot.describe(state)}, which holds an mbarrier ({a}): an mbarrier is "
-                "opaque; needs mbarrier.inval before its bytes are used for anything else"
-            )
-
+        message = lambda a, b: (
+            f"{b} of {spot.describe(state)}, which holds an mbarrier ({a}): an mbarrier is "
+            "opaque; needs mbarrier.inval before its bytes are used for anything else"
+        )
         self._findings.add(
             "mbarrier-access", place(first), place(second), message, instance=second.time
         )
@@ -307,10 +305,7 @@ class Races:
         code = "uninitialised-read" if event.actor.is_warp else "uninitialised-async-read"
         if spot.space is Space.TMEM:
             code = "uninitialised-tmem-read"
-
-        def message(a: Site | None, _: Site | None) -> str:
-            return f"{a} of {spot.describe(state)}, which nobody has written"
-
+        message = lambda a, _: f"{a} of {spot.describe(state)}, which nobody has written"
         # A tcgen05.ld moves whole rows, of which a thread may drop what it does not need.
         is_load = isinstance(event.actor, OperationActor) and event.actor.kind == "tcgen05.ld"
         level = "warning" if is_load else None

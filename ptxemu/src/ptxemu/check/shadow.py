@@ -140,15 +140,8 @@ class ShadowRegion:
     """One address space: global memory, or the shared memory or TMEM of a CTA."""
 
     __slots__ = (
-        "_bits",
-        "_initial",
-        "blank",
-        "fence_row",
-        "name",
-        "only_page",
-        "pages",
-        "space",
-        "tmem",
+        *("_bits", "_initial", "blank", "fence_row", "name"),
+        *("only_page", "pages", "space", "tmem"),
     )
 
     def __init__(

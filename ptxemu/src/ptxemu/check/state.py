@@ -60,28 +60,9 @@ class Event:
     """One access of an agent. Accesses of one instruction between two ticks are one event."""
 
     __slots__ = (
-        "actor",
-        "adds_floats",
-        "clock",
-        "columns",
-        "followers",
-        "instruction",
-        "is_behind_sc",
-        "is_mbarrier",
-        "is_non_coherent",
-        "is_quick",
-        "is_silent",
-        "is_varied",
-        "kind",
-        "lanes",
-        "number",
-        "proxy",
-        "reach",
-        "reads_with",
-        "since",
-        "time",
-        "what",
-        "write_state",
+        *("actor", "adds_floats", "clock", "columns", "followers", "instruction", "is_behind_sc"),
+        *("is_mbarrier", "is_non_coherent", "is_quick", "is_silent", "is_varied", "kind", "lanes"),
+        *("number", "proxy", "reach", "reads_with", "since", "time", "what", "write_state"),
     )
 
     def __init__(self, actor: Actor, access: Access, what: int, reach: int, time: int) -> None:
@@ -183,15 +164,8 @@ class State:
     """Accesses to a granule: unordered last writes (atomics: several), and reads since then."""
 
     __slots__ = (
-        "hidden",
-        "id",
-        "initialised",
-        "next_event",
-        "next_state",
-        "observers",
-        "reads",
-        "suspects",
-        "writes",
+        *("hidden", "id", "initialised", "next_event", "next_state", "observers", "reads"),
+        *("suspects", "writes"),
     )
 
     def __init__(
@@ -225,20 +199,8 @@ class Actor:
     """An agent: its knowledge, and its clock if it is a warp."""
 
     __slots__ = (
-        "cta",
-        "ctaid",
-        "events",
-        "has_fenced_sc",
-        "home",
-        "inits",
-        "instruction",
-        "know",
-        "number",
-        "origin",
-        "since",
-        "slot",
-        "unfenced_tcgen05",
-        "warp",
+        *("cta", "ctaid", "events", "has_fenced_sc", "home", "inits", "instruction", "know"),
+        *("number", "origin", "since", "slot", "unfenced_tcgen05", "warp"),
     )
 
     is_warp = False

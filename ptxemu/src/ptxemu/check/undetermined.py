@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ptxemu.check.findings import Findings, Site
+from ptxemu.check.findings import Findings
 from ptxemu.check.state import Event
 from ptxemu.events import Access, AccessKind
 from ptxemu.machine.blocks import Block
@@ -235,13 +235,10 @@ class Undetermined:
         starts = access.starts.tolist()
         if len(starts) == len(set(starts)):
             return
-
-        def message(site: Site | None, _: Site | None) -> str:
-            return (
-                f"{site}: several lanes add to one number, in an order that is not fixed, and with "
-                "it the last bits of the sum"
-            )
-
+        message = lambda site, _: (
+            f"{site}: several lanes add to one number, in an order that is not fixed, and with "
+            "it the last bits of the sum"
+        )
         place = event.actor, event.instruction, event.action
         self._findings.add(self.UNORDERED_ADDITIONS, place, None, message)
 

@@ -109,15 +109,8 @@ class Part:
     """
 
     __slots__ = (
-        "clocks",
-        "done",
-        "fenced",
-        "handed_on",
-        "reads",
-        "seen",
-        "tcgen05",
-        "touched",
-        "used",
+        *("clocks", "done", "fenced", "handed_on", "reads"),
+        *("seen", "tcgen05", "touched", "used"),
     )
 
     def __init__(self, width: int) -> None:

@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ptxemu.check.findings import Findings, Site
+from ptxemu.check import races
+from ptxemu.check.findings import Findings
 from ptxemu.check.state import Event, WarpActor
 from ptxemu.check.undetermined import wait_reads
 from ptxemu.events import Access, AccessKind, Space
@@ -122,21 +123,14 @@ class WeakOrders:
         return warp.knows(first.event) or any(warp.knows(one) for one in first.observers.values())
 
     def _report(self, first: Event, second: Event) -> None:
-        def message(a: Site | None, b: Site | None) -> str:
-            assert a is not None and b is not None
-            return (
-                f"{a}, and {b}: here one comes after the other by what their threads have read and "
-                "written, but nothing in the memory model says so: hardware may have it the other "
-                f"way round: needs fence.sc, or a release and an acquire, between {a.where} and "
-                f"{b.where}"
-            )
-
+        message = lambda a, b: (
+            f"{a}, and {b}: here one comes after the other by what their threads have read and "
+            "written, but nothing in the memory model says so: hardware may have it the other "
+            f"way round: needs fence.sc, or a release and an acquire, between {a.where} and "
+            f"{b.where}"
+        )
         self._findings.add(
-            "weak-order",
-            (first.actor, first.instruction, first.action),
-            (second.actor, second.instruction, second.action),
-            message,
-            instance=second.time,
+            "weak-order", races.place(first), races.place(second), message, instance=second.time
         )
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import time
-from contextlib import ExitStack
 from typing import Any
 
 from ptxemu.cli.help_text import HelpFormatter
-from ptxemu.cli.host_report import add_report_options, give_report, run_saving
-from ptxemu.cli.hosts import ARCHS, How, compiled
-from ptxemu.cli.interruption import add_time_limit_option, interruptible
-from ptxemu.cli.kinds import SOURCE
+from ptxemu.cli.host_report import add_report_options, carry_out_host
+from ptxemu.cli.hosts import ARCHS
+from ptxemu.cli.interruption import add_time_limit_option
 from ptxemu.cli.options import (
     add_failure_option,
     add_finding_options,
@@ -19,14 +16,10 @@ from ptxemu.cli.options import (
     add_lanes_option,
     add_schedule_options,
     add_unchecked_option,
-    policy_of,
 )
-from ptxemu.cli.outcome import Outcome
 from ptxemu.cli.output_paths import output_folder
-from ptxemu.cli.progress import Progress
-from ptxemu.cli.schedules import add_seeds_option, run_all
+from ptxemu.cli.schedules import add_seeds_option
 from ptxemu.errors import LaunchError
-from ptxemu.launch_setup import OnLaunch
 
 _HELP = """\
 Run host code that launches kernels, unmodified, on a machine without a GPU. Every launch runs on
@@ -80,7 +73,7 @@ def add_parser(commands: Any, name: str) -> None:
     add_schedule_options(parser)
     add_seeds_option(parser)
     add_time_limit_option(parser)
-    parser.add_argument("--no-check", action="store_true", help="run only")
+    parser.add_argument("--no-check", dest="check", action="store_false", help="run only")
     add_unchecked_option(parser)
     add_lanes_option(parser)
     parser.add_argument(
@@ -109,32 +102,4 @@ def carry_out(options: argparse.Namespace) -> int:
     """Run the host code and report."""
     if options.seeds is not None and options.save is not None:
         raise LaunchError("--save: of one schedule; leave out --seeds")
-    started = time.monotonic()
-    with interruptible(options.time_limit), ExitStack() as stack:
-        if options.seeds is not None and options.script.endswith(SOURCE):
-            options.program = stack.enter_context(compiled(options.script, _how(options)))
-        run = run_all(options, _run, output_to_stderr=options.json == "-")
-    seconds = time.monotonic() - started
-    return give_report(options, run, seconds, json=options.json, check=not options.no_check)
-
-
-def _how(options: argparse.Namespace, on_launch: OnLaunch | None = None) -> How:
-    return How(
-        options.arch,
-        not options.no_check,
-        policy_of(options),
-        Progress(quiet=options.quiet),
-        on_launch,
-        options.nvcc,
-        options.is_module,
-        options.json == "-",
-        options.unchecked,
-        options.program,
-    )
-
-
-def _run(options: argparse.Namespace) -> Outcome:
-    """Run the host code under one schedule."""
-    return run_saving(
-        [options.script, *options.arguments], options.save, lambda save: _how(options, save)
-    )
+    return carry_out_host(options)

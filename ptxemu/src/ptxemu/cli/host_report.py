@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -13,12 +15,16 @@ from xml.etree import ElementTree
 from ptxemu.check import Finding
 from ptxemu.check.findings import Site
 from ptxemu.cli import report
-from ptxemu.cli.hosts import How, run_host
+from ptxemu.cli.hosts import How, compiled, run_host
+from ptxemu.cli.interruption import interruptible
 from ptxemu.cli.kernel_names import file_name, for_people
+from ptxemu.cli.kinds import SOURCE
 from ptxemu.cli.merging import seed_names
-from ptxemu.cli.options import limit_of
+from ptxemu.cli.options import policy_of
 from ptxemu.cli.outcome import Outcome, Ran
 from ptxemu.cli.output_paths import output_file, write_file, write_file_or_stdout
+from ptxemu.cli.progress import Progress
+from ptxemu.cli.schedules import run_all
 from ptxemu.errors import LaunchError
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.saved_launch import SUFFIX, save_launch
@@ -149,16 +155,40 @@ class SavedLaunches:
             self.notes.append(f"saved {path} ({path.stat().st_size:,} bytes)")
 
 
-def run_saving(
-    command: Sequence[str], folder: Path | None, how: Callable[[OnLaunch | None], How]
-) -> Outcome:
+def carry_out_host(options: argparse.Namespace) -> int:
+    """Run host code under the schedules that are asked for, and report; returns the exit code.
+
+    Of the options `script` is the host code, and `json` a file for the report, "-" for stdout.
+    """
+    started = time.monotonic()
+    with interruptible(options.time_limit), ExitStack() as stack:
+        if options.seeds is not None and options.script.endswith(SOURCE):
+            options.program = stack.enter_context(compiled(options.script, _how(options)))
+        run = run_all(options, _run_once, output_to_stderr=options.json == "-")
+    return _give_report(options, run, time.monotonic() - started)
+
+
+def _run_once(options: argparse.Namespace) -> Outcome:
     """Run host code, and write its launches into a folder, if there is one."""
-    if folder is None:
-        return run_host(command, how(None))
-    saved = SavedLaunches(folder)
-    run = run_host(command, how(saved.save))
+    command = [options.script, *options.arguments]
+    if options.save is None:
+        return run_host(command, _how(options))
+    saved = SavedLaunches(options.save)
+    run = run_host(command, _how(options, saved.save))
     run.ran.notes.extend(saved.notes)
     return run
+
+
+def _how(options: argparse.Namespace, on_launch: OnLaunch | None = None) -> How:
+    return How(
+        *(options.arch, options.check, policy_of(options), Progress(quiet=options.quiet)),
+        on_launch,
+        options.nvcc,
+        options.is_module,
+        leaves_stdout=options.json == "-",
+        unchecked=options.unchecked,
+        program=options.program,
+    )
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -189,14 +219,8 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def give_report(
-    options: argparse.Namespace, run: Outcome, seconds: float, *, json: str | None, check: bool
-) -> int:
-    """Write all reports that the options ask for; returns the exit code.
-
-    Args:
-        json: a file for the JSON report, "-" for stdout.
-    """
+def _give_report(options: argparse.Namespace, run: Outcome, seconds: float) -> int:
+    """Write all reports that the options ask for; returns the exit code."""
     sys.stdout.flush()
     stopped = run.interruption
     if stopped is not None:
@@ -210,15 +234,15 @@ def give_report(
     if is_required and stopped is None and not (ran.launches or ran.failures or run.exit_code):
         way = "" if options.require_launch else " (--allow-no-launch, if that is right)"
         ran.failures.append(f"{run.name}: no launch of a kernel ran to its end{way}")
-    if json is not None:
-        write_file_or_stdout(json, _json(run, seconds))
+    if options.json is not None:
+        write_file_or_stdout(options.json, _json(run, seconds))
     if options.junit is not None:
         text = junit(run.name, run.ran, run.exit_code, seconds, fail_on=options.fail_on)
         write_file(options.junit, text)
     if options.sarif is not None:
         write_file(options.sarif, sarif(run.ran))
-    if json != "-":
-        sys.stdout.write(_text(options, run, seconds, check=check))
+    if options.json != "-":
+        sys.stdout.write(_text(options, run, seconds))
     return run.exit_code or int(_is_failure(run, options.fail_on))
 
 
@@ -243,20 +267,14 @@ def _json(run: Outcome, seconds: float) -> str:
     )
 
 
-def _text(options: argparse.Namespace, run: Outcome, seconds: float, *, check: bool) -> str:
+def _text(options: argparse.Namespace, run: Outcome, seconds: float) -> str:
     ran = run.ran
     tried = f", {len(run.seeds)} schedules: {seed_names(run.seeds)}" if run.seeds else ""
     lines = ["", f"ptxemu: {run.name} on {run.arch}, {seconds:.1f} s{tried}"]
     lines += report.launch_lines(ran.launches)
     lines += [f"note: {for_people(note)}" for note in ran.notes]
-    lines += report.finding_lines(
-        ran.findings,
-        with_notes=options.notes,
-        codes=report.codes_of(options.fail_on),
-        limit=limit_of(options),
-    )
-    lines += [f"failed: {for_people(failure)}" for failure in ran.failures]
+    lines += report.result_lines(options, ran)
     if run.exit_code:
         lines.append(f"{run.name} ended with exit code {run.exit_code}")
-    lines.append(report.summary_line(ran, checked=check))
+    lines.append(report.summary_line(ran, checked=options.check))
     return "\n".join(lines) + "\n"

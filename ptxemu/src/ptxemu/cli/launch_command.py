@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from ptxemu import api
 from ptxemu.cli import argument_spec, report
 from ptxemu.cli.argument_spec import Argument
 from ptxemu.cli.help_text import HelpFormatter
-from ptxemu.cli.host_report import add_report_options, give_report, run_saving
-from ptxemu.cli.hosts import How, compiled
+from ptxemu.cli.host_report import add_report_options, carry_out_host
 from ptxemu.cli.interruption import add_time_limit_option, interruptible
 from ptxemu.cli.kernel_names import for_people, readable
 from ptxemu.cli.kinds import SOURCE, is_host_code, launch_options, ptx_of
@@ -29,7 +27,6 @@ from ptxemu.cli.options import (
     add_lanes_option,
     add_schedule_options,
     add_unchecked_option,
-    limit_of,
     policy_of,
 )
 from ptxemu.cli.outcome import Explored, Outcome, Results
@@ -38,7 +35,7 @@ from ptxemu.cli.progress import Progress
 from ptxemu.cli.schedules import add_seeds_option, positive, run_all
 from ptxemu.errors import ExecutionError, Interruption, LaunchError
 from ptxemu.exploration import MOST_ORDERS, Exploration, Order
-from ptxemu.launch_setup import LaunchSetup, OnLaunch
+from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.saved_launch import is_saved_launch, load_launch
 
@@ -108,6 +105,7 @@ def add_parser(commands: Any, name: str) -> None:
         fail_on="isa",
         arguments=[],
         unchecked=None,
+        is_module=False,
         program=None,
         explore=None,
         order=None,
@@ -308,13 +306,7 @@ def _report(options: argparse.Namespace, outcome: Outcome) -> int:
         if explored is not None:
             lines.append(f"  {explored.line}")
         lines += outcome.array_lines
-        lines += report.finding_lines(
-            ran.findings,
-            with_notes=options.notes,
-            codes=report.codes_of(options.fail_on),
-            limit=limit_of(options),
-        )
-        lines += [f"failed: {for_people(failure)}" for failure in ran.failures]
+        lines += report.result_lines(options, ran)
         lines.append(report.summary_line(ran, checked=options.check))
         text = "\n".join(lines) + "\n"
     sys.stdout.write(text)
@@ -327,35 +319,8 @@ def _carry_out_host(options: argparse.Namespace) -> int:
     """Run host code, of a source its program, and report on its launches."""
     if given := launch_options(options):
         raise LaunchError(f"{options.ptx}: its host code launches, so there is no {given[0]}")
-    started = time.monotonic()
-    with interruptible(options.time_limit), ExitStack() as stack:
-        if options.ptx.suffix == SOURCE:
-            options.program = stack.enter_context(compiled(str(options.ptx), _how(options)))
-        run = run_all(options, _run_host, output_to_stderr=options.json)
-    seconds = time.monotonic() - started
-    json = "-" if options.json else None
-    return give_report(options, run, seconds, json=json, check=options.check)
-
-
-def _how(options: argparse.Namespace, on_launch: OnLaunch | None = None) -> How:
-    return How(
-        options.arch,
-        options.check,
-        policy_of(options),
-        Progress(quiet=options.quiet),
-        on_launch,
-        options.nvcc,
-        leaves_stdout=options.json,
-        unchecked=options.unchecked,
-        program=options.program,
-    )
-
-
-def _run_host(options: argparse.Namespace) -> Outcome:
-    """Run host code under one schedule."""
-    return run_saving(
-        [str(options.ptx), *options.arguments], options.save, lambda save: _how(options, save)
-    )
+    options.script, options.json = str(options.ptx), "-" if options.json else None
+    return carry_out_host(options)
 
 
 def _dim3(text: str) -> tuple[int, int, int]:

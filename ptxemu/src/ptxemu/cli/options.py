@@ -108,11 +108,6 @@ def _fail_on(text: str) -> str:
     return text
 
 
-def limit_of(options: argparse.Namespace) -> int | None:
-    """Return how many findings to show; None for all."""
-    return None if options.all else report.MOST_SHOWN
-
-
 def policy_of(options: argparse.Namespace) -> Policy:
     """The schedule that the options ask for."""
     return Policy(

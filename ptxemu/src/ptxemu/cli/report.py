@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -161,6 +162,14 @@ def finding_lines(
     if limit is not None and len(groups) > limit:
         lines.append(f"... and {len(groups) - limit} more (--all shows them)")
     return lines
+
+
+def result_lines(options: argparse.Namespace, ran: Ran) -> list[str]:
+    """The findings that the options choose, and what failed."""
+    limit = None if options.all else MOST_SHOWN
+    codes = codes_of(options.fail_on)
+    lines = finding_lines(ran.findings, with_notes=options.notes, codes=codes, limit=limit)
+    return lines + [f"failed: {kernel_names.for_people(failure)}" for failure in ran.failures]
 
 
 def _group_line(group: Sequence[Finding]) -> str:

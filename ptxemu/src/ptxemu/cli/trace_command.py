@@ -92,9 +92,8 @@ def carry_out(options: argparse.Namespace) -> int:
     launches: list[_Launch] = []
 
     def on_launch(setup: LaunchSetup) -> Observer:
-        launch = _Launch(
-            setup.kernel, Recorder(time=options.time), Counters(), MemoryMap(time=options.time)
-        )
+        recorder = Recorder(time=options.time)
+        launch = _Launch(setup.kernel, recorder, Counters(), MemoryMap(recorder))
         launches.append(launch)
         return FanOut(launch.recorder, launch.counters, launch.memory_map)
 

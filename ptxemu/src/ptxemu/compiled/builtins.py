@@ -8,7 +8,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from ptxemu.compiled.loops import I64, constant, require
+from ptxemu.compiled.loops import I64, Value, constant, require
 from ptxemu.compiled.native import add_symbol, machine_code
 
 _OBJECT = ir.IntType(8).as_pointer()
@@ -31,7 +31,7 @@ class _MethodDef(ctypes.Structure):
 def make_builtin(
     name: str,
     num_arguments: int,
-    write: Callable[[Any, Sequence[Any]], None],
+    write: Callable[[Any, Sequence[Value]], None],
     *,
     buffers: Collection[int] = (),
     objects: Collection[int] = (),
@@ -48,27 +48,28 @@ def make_builtin(
     module = ir.Module(name=name)
     body = ir.Function(module, ir.FunctionType(I64, [I64] * num_arguments), name=f"{name}_body")
     body.linkage = "internal"
-    write(ir.IRBuilder(body.append_basic_block("entry")), body.args)
+    inside = ir.IRBuilder(body.append_basic_block("entry"))
+    write(inside, [Value(inside, argument) for argument in body.args])
     type_ = ir.FunctionType(_OBJECT, [_OBJECT, _OBJECT.as_pointer(), I64])
     wrapper = ir.Function(module, type_, name=name)
     b = ir.IRBuilder(wrapper.append_basic_block("entry"))
     refused = wrapper.append_basic_block("refused")
     _, given, count = wrapper.args
-    require(b, b.icmp_signed("==", count, constant(num_arguments)), refused)
+    require(Value(b, count) == num_arguments, refused)
     words = []
     for position in range(num_arguments):
         argument = b.load(b.gep(given, [constant(position)]))
         if position in buffers:
             address = b.call(_imported(module, "PyBytes_AsString", _OBJECT, _OBJECT), [argument])
             words.append(b.ptrtoint(address, I64))
-            require(b, b.icmp_unsigned("!=", words[-1], constant(0)), refused)
+            require(Value(b, words[-1]) != 0, refused)
         elif position in objects:
             words.append(b.ptrtoint(argument, I64))
         else:
             function = _imported(module, "PyLong_AsUnsignedLongLongMask", I64, _OBJECT)
             words.append(b.call(function, [argument]))
     error = b.call(_imported(module, "PyErr_Occurred", _OBJECT), [])
-    require(b, b.icmp_unsigned("==", b.ptrtoint(error, I64), constant(0)), refused)
+    require(Value(b, b.ptrtoint(error, I64)) == 0, refused)
     result = b.call(body, words)
     b.ret(b.call(_imported(module, "PyLong_FromLongLong", _OBJECT, I64), [result]))
     b.position_at_end(refused)

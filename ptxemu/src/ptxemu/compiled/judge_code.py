@@ -17,8 +17,6 @@ from llvmlite import ir
 from ptxemu.compiled import judge_rows
 from ptxemu.compiled.builtins import make_builtin
 from ptxemu.compiled.judge_rows import (
-    I1,
-    I32,
     MOST_READS,
     MOST_STATES,
     MOST_WRITES,
@@ -29,12 +27,22 @@ from ptxemu.compiled.judge_rows import (
     Tables,
     Verdict,
     Work,
-    field,
     has,
-    wide,
 )
 from ptxemu.compiled.judge_states import Following, Second
-from ptxemu.compiled.loops import I64, at, constant, counted, local, require, word_at
+from ptxemu.compiled.loops import (
+    I1,
+    I32,
+    I64,
+    Ints,
+    Value,
+    Variable,
+    constant,
+    counted,
+    endless,
+    require,
+    when,
+)
 from ptxemu.compiled.python_objects import data_of, is_layout_known
 from ptxemu.machine.lanes import WARP_SIZE
 
@@ -66,164 +74,137 @@ def judge() -> Callable[..., int] | None:
     )
 
 
-def write_judgement(b: Any, arguments: Sequence[Any]) -> None:
+def write_judgement(b: Any, arguments: Sequence[Value]) -> None:
     """Write the body of `judge`: a function of words, with these arguments."""
-    given = dict(zip(ARGUMENTS, arguments, strict=True))
+    given: dict[str, Any] = dict(zip(ARGUMENTS, arguments, strict=True))
+    given["granules"] = Ints(b, given["granules"].ir)
     exits = {verdict: b.append_basic_block(verdict.name.lower()) for verdict in Verdict}
     for verdict, block in exits.items():
         ir.IRBuilder(block).ret(constant(verdict))
     work, event = given["work"], given["event"]
-    tables = Tables.load(b, work)
-    count = _scan(b, given, tables, exits)
-    require(b, b.icmp_signed(">", count, constant(0)), exits[Verdict.DONE])
-    _sort(b, tables.found, count)
-    _require_room(b, work, count, exits[Verdict.NO_ROOM])
-    row = tables.event(b, event)
-    made = Made(b, tables, work, wide(b, b.load(field(b, row, OfEvent.WRITE_STATE))))
-    second = Second(b, row, given, exits[Verdict.BY_PYTHON])
+    tables = Tables.load(work)
+    count = _scan(given, tables, exits)
+    require(count > 0, exits[Verdict.DONE])
+    _sort(tables.found, count)
+    _require_room(work, count, exits[Verdict.NO_ROOM])
+    row = tables.event(event)
+    made = Made(tables, work, row[OfEvent.WRITE_STATE])
+    second = Second(row, given, exits[Verdict.BY_PYTHON])
     following = Following(tables, made, second, given, exits[Verdict.BY_PYTHON])
-    b.store(constant(0), at(b, work, I64, Work.NUM_UNORDERED))
+    work[Work.NUM_UNORDERED] = 0
     with counted(b, count) as place:
-        number = wide(b, b.load(at(b, tables.found, I32, place)))
-        b.store(b.trunc(following.of(b, number), I32), tables.state(b, number, OfState.NEW))
-    none = b.icmp_signed("==", word_at(b, work, Work.NUM_UNORDERED), constant(0))
-    is_fine = b.or_(has(b, given["flags"], Flag.TOLD), none)
-    require(b, is_fine, exits[Verdict.UNORDERED])
-    b.store(b.load(made.count), at(b, work, I64, Work.NUM_STATES))
-    b.store(b.load(made.used), at(b, work, I64, Work.POOL_USED))
-    b.store(b.trunc(b.load(made.own), I32), field(b, row, OfEvent.WRITE_STATE))
-    require(b, _remember(b, tables, event, count), exits[Verdict.DONE])
-    _put(b, given, tables, b.icmp_signed("==", count, constant(1)))
+        number = tables.found[place]
+        tables.state(number)[OfState.NEW] = following.of(number)
+    none = work[Work.NUM_UNORDERED] == 0
+    require(has(given["flags"], Flag.TOLD) | none, exits[Verdict.UNORDERED])
+    work[Work.NUM_STATES], work[Work.POOL_USED] = made.count.value, made.used.value
+    row[OfEvent.WRITE_STATE] = made.own.value
+    require(_remember(tables, event, count), exits[Verdict.DONE])
+    _put(given, tables, count == 1)
     b.ret(constant(Verdict.DONE))
 
 
-def _first_granule(b: Any, given: dict[str, Any], piece: Any) -> Any:
+def _first_granule(given: dict[str, Any], piece: Value) -> Any:
     base, shift = given["base"], given["shift"]
-    is_row = has(b, given["flags"], Flag.ROWS)
-    start = word_at(b, given["starts"], b.select(is_row, constant(0), piece))
-    of_piece = b.ashr(b.sub(start, base), b.select(is_row, constant(0), shift))
-    return b.select(is_row, b.add(base, b.mul(piece, shift)), of_piece)
+    is_row = has(given["flags"], Flag.ROWS)
+    start = given["starts"][is_row.choice(0, piece)]
+    return is_row.choice(base + piece * shift, (start - base) >> is_row.choice(0, shift))
 
 
-def _scan(b: Any, given: dict[str, Any], tables: Tables, exits: dict[Verdict, Any]) -> Any:
+def _scan(given: dict[str, Any], tables: Tables, exits: dict[Verdict, Any]) -> Value:
     """Put the states of the granules into FOUND, as they come; gives how many."""
     work, length, how_many = given["work"], given["length"], given["how_many"]
-    access = b.add(word_at(b, work, Work.ACCESSES), constant(1))
-    b.store(access, at(b, work, I64, Work.ACCESSES))
-    mark = b.trunc(access, I32)
-    count, last = local(b, I64), local(b, I32)
-    b.store(constant(0), count)
-    b.store(I32(-1), last)
-    may_be_outside = has(b, given["flags"], Flag.OF_ONE_PAGE)
+    work[Work.ACCESSES] = access = work[Work.ACCESSES] + 1
+    b = access.b
+    mark = Value(b, b.sext(b.trunc(access.ir, I32), I64))  # as rows keep it
+    count, last = Variable(Value(b, constant(0))), Variable(Value(b, constant(-1)))
+    may_be_outside = has(given["flags"], Flag.OF_ONE_PAGE)
     with counted(b, given["pieces"]) as piece:
-        first = _first_granule(b, given, piece)
-        end = b.add(first, length)
-        is_inside = _is_inside(b, first, end, how_many)
-        is_outside = b.or_(
-            b.icmp_signed("<=", end, constant(0)), b.icmp_signed(">=", first, how_many)
-        )
-        is_fine = b.or_(is_inside, b.and_(is_outside, may_be_outside))
-        require(b, is_fine, exits[Verdict.OUTSIDE])
-        with b.if_then(is_inside), counted(b, length) as granule:
-            state = b.load(at(b, given["granules"], I32, b.add(first, granule)))
-            with b.if_then(b.icmp_signed("!=", state, b.load(last)), likely=False):
-                b.store(state, last)
-                marked = tables.state(b, wide(b, state), OfState.MARK)
-                with b.if_then(b.icmp_signed("!=", b.load(marked), mark)):
-                    b.store(mark, marked)
-                    place = b.load(count)
-                    fits = b.icmp_signed("<", place, constant(MOST_STATES))
-                    require(b, fits, exits[Verdict.BY_PYTHON])
-                    b.store(state, at(b, tables.found, I32, place))
-                    b.store(b.add(place, constant(1)), count)
-    return b.load(count)
+        first = _first_granule(given, piece)
+        end = first + length
+        is_inside = (first >= 0) & (end <= how_many)
+        is_outside = (end <= 0) | (first >= how_many)
+        require(is_inside | (is_outside & may_be_outside), exits[Verdict.OUTSIDE])
+        with when(is_inside), counted(b, length) as granule:
+            number = given["granules"][first + granule]
+            with when(number != last.value, likely=False):
+                last.value = number
+                state = tables.state(number)
+                with when(state[OfState.MARK] != mark):
+                    state[OfState.MARK] = mark
+                    place = count.value
+                    require(place < MOST_STATES, exits[Verdict.BY_PYTHON])
+                    tables.found[place] = number
+                    count.value = place + 1
+    return count.value
 
 
-def _is_inside(b: Any, first: Any, end: Any, how_many: Any) -> Any:
-    begins = b.icmp_signed(">=", first, constant(0))
-    return b.and_(begins, b.icmp_signed("<=", end, how_many))
-
-
-def _sort(b: Any, found: Any, count: Any) -> None:
+def _sort(found: Ints, count: Value) -> None:
     """Put the numbers in order, one after the other; most are so already."""
-    hole = local(b, I64)
-    several = b.icmp_signed(">", count, constant(1))
-    with b.if_then(several), counted(b, b.sub(count, constant(1))) as before:
-        b.store(b.add(before, constant(1)), hole)
-        number = b.load(at(b, found, I32, b.load(hole)))
-        head, move, out = (b.append_basic_block(name) for name in ("sort", "move", "sorted"))
-        b.branch(head)
-        b.position_at_end(head)
-        place = b.load(hole)
-        is_first = b.icmp_signed("==", place, constant(0))
-        left = b.select(is_first, constant(0), b.sub(place, constant(1)))
-        other = b.load(at(b, found, I32, left))
-        b.cbranch(b.and_(b.not_(is_first), b.icmp_signed(">", other, number)), move, out)
-        b.position_at_end(move)
-        b.store(other, at(b, found, I32, place))
-        b.store(left, hole)
-        b.branch(head)
-        b.position_at_end(out)
-        b.store(number, at(b, found, I32, b.load(hole)))
+    hole = Variable(count)
+    with when(count > 1), counted(count.b, count - 1) as before:
+        hole.value = before + 1
+        number = found[hole.value]
+        with endless(count.b) as leave_if:
+            place = hole.value
+            leave_if(place == 0)
+            left = found[place - 1]
+            leave_if(left <= number)
+            found[place] = left
+            hole.value = place - 1
+        found[hole.value] = number
 
 
-def _require_room(b: Any, work: Any, count: Any, failed: Any) -> None:
+def _require_room(work: Value, count: Value, failed: Any) -> None:
     """Require room for one state more than are found, each with the most events."""
-    more = b.add(count, constant(1))
-    events = b.mul(more, constant(MOST_WRITES + MOST_READS + 2))
-    for used, needed, end in (
-        (Work.NUM_STATES, more, Work.STATES_END),
-        (Work.POOL_USED, events, Work.POOL_END),
-    ):
-        total = b.add(word_at(b, work, used), needed)
-        require(b, b.icmp_signed("<=", total, word_at(b, work, end)), failed)
+    more = count + 1
+    events = more * (MOST_WRITES + MOST_READS + 2)
+    require(work[Work.NUM_STATES] + more <= work[Work.STATES_END], failed)
+    require(work[Work.POOL_USED] + events <= work[Work.POOL_END], failed)
 
 
-def _remember(b: Any, tables: Tables, event: Any, count: Any) -> Any:
+def _remember(tables: Tables, event: Value, count: Value) -> Value:
     """Note in each state what followed; gives whether that is another state anywhere."""
-    changed = local(b, I1)
-    b.store(I1(0), changed)
-    with counted(b, count) as place:
-        found = b.load(at(b, tables.found, I32, place))
-        number = wide(b, found)
-        new = b.load(tables.state(b, number, OfState.NEW))
-        b.store(b.trunc(event, I32), tables.state(b, number, OfState.NEXT_EVENT))
-        b.store(new, tables.state(b, number, OfState.NEXT_STATE))
-        b.store(b.or_(b.load(changed), b.icmp_signed("!=", new, found)), changed)
-    return b.load(changed)
+    changed = Variable(Value(count.b, I1(0)))
+    with counted(count.b, count) as place:
+        number = tables.found[place]
+        state = tables.state(number)
+        new = state[OfState.NEW]
+        state[OfState.NEXT_EVENT], state[OfState.NEXT_STATE] = event, new
+        changed.value = changed.value | (new != number)
+    result: Value = changed.value
+    return result
 
 
-def _put(b: Any, given: dict[str, Any], tables: Tables, is_one: Any) -> None:
+def _put(given: dict[str, Any], tables: Tables, is_one: Value) -> None:
     """Each granule gets the state that is new for its own.
 
     A granule may be in two pieces, so that new states are put there as their complements first.
     """
-    only = b.load(at(b, tables.found, I32))
-    new = b.load(tables.state(b, wide(b, only), OfState.NEW))
-    with b.if_else(is_one) as (one, several):
-        with one, _granules(b, given) as place:
-            b.store(new, place)
+    states = given["granules"]
+    new = tables.state(tables.found[0])[OfState.NEW]
+    with is_one.b.if_else(is_one.ir) as (one, several):
+        with one, _granules(given) as place:
+            states[place] = new
         with several:
-            with _granules(b, given) as place:
-                old = b.load(place)
-                with b.if_then(b.icmp_signed(">=", old, I32(0))):
-                    following = b.load(tables.state(b, wide(b, old), OfState.NEW))
-                    b.store(b.not_(following), place)
-            with _granules(b, given) as place:
-                value = b.load(place)
-                is_put = b.icmp_signed(">=", value, I32(0))
-                b.store(b.select(is_put, value, b.not_(value)), place)
+            with _granules(given) as place:
+                old = states[place]
+                with when(old >= 0):
+                    states[place] = ~tables.state(old)[OfState.NEW]
+            with _granules(given) as place:
+                value = states[place]
+                states[place] = (value >= 0).choice(value, ~value)
 
 
 @contextmanager
-def _granules(b: Any, given: dict[str, Any]) -> Iterator[Any]:
-    """A loop over those of the access that are in the page; gives pointers to their states."""
+def _granules(given: dict[str, Any]) -> Iterator[Value]:
+    """A loop over those of the access that are in the page; gives their numbers there."""
+    b = given["pieces"].b
     with counted(b, given["pieces"]) as piece:
-        first = _first_granule(b, given, piece)
-        end = b.add(first, given["length"])
-        is_inside = _is_inside(b, first, end, given["how_many"])
-        with b.if_then(is_inside), counted(b, given["length"]) as granule:
-            yield at(b, given["granules"], I32, b.add(first, granule))
+        first = _first_granule(given, piece)
+        is_inside = (first >= 0) & (first + given["length"] <= given["how_many"])
+        with when(is_inside), counted(b, given["length"]) as granule:
+            yield first + granule
 
 
 # The check's judgement of a warp's loads in a row, one after another, in machine code.
@@ -249,29 +230,30 @@ def judge_loads() -> Callable[..., int] | None:
     return make_builtin("judge_loads", len(names), _write, objects=objects)
 
 
-def _write(b: Any, arguments: Sequence[Any]) -> None:
+def _write(b: Any, arguments: Sequence[Value]) -> None:
     given = dict(zip((*_SHARED, *_OWN), arguments, strict=True))
     type_ = ir.FunctionType(I64, [I64] * len(ARGUMENTS))
     one = ir.Function(b.module, type_, name="judge_load")
     one.linkage = "internal"
-    write_judgement(ir.IRBuilder(one.append_basic_block("entry")), one.args)
+    inside = ir.IRBuilder(one.append_basic_block("entry"))
+    write_judgement(inside, [Value(inside, argument) for argument in one.args])
     left = b.append_basic_block("left")
-    begin, end, numbers = given["begin"], given["end"], data_of(b, given["numbers"])
-    with counted(b, b.sub(end, begin)) as number:
-        load = b.add(begin, number)
-        row = b.mul(load, constant(8 * WARP_SIZE))
+    begin, end = given["begin"], given["end"]
+    numbers = Ints(b, data_of(given["numbers"]).ir)
+    with counted(b, end - begin) as number:
+        load = begin + number
         own = {
-            "starts": b.add(given["starts"], row),
-            "pieces": constant(WARP_SIZE),
-            "length": b.ashr(word_at(b, given["sizes"], load), given["shift"]),
-            "event": b.sext(b.load(at(b, numbers, I32, load)), I64),
+            "starts": given["starts"] + load * (8 * WARP_SIZE),
+            "pieces": Value(b, constant(WARP_SIZE)),
+            "length": given["sizes"][load] >> given["shift"],
+            "event": numbers[load],
         }
-        verdict = b.call(one, [(given | own)[name] for name in ARGUMENTS])
-        stopped = b.or_(load, b.shl(verdict, constant(VERDICT_SHIFT)))
+        verdict = Value(b, b.call(one, [(given | own)[name].ir for name in ARGUMENTS]))
+        stopped = load | (verdict << VERDICT_SHIFT)
         reached = b.block
-        require(b, b.icmp_signed("==", verdict, constant(Verdict.DONE)), left)
-    b.ret(end)
+        require(verdict == Verdict.DONE, left)
+    b.ret(end.ir)
     b.position_at_end(left)
     result = b.phi(I64)
-    result.add_incoming(stopped, reached)
+    result.add_incoming(stopped.ir, reached)
     b.ret(result)

@@ -9,9 +9,7 @@ from __future__ import annotations
 from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple
 
-from llvmlite import ir
-
-from ptxemu.compiled.loops import I64, at, constant, local, word_at
+from ptxemu.compiled.loops import Ints, Value, Variable, when
 
 ROW_FIELDS = 8
 """Numbers of 32 bits in a row."""
@@ -19,7 +17,6 @@ MOST_STATES = 512
 """That an access may find."""
 MOST_WRITES, MOST_READS = 8, 32
 """Events of a state: atomics, and reads."""
-I1, I32 = ir.IntType(1), ir.IntType(32)
 
 
 class OfState(IntEnum):
@@ -137,73 +134,50 @@ class Tables(NamedTuple):
     unordered: Any
 
     @classmethod
-    def load(cls, b: Any, work: Any) -> Tables:
+    def load(cls, work: Value) -> Tables:
         """Load the addresses from the words of `Work`."""
-        return cls(*(word_at(b, work, Work[name.upper()]) for name in cls._fields))
+        return cls(*(Ints(work.b, work[Work[name.upper()]].ir) for name in cls._fields))
 
-    def state(self, b: Any, number: Any, which: OfState) -> Any:
-        """A pointer to a field of a state."""
-        index = b.add(b.mul(number, constant(ROW_FIELDS)), constant(which))
-        return at(b, self.states, I32, index)
+    def state(self, number: Value) -> Ints:
+        """The row of a state."""
+        return _row(self.states, number)
 
-    def event(self, b: Any, number: Any) -> Any:
-        """The address of an event's row."""
-        return b.add(self.events, b.mul(number, constant(4 * ROW_FIELDS)))
+    def event(self, number: Value) -> Ints:
+        """The row of an event."""
+        return _row(self.events, number)
 
-    def pooled(self, b: Any, index: Any) -> Any:
-        """The number of an event in the pool."""
-        return wide(b, b.load(at(b, self.pool, I32, index)))
 
-    def pool_one(self, b: Any, index: Any, event: Any) -> None:
-        """Put an event's number into the pool."""
-        b.store(b.trunc(event, I32), at(b, self.pool, I32, index))
+def _row(table: Value, number: Value) -> Ints:
+    return Ints(number.b, (table + number * (4 * ROW_FIELDS)).ir)
 
 
 class Made:
     """States that are new. They count when the access is over: Python may have to judge it yet."""
 
-    def __init__(self, b: Any, tables: Tables, work: Any, own: Any) -> None:
+    def __init__(self, tables: Tables, work: Value, own: Value) -> None:
         self._tables = tables
-        self.count, self.used, self.own = (local(b, I64) for _ in range(3))
-        b.store(word_at(b, work, Work.NUM_STATES), self.count)
-        b.store(word_at(b, work, Work.POOL_USED), self.used)
-        b.store(own, self.own)
+        self.count, self.used = Variable(work[Work.NUM_STATES]), Variable(work[Work.POOL_USED])
+        self.own = Variable(own)
 
-    def state(self, b: Any, first: Any, writes: Any, reads: Any) -> Any:
+    def state(self, first: Value, writes: Any, reads: Any) -> Any:
         """The number of a new state, whose events are in the pool from `first` on."""
-        number = b.load(self.count)
-        fields = {
-            OfState.AT: first,
-            OfState.WRITES: writes,
-            OfState.READS: reads,
-            OfState.NEXT_EVENT: constant(-1),
-            OfState.MARK: constant(0),
-        }
-        for which, value in fields.items():
-            b.store(b.trunc(value, I32), self._tables.state(b, number, which))
-        b.store(b.add(number, constant(1)), self.count)
-        b.store(b.add(first, b.add(writes, reads)), self.used)
+        number = self.count.value
+        row = self._tables.state(number)
+        row[OfState.AT], row[OfState.WRITES], row[OfState.READS] = first, writes, reads
+        row[OfState.NEXT_EVENT], row[OfState.MARK] = -1, 0
+        self.count.value = number + 1
+        self.used.value = first + writes + reads
         return number
 
-    def own_write(self, b: Any, event: Any) -> Any:
+    def own_write(self, event: Value) -> Any:
         """The state of bytes that the event was the last to write, and nobody has read."""
-        with b.if_then(b.icmp_signed("<", b.load(self.own), constant(0))):
-            first = b.load(self.used)
-            self._tables.pool_one(b, first, event)
-            b.store(self.state(b, first, constant(1), constant(0)), self.own)
-        return b.load(self.own)
+        with when(self.own.value < 0):
+            first = self.used.value
+            self._tables.pool[first] = event
+            self.own.value = self.state(first, 1, 0)
+        return self.own.value
 
 
-def wide(b: Any, number: Any) -> Any:
-    """32 bits as a word."""
-    return b.sext(number, I64)
-
-
-def field(b: Any, row: Any, which: OfEvent) -> Any:
-    """A pointer to a field of an event's row at an address."""
-    return at(b, row, I32, which)
-
-
-def has(b: Any, word: Any, flag: What | Flag) -> Any:
+def has(word: Value, flag: What | Flag) -> Any:
     """Whether a word has a flag."""
-    return b.icmp_unsigned("!=", b.and_(word, constant(flag)), constant(0))
+    return (word & flag) != 0

@@ -11,9 +11,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 
-from ptxemu.compiled.loops import I64, at, constant, word_at
+from ptxemu.compiled.loops import I1, I32, I64, Value, constant
 
 _SIZE, _DIGITS = 16, 24
 """Offsets, in an integer, of its number of digits and of its 30-bit digits, the lowest first."""
@@ -22,28 +21,27 @@ _DATA, _STRIDES = 16, 40
 _DIGIT_BITS = 30
 _SIZE_SHIFT = 3 if sys.version_info >= (3, 12) else 0
 """Lowest bits of the size that say something else."""
-_I32 = ir.IntType(32)
 
 
-def bit_of(b: Any, integer: Any, number: Any) -> Any:
-    """A bit of an integer object that is not negative; both are 64-bit words."""
-    digit, bit = b.udiv(number, constant(_DIGIT_BITS)), b.urem(number, constant(_DIGIT_BITS))
-    digits = b.lshr(word_at(b, b.add(integer, constant(_SIZE))), constant(_SIZE_SHIFT))
-    is_there = b.icmp_unsigned("<", digit, digits)
+def bit_of(integer: Value, number: Value) -> Any:
+    """A bit of an integer object that is not negative."""
+    b = number.b
+    digit, bit = (Value(b, divide(number.ir, constant(_DIGIT_BITS))) for divide in (b.udiv, b.urem))
+    is_there = digit.is_below((integer + _SIZE)[0].shifted_right(_SIZE_SHIFT))
     # Every integer has a place for a first digit.
-    place = at(b, b.add(integer, constant(_DIGITS)), _I32, b.select(is_there, digit, constant(0)))
-    shifted = b.lshr(b.zext(b.load(place), I64), bit)
-    return b.and_(b.trunc(shifted, ir.IntType(1)), is_there)
+    place = (integer + _DIGITS).pointer(I32, is_there.choice(digit, 0))
+    shifted = b.lshr(b.zext(b.load(place), I64), bit.ir)
+    return Value(b, b.trunc(shifted, I1)) & is_there
 
 
-def data_of(b: Any, array: Any) -> Any:
+def data_of(array: Value) -> Any:
     """The address of an array's data."""
-    return word_at(b, b.add(array, constant(_DATA)))
+    return (array + _DATA)[0]
 
 
-def row_bytes_of(b: Any, array: Any) -> Any:
+def row_bytes_of(array: Value) -> Any:
     """Bytes between the rows of an array of two dimensions."""
-    return word_at(b, word_at(b, b.add(array, constant(_STRIDES))))
+    return (array + _STRIDES)[0][0]
 
 
 @cache

@@ -15,8 +15,8 @@ from llvmlite import ir
 
 from ptxemu.compiled import access_records
 from ptxemu.compiled.builtins import make_builtin
-from ptxemu.compiled.llvm_vectors import FLOATS, Lower, Vector, bits_of_type, integers, splat
-from ptxemu.compiled.lowering import lowered
+from ptxemu.compiled.loops import Value
+from ptxemu.compiled.lowering import FLOATS, Lower, Vector, bits_of_type, integers, lowered, splat
 from ptxemu.compiled.native import machine_code
 from ptxemu.machine.decoded import PureOp, identity
 from ptxemu.machine.lanes import WARP_SIZE
@@ -172,8 +172,8 @@ less where an access failed."""
 def caller() -> Caller:
     """Return the function that executes the instructions of records one after another."""
 
-    def write(b: Any, arguments: Sequence[Any]) -> None:
-        first, count, registers, lanes, context = arguments
+    def write(b: Any, arguments: Sequence[Value]) -> None:
+        first, count, registers, lanes, context = (argument.ir for argument in arguments)
         type_ = ir.FunctionType(_I64, [_I64, _I64, _I64, _I32, _I64])
         function = ir.Function(b.module, type_, name="records")
         function.linkage = "internal"

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.compiled import routines
-from ptxemu.compiled.llvm_vectors import bits_of_type
+from ptxemu.compiled.lowering import bits_of_type
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.codegen import BlockFunction, compile_block
 from ptxemu.machine.decoded import PureOp

@@ -141,27 +141,12 @@ class Client:
         self._host_memory = host_memory
         self._driver = rules.Driver()
         self._libraries: list[_Library] = []
-        self._handlers: dict[Operation, Callable[[bytes], bytes]] = {
-            Operation.HELLO: self._hello,
-            Operation.MODULE: self._load_module,
-            Operation.FUNCTION: self._get_function,
-            Operation.LAUNCH: self._launch,
-            Operation.SYMBOL: self._symbol,
-            Operation.GET_FUNCTION_ATTRIBUTE: self._get_attribute,
-            Operation.SET_FUNCTION_ATTRIBUTE: self._set_attribute,
-            Operation.OCCUPANCY: self._occupancy,
-            Operation.DEVICE_ATTRIBUTE: self._device_attribute,
-            Operation.DEVICE_PROPERTIES: self._device_properties,
-            Operation.TENSOR_MAP: self._tensor_map,
-            Operation.ALLOCATED: self._allocated,
-            Operation.FREED: self._freed,
-            Operation.UNSUPPORTED: self._unsupported,
-        }
 
     def handle(self, operation: int, data: bytes) -> tuple[int, bytes]:
-        """The answer to a request: a status and bytes."""
+        """The answer to a request, from the method of the operation's name: a status and bytes."""
+        answer: Callable[[bytes], bytes] = getattr(self, f"_{Operation(operation).name.lower()}")
         try:
-            return rules.Status.SUCCESS, self._handlers[Operation(operation)](data)
+            return rules.Status.SUCCESS, answer(data)
         except ImageError as error:
             self._log.fail(str(error))
             return rules.Status.NO_BINARY_FOR_GPU, b""
@@ -180,7 +165,7 @@ class Client:
     def _hello(self, data: bytes) -> bytes:
         return struct.pack("<5Q", *self._memory.layout, memory_bytes(device_for(self._arch)))
 
-    def _load_module(self, data: bytes) -> bytes:
+    def _module(self, data: bytes) -> bytes:
         """The id of a loaded image; its variables get their addresses."""
         number = len(self._libraries) + 1
         image = rules.PtxImage(ptx_for(data, self._arch), f"module {number}")
@@ -209,7 +194,7 @@ class Client:
     def _library(self, number: int) -> _Library:
         return self._libraries[number - 1]
 
-    def _get_function(self, data: bytes) -> bytes:
+    def _function(self, data: bytes) -> bytes:
         (number,) = read_numbers(data, 1)
         library = self._library(number)
         name = data[8:].decode()
@@ -242,17 +227,8 @@ class Client:
         if self._host_memory is not None:
             memory = self._host_memory(function, values)
         self._memory.register_in(memory)
-        setup = LaunchSetup(
-            module,
-            kernel.name,
-            message.grid,
-            message.block,
-            values,
-            memory,
-            message.cluster,
-            message.shared_bytes,
-        )
         try:
+            setup = LaunchSetup.of(request, module, memory)
             result = self._log.run(setup, is_programmatic=message.is_programmatic)
         except ExecutionError as error:
             return int32(rules.execution_status(error))
@@ -271,11 +247,11 @@ class Client:
         size = next(v.size for v in module.syntax.variables if v.name == name)
         return struct.pack("<QQ", module.placed[name], size)
 
-    def _get_attribute(self, data: bytes) -> bytes:
+    def _get_function_attribute(self, data: bytes) -> bytes:
         function, attribute = read_numbers(data, 2)
         return int32(self._driver.kernel_attribute(function, attribute, self._arch))
 
-    def _set_attribute(self, data: bytes) -> bytes:
+    def _set_function_attribute(self, data: bytes) -> bytes:
         function, attribute, value = read_numbers(data, 3)
         self._driver.set_kernel_attribute(function, attribute, value, self._arch)
         return b""

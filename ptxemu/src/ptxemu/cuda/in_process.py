@@ -12,10 +12,9 @@ import importlib.abc
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any
 
 from ptxemu.cuda.build import SOURCES, Standin, standin
@@ -23,6 +22,7 @@ from ptxemu.cuda.client import Client, HostMemory
 from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.driver.rules import Status
 from ptxemu.launch_log import Log
+from ptxemu.patching import Patches
 
 PACKAGES = ("triton", "cupy", "cupy_backends", "torch.utils.cpp_extension", "numba.cuda", "pycuda")
 """Packages that need the stand-in."""
@@ -64,9 +64,8 @@ class InProcess:
         self._arch = arch
         self._host_memory = host_memory
         self._hook = _Hook(self._load)
-        self._environment: dict[str, str | None] = {}
         self._keep: list[Any] = []
-        self._restore = ExitStack()
+        self._patches = Patches()
 
     def __enter__(self) -> InProcess:
         """Watch imports."""
@@ -75,21 +74,11 @@ class InProcess:
             self._load()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Watch no more; the stand-in stays loaded, as a library does."""
         if self._hook in sys.meta_path:
             sys.meta_path.remove(self._hook)
-        self._restore.close()
-        for name, value in self._environment.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        self._patches.undo()
 
     def _load(self) -> None:
         if self._keep:
@@ -118,7 +107,7 @@ class InProcess:
             library.ptxemu_redirect()
             return module
 
-        self._replace(ExtensionFileLoader, "create_module", create_module)
+        self._patches.replace(ExtensionFileLoader, "create_module", create_module)
 
     def _hide_linker(self) -> None:
         """Packages that link machine code with nvJitLink ask the driver, which keeps PTX."""
@@ -133,11 +122,7 @@ class InProcess:
                 raise pathfinder.DynamicLibNotFoundError("nvJitLink: ptxemu runs PTX")
             return original(name)
 
-        self._replace(pathfinder, "load_nvidia_dynamic_lib", load)
-
-    def _replace(self, owner: Any, name: str, value: object) -> None:
-        self._restore.callback(setattr, owner, name, getattr(owner, name))
-        setattr(owner, name, value)
+        self._patches.replace(pathfinder, "load_nvidia_dynamic_lib", load)
 
     def _set_variables(self, made: Standin) -> None:
         ptxas = _script(made.folder / "ptxas", PTXAS)
@@ -158,8 +143,7 @@ class InProcess:
             "CUPY_CACHE_DIR": made.folder / "cupy",
             "CUPY_ACCELERATORS": "",  # CUB comes as machine code
         }.items():
-            self._environment[name] = os.environ.get(name)
-            os.environ[name] = str(value)
+            self._patches.set_variable(name, str(value))
 
 
 class _Hook(importlib.abc.MetaPathFinder):

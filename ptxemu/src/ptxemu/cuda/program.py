@@ -14,7 +14,6 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 from ptxemu.cuda.build import Standin, standin
@@ -54,12 +53,7 @@ class Server:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Answer what is still being asked, and close."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

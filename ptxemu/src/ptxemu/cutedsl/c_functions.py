@@ -125,44 +125,13 @@ def _load_library(call: HostCall, library: int, *_: Any) -> None:
     _write_pointer(library, number)
 
 
-@_emulates("_cudaLibraryUnload", _pointer)
-def _unload_library(call: HostCall, library: int) -> None:
-    """Handles end with the code that holds them."""
-
-
 @_emulates("_cudaLibraryGetKernel", _pointer, _pointer, ctypes.c_char_p)
 def _get_kernel(call: HostCall, kernel: int, library: int, name: bytes) -> None:
     _write_pointer(kernel, _driver.get_kernel(library, name.decode(), call.arch))
 
 
-@_emulates("_cuKernelGetAttribute", _pointer, _i32, _pointer, _i32)
-def _kernel_attribute(call: HostCall, value: int, attribute: int, kernel: int, _: int) -> None:
-    _write_i32(value, _driver.kernel_attribute(kernel, attribute, call.arch))
-
-
-@_emulates("_cudaKernelSetAttributeForDevice", _pointer, _i32, _i32, _i32)
-def _set_kernel_attribute(call: HostCall, kernel: int, attribute: int, value: int, _: int) -> None:
+def _set_attribute(call: HostCall, kernel: int, attribute: int, value: int, *_: int) -> None:
     _driver.set_kernel_attribute(kernel, attribute, value, call.arch)
-
-
-@_emulates("_cudaFuncSetAttribute", _pointer, _i32, _i32)
-def _set_function_attribute(call: HostCall, kernel: int, attribute: int, value: int) -> None:
-    _driver.set_kernel_attribute(kernel, attribute, value, call.arch)
-
-
-@_emulates("_cudaGetDevice", _pointer)
-def _get_device(call: HostCall, device: int) -> None:
-    _write_i32(device, 0)
-
-
-@_emulates("_cuDeviceGet", _pointer, _i32)
-def _device_get(call: HostCall, device: int, ordinal: int) -> None:
-    _write_i32(device, ordinal)
-
-
-@_emulates("_cudaGetDeviceCount", _pointer)
-def _get_device_count(call: HostCall, count: int) -> None:
-    _write_i32(count, 1)
 
 
 @_emulates("_cudaSetDevice", _i32)
@@ -173,20 +142,42 @@ def _set_device(call: HostCall, device: int) -> None:
         )
 
 
-@_emulates("_cudaDeviceGetAttribute", _pointer, _i32, _i32)
-def _get_device_attribute(call: HostCall, value: int, attribute: int, _: int) -> None:
-    _write_i32(value, _driver.device_attribute(call.image, attribute, call.arch))
+_SHORT: tuple[tuple[str, tuple[Any, ...], Callable[..., None]], ...] = (
+    ("_cudaGetDevice", (_pointer,), lambda call, device: _write_i32(device, 0)),
+    ("_cuDeviceGet", (_pointer, _i32), lambda call, device, number: _write_i32(device, number)),
+    ("_cudaGetDeviceCount", (_pointer,), lambda call, count: _write_i32(count, 1)),
+    (
+        "_cudaDeviceGetAttribute",
+        (_pointer, _i32, _i32),
+        lambda call, to, which, _: _write_i32(
+            to, _driver.device_attribute(call.image, which, call.arch)
+        ),
+    ),
+    (
+        "_cuKernelGetAttribute",
+        (_pointer, _i32, _pointer, _i32),
+        lambda call, to, which, kernel, _: _write_i32(
+            to, _driver.kernel_attribute(kernel, which, call.arch)
+        ),
+    ),
+    ("_cudaKernelSetAttributeForDevice", (_pointer, _i32, _i32, _i32), _set_attribute),
+    ("_cudaFuncSetAttribute", (_pointer, _i32, _i32), _set_attribute),
+)
+for _name, _types, _body in _SHORT:
+    _emulates(_name, *_types)(_body)
 
 
 def _nothing(call: HostCall, *_: Any) -> None:
     """Launches are complete when they return: there is nothing to wait for.
 
-    Nor does an error end the process: once a call has failed all others do, and the host function
-    raises when it returns.
+    Handles of libraries end with the code that holds them. Nor does an error end the process: once
+    a call has failed all others do, and the host function raises when it returns.
     """
 
 
 for _name, _types in (
+    ("_cudaLibraryUnload", (_pointer,)),
+    ("cuda_dialect_unload_library_once", (_pointer,)),
     ("_cudaDeviceSynchronize", ()),
     ("_cudaStreamSynchronize", (_pointer,)),
     ("_cudaStreamWaitEvent", (_pointer, _pointer, _u32)),
@@ -326,8 +317,3 @@ def _initialise_once(
             rules.Status(status), "the host code could not load its library"
         )
     _write_pointer(state, library.value)
-
-
-@_emulates("cuda_dialect_unload_library_once", _pointer)
-def _unload_once(call: HostCall, state: int) -> None:
-    """Handles end with the code that holds them."""

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.cutedsl.patching import Patches
 from ptxemu.driver.attributes import device_attribute
 from ptxemu.machine.device import Device
+from ptxemu.patching import Patches
 
 _DRIVER_VERSION = 13000
 _TOTAL_MEMORY = 180 * 2**30

@@ -16,9 +16,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from ptxemu.cutedsl.cuda_bindings import CudaBindings
-from ptxemu.cutedsl.patching import Patches
 from ptxemu.cutedsl.session import Emulation
 from ptxemu.machine.device import Device, device_for
+from ptxemu.patching import Patches
 
 _CUDA_VERSION = "13.0"
 _TOTAL_MEMORY = 180 * 2**30
@@ -51,16 +51,23 @@ def pretend_gpu(arch: str = "sm_100a") -> Iterator[None]:
         yield
 
 
-class _Stream:
-    """The only stream: work has finished when its launch returns."""
-
-    cuda_stream = 0
-    stream_id = 0
-    device_index = 0
-    priority = 0
+class _Done:
+    """Work that has finished when its launch returns."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class _Stream(_Done):
+    """The only stream."""
+
+    cuda_stream = stream_id = device_index = priority = 0
 
     def __enter__(self) -> _Stream:
         return self
@@ -71,9 +78,6 @@ class _Stream:
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, 0)
 
-    def query(self) -> bool:
-        return True
-
     def wait_stream(self, stream: Any) -> None:
         pass
 
@@ -83,28 +87,16 @@ class _Stream:
     def record_event(self, event: Any = None) -> Any:
         return event or _Event()
 
-    def synchronize(self) -> None:
-        pass
 
-
-class _Event:
+class _Event(_Done):
     """An event that has always happened; no time passes between two of them."""
 
     cuda_event = 1
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
 
     def record(self, stream: Any = None) -> None:
         pass
 
     def wait(self, stream: Any = None) -> None:
-        pass
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
         pass
 
     def elapsed_time(self, end: Any) -> float:
@@ -144,6 +136,11 @@ def _capture(graph: _Graph, *args: Any, **kwargs: Any) -> Iterator[None]:
         graph.capture_end()
 
 
+def _same(value: Any, *names: str) -> dict[str, Callable[..., Any]]:
+    """Functions of these names that give a value, whatever they are called with."""
+    return dict.fromkeys(names, lambda *_, **__: value)
+
+
 def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
     properties = SimpleNamespace(
         name=f"ptxemu {device.arch}",
@@ -159,51 +156,36 @@ def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
         shared_memory_per_multiprocessor=device.shared_bytes_per_cta + 1024,
         L2_cache_size=126 * 2**20,
     )
+    generator = torch.default_generator
     values: dict[str, Any] = {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "_is_compiled": lambda: True,
-        "is_bf16_supported": lambda *_, **__: True,
+        **_same(True, "is_available", "is_initialized", "_is_compiled", "is_bf16_supported"),
+        **_same(False, "can_device_access_peer"),
+        **_same(None, "init", "_lazy_init", "set_device", "synchronize", "empty_cache"),
+        **_same(None, "reset_max_memory_allocated", "reset_peak_memory_stats", "ipc_collect"),
+        **_same(None, "set_stream"),
+        **_same(0, "current_device", "memory_allocated", "memory_reserved"),
+        **_same(0, "max_memory_allocated", "max_memory_reserved"),
+        **_same(1, "device_count"),
+        **_same(properties.name, "get_device_name"),
+        **_same(device.capability, "get_device_capability"),
+        **_same(properties, "get_device_properties"),
+        **_same((_TOTAL_MEMORY, _TOTAL_MEMORY), "mem_get_info"),
+        **_same((0, 0), "graph_pool_handle"),
         "is_current_stream_capturing": lambda: Emulation.active().is_capturing,
-        "init": lambda: None,
-        "_lazy_init": lambda: None,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "set_device": lambda _: None,
-        "get_device_name": lambda *_: properties.name,
-        "get_device_capability": lambda *_: device.capability,
-        "get_device_properties": lambda *_: properties,
-        "can_device_access_peer": lambda *_: False,
-        "synchronize": lambda *_, **__: None,
-        "empty_cache": lambda: None,
-        "default_generators": (torch.default_generator,),
-        "seed": torch.default_generator.seed,
-        "seed_all": torch.default_generator.seed,
-        "initial_seed": torch.default_generator.initial_seed,
-        "manual_seed": torch.default_generator.manual_seed,
-        "manual_seed_all": torch.default_generator.manual_seed,
-        "memory_allocated": lambda *_: 0,
-        "memory_reserved": lambda *_: 0,
+        "default_generators": (generator,),
+        **dict.fromkeys(("seed", "seed_all"), generator.seed),
+        "initial_seed": generator.initial_seed,
+        **dict.fromkeys(("manual_seed", "manual_seed_all"), generator.manual_seed),
         "memory_stats": lambda *_: {},
-        "max_memory_allocated": lambda *_: 0,
-        "max_memory_reserved": lambda *_: 0,
-        "reset_max_memory_allocated": lambda *_: None,
-        "reset_peak_memory_stats": lambda *_: None,
-        "ipc_collect": lambda: None,
         "get_arch_list": lambda: [device.arch],
-        "mem_get_info": lambda *_: (_TOTAL_MEMORY, _TOTAL_MEMORY),
         "current_stream": lambda *_, **__: _Stream(),
         "default_stream": lambda *_, **__: _Stream(),
-        "stream": lambda _: contextlib.nullcontext(),
-        "set_stream": lambda _: None,
         "get_stream_from_external": lambda *_: _Stream(),
-        "device": lambda _: contextlib.nullcontext(),
-        "Stream": _Stream,
-        "ExternalStream": _Stream,
+        **dict.fromkeys(("stream", "device"), lambda _: contextlib.nullcontext()),
+        **dict.fromkeys(("Stream", "ExternalStream"), _Stream),
         "Event": _Event,
         "CUDAGraph": _Graph,
         "graph": _capture,
-        "graph_pool_handle": lambda: (0, 0),
     }
     for name, value in values.items():
         patches.replace(torch.cuda, name, value)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable
-from types import TracebackType
 
 from ptxemu.cutedsl.arguments import Arguments
 from ptxemu.cutedsl.c_functions import HostCall
 from ptxemu.cutedsl.host_function import Launcher
 from ptxemu.cutedsl.interception import Interception
-from ptxemu.cutedsl.patching import Patches
 from ptxemu.driver.rules import LaunchRequest
 from ptxemu.errors import HazardError, PtxEmuError
 from ptxemu.launch_log import Log, Progress
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.machine.device import device_for
+from ptxemu.patching import Patches
 from ptxemu.sched.policy import Policy
 
 ON_FINDING = ("raise", "collect")
@@ -40,22 +38,47 @@ class Emulation(Log):
     def __init__(
         self,
         *,
-        arch: str | None,
-        check: bool,
-        on_finding: str,
-        policy: Policy,
-        allow_unregistered: bool | None,
-        on_progress: Progress | None,
-        on_launch: OnLaunch | None,
+        arch: str | None = "sm_100a",
+        check: bool = True,
+        on_finding: str = "raise",
+        seed: int = 0,
+        policy: Policy | None = None,
+        allow_unregistered: bool | None = None,
+        on_progress: Progress | None = None,
+        on_launch: OnLaunch | None = None,
         unchecked: re.Pattern[str] | None = None,
     ) -> None:
+        """Run the launches of compiled CuTe DSL functions on the emulator, on CPU tensors.
+
+        Args:
+            arch: the device ("sm_90a", "sm_100a", "sm_103a"), also for what is compiled inside the
+                block; None: what each function was compiled for.
+            check: look for hazards.
+            on_finding: "raise": HazardError on leaving the block; "collect": only in `findings`.
+            seed: of the schedule, where no `policy` is given.
+            policy: the schedule.
+            allow_unregistered: let kernels touch host memory that belongs to no tensor that is
+                known (bounds are not checked there); None: only where a kernel gets such an
+                address, with a note in `notes`.
+            on_progress: called with the kernel's name and how far its launch is.
+            on_launch: called before each launch; the observer that it returns listens to it.
+            unchecked: kernels with it in their names run without the check.
+
+        Raises:
+            ValueError: an argument that is not known.
+        """
+        if on_finding not in ON_FINDING:
+            known = ", ".join(ON_FINDING)
+            raise ValueError(f"on_finding: expected one of {known}; got {on_finding!r}")
+        if arch is not None:
+            device_for(arch)
+        policy = policy if policy is not None else Policy(seed=seed)
         super().__init__(check, policy, on_progress, on_launch, unchecked)
         self.arch = arch
         self._on_finding = on_finding
         self._allow_unregistered = allow_unregistered
         self._interception = Interception(self)
         self._patches = Patches()
-        self._environment: str | None = None
         self._captured: list[Callable[[], None]] | None = None
 
     def __enter__(self) -> Emulation:
@@ -67,16 +90,11 @@ class Emulation(Log):
         Emulation._active = self
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Stop intercepting; raise HazardError for what was found, unless an error is under way."""
         Emulation._active = None
         self._interception.remove()
-        self._restore_arch()
+        self._patches.undo()
         if kind is None and self._on_finding == "raise":
             self.raise_findings()
 
@@ -109,16 +127,7 @@ class Emulation(Log):
             )
             for address, block in call.allocations.items():
                 memory.register(block, f"cudaMalloc {address:#x}")
-            setup = LaunchSetup(
-                module,
-                kernel.name,
-                request.grid,
-                request.block,
-                request.arguments,
-                memory,
-                request.cluster,
-                request.dynamic_shared_bytes,
-            )
+            setup = LaunchSetup.of(request, module, memory)
             self.run(setup, is_programmatic=request.is_programmatic)
 
         return launch
@@ -152,63 +161,9 @@ class Emulation(Log):
         """Compilations inside the block are for the emulated device."""
         if self.arch is None:
             return
-        self._environment = os.environ.get(_ARCH_VARIABLE)
-        os.environ[_ARCH_VARIABLE] = self.arch
+        self._patches.set_variable(_ARCH_VARIABLE, self.arch)
         for dsl in sys.modules["cutlass.base_dsl.dsl"].DSLSingletonMeta._instances.values():
             self._patches.replace(dsl.envar, "_arch", self.arch)
 
-    def _restore_arch(self) -> None:
-        self._patches.undo()
-        if self.arch is None:
-            return
-        if self._environment is None:
-            os.environ.pop(_ARCH_VARIABLE, None)
-        else:
-            os.environ[_ARCH_VARIABLE] = self._environment
 
-
-def emulate(
-    *,
-    arch: str | None = "sm_100a",
-    check: bool = True,
-    on_finding: str = "raise",
-    seed: int = 0,
-    policy: Policy | None = None,
-    allow_unregistered: bool | None = None,
-    on_progress: Progress | None = None,
-    on_launch: OnLaunch | None = None,
-    unchecked: re.Pattern[str] | None = None,
-) -> Emulation:
-    """Run the launches of compiled CuTe DSL functions on the emulator, on CPU tensors.
-
-    Args:
-        arch: the device ("sm_90a", "sm_100a", "sm_103a"), also for what is compiled inside the
-            block; None: what each function was compiled for.
-        check: look for hazards.
-        on_finding: "raise": HazardError on leaving the block; "collect": only in `findings`.
-        seed: of the schedule, where no `policy` is given.
-        policy: the schedule.
-        allow_unregistered: let kernels touch host memory that belongs to no tensor that is known
-            (bounds are not checked there); None: only where a kernel gets such an address, with a
-            note in `notes`.
-        on_progress: called with the kernel's name and how far its launch is.
-        on_launch: called before each launch; the observer that it returns listens to it.
-        unchecked: kernels with it in their names run without the check.
-
-    Raises:
-        ValueError: an argument that is not known.
-    """
-    if on_finding not in ON_FINDING:
-        raise ValueError(f"on_finding: expected one of {', '.join(ON_FINDING)}; got {on_finding!r}")
-    if arch is not None:
-        device_for(arch)
-    return Emulation(
-        arch=arch,
-        check=check,
-        on_finding=on_finding,
-        policy=policy if policy is not None else Policy(seed=seed),
-        allow_unregistered=allow_unregistered,
-        on_progress=on_progress,
-        on_launch=on_launch,
-        unchecked=unchecked,
-    )
+emulate = Emulation

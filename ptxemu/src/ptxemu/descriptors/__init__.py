@@ -12,7 +12,13 @@
 tensor core does; `operand_addresses` says where each of its elements lies.
 """
 
-from ptxemu.descriptors.codec import AnyDescriptor, decode, encode
+from ptxemu.descriptors.codec import (
+    AnyDescriptor,
+    decode,
+    encode,
+    gather_operand,
+    operand_addresses,
+)
 from ptxemu.descriptors.im2col_map import Im2colMap
 from ptxemu.descriptors.instruction import (
     BLOCK_SCALED_KINDS,
@@ -23,7 +29,6 @@ from ptxemu.descriptors.instruction import (
     decode_instruction,
 )
 from ptxemu.descriptors.matrix_layout import Major
-from ptxemu.descriptors.operand import gather_operand, operand_addresses
 from ptxemu.descriptors.shared_memory import Tcgen05Descriptor, WgmmaDescriptor
 from ptxemu.descriptors.swizzle import Swizzle
 from ptxemu.descriptors.tensor_map import TensorMap, encode_tiled

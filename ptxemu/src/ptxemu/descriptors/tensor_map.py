@@ -35,22 +35,8 @@ PADDED = ("b4x16_p64", "b6x16_p32")
 """Types whose 16 elements, 8 or 12 bytes, take 16 bytes of shared memory."""
 SWIZZLES_OF_PADDED = (Swizzle.NONE, Swizzle.B128, Swizzle.B128_ATOM_32B, Swizzle.B128_ATOM_64B)
 DRIVER_TYPES = (
-    "u8",
-    "u16",
-    "u32",
-    "s32",
-    "u64",
-    "s64",
-    "f16",
-    "f32",
-    "f64",
-    "bf16",
-    "f32.ftz",
-    "tf32",
-    "tf32.ftz",
-    "b4x16",
-    "b4x16_p64",
-    "b6x16_p32",
+    *("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32.ftz", "tf32"),
+    *("tf32.ftz", "b4x16", "b4x16_p64", "b6x16_p32"),
 )
 """CUtensorMapDataType, in its order."""
 

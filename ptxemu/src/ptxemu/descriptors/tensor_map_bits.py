@@ -7,6 +7,7 @@ and the codes of the sub-byte types only off maps that CuTe DSL 4.8 builds for s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -76,22 +77,8 @@ SHARED_ALIGNMENT = Field(9, 0, 32)
 TYPE_CODES = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 7, 8, 11, 12, 13)
 """Hardware's code by the number that tensormap.replace and `TYPE_NAMES` use."""
 TYPE_NAMES = (
-    "u8",
-    "u16",
-    "u32",
-    "s32",
-    "u64",
-    "s64",
-    "f16",
-    "f32",
-    "f32.ftz",
-    "f64",
-    "bf16",
-    "tf32",
-    "tf32.ftz",
-    "b4x16",
-    "b4x16_p64",
-    "b6x16_p32",
+    *("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32"),
+    *("tf32.ftz", "b4x16", "b4x16_p64", "b6x16_p32"),
 )
 """The types of `tensormap.replace.tile.elemtype`, by its operand."""
 _FIRST_TF32 = TYPE_NAMES.index("tf32")
@@ -160,38 +147,21 @@ def replace_field(words: Words, field: str, ordinal: int, value: int) -> None:
         field: as the instruction names it; ordinal: the dimension, where there are several.
         value: the instruction's operand: the rank less one, but the true extents and strides.
     """
-    if field == "global_address":
-        ADDRESS.put(words, value)
-    elif field == "rank":
-        RANK.put(words, value)
-    elif field == "box_dim":
-        BOX[ordinal].put(words, value - 1)
-    elif field == "global_dim":
-        DIMS[ordinal].put(words, value - 1)
-    elif field == "global_stride":
-        put_stride(words, ordinal, value)
-    elif field == "element_stride":
-        ELEMENT_STRIDES[ordinal].put(words, value - 1)
-    elif field == "elemtype":
-        put_type(words, value)
-    else:
-        _PLAIN[field].put(words, value)
+    _REPLACE[field](words, ordinal, value)
 
 
-_PLAIN = {
-    "interleave_layout": INTERLEAVE,
-    "swizzle_mode": SWIZZLE,
-    "swizzle_atomicity": ATOMICITY,
-    "fill_mode": FILL,
+_REPLACE: dict[str, Callable[[Words, int, int], None]] = {
+    "global_address": lambda words, _, value: ADDRESS.put(words, value),
+    "rank": lambda words, _, value: RANK.put(words, value),
+    "box_dim": lambda words, k, value: BOX[k].put(words, value - 1),
+    "global_dim": lambda words, k, value: DIMS[k].put(words, value - 1),
+    "global_stride": put_stride,
+    "element_stride": lambda words, k, value: ELEMENT_STRIDES[k].put(words, value - 1),
+    "elemtype": lambda words, _, value: put_type(words, value),
+    "interleave_layout": lambda words, _, value: INTERLEAVE.put(words, value),
+    "swizzle_mode": lambda words, _, value: SWIZZLE.put(words, value),
+    "swizzle_atomicity": lambda words, _, value: ATOMICITY.put(words, value),
+    "fill_mode": lambda words, _, value: FILL.put(words, value),
 }
-REPLACEABLE = (
-    "global_address",
-    "rank",
-    "box_dim",
-    "global_dim",
-    "global_stride",
-    "element_stride",
-    "elemtype",
-    *_PLAIN,
-)
+REPLACEABLE = tuple(_REPLACE)
 """The fields that tensormap.replace knows."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ptxemu.engines.copy_operation import Signal, fault
+from ptxemu.engines.copy_operation import Signal
+from ptxemu.errors import fault
 from ptxemu.machine.regions import locate_shared
 from ptxemu.machine.state import Cta
 from ptxemu.syntax.ast import Instruction

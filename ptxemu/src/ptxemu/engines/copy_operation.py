@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,11 +57,6 @@ class Signal:
     def send(self, operation: AsyncOperation) -> None:
         """The operation has delivered its bytes."""
         mbarriers(self.cta).complete_tx(operation, self.offset, self.count)
-
-
-def fault(instruction: Instruction, message: str) -> NoReturn:
-    """Stop: hardware would trap here, or nobody knows what it does."""
-    raise ExecutionError(f"{instruction.span}: {instruction.opcode}: {message}")
 
 
 def issue_copy(
@@ -112,31 +107,23 @@ def _named(operation: AsyncOperation, step: Callable[[], None]) -> Callable[[], 
 
 def report_async(
     operation: AsyncOperation,
-    space: Space,
     owner: Cta | None,
-    starts: NDArray[np.int64],
+    starts: int | NDArray[np.int64],
     size: int,
     kind: AccessKind,
     *,
     is_silent: bool = False,
     element: str = "",
 ) -> None:
-    """Tell the observer of an access by an operation through the async proxy.
-
-    Args:
-        is_silent: a write of what was there already. element: see `Access`.
-    """
+    """Tell the observer of an access by an operation through the async proxy; see `report`."""
     machine = operation.cta.machine
-    if machine.observer is None:
+    if isinstance(starts, int):
+        starts = np.array([starts])
+    if machine.observer is None or not size or not len(starts):
         return
     if owner is not None and owner.exited:
-        machine.complain(
-            "error",
-            "exited-cta",
-            f"{operation.label}: shared memory of cta {owner.ctaid}, which has exited",
-            operation,
-            operation.instruction,
-        )
+        message = f"{operation.label}: shared memory of cta {owner.ctaid}, which has exited"
+        machine.complain("error", "exited-cta", message, operation, operation.instruction)
     if owner is not None and kind is not AccessKind.READ:
         offset = mbarriers(owner).overlapping(starts, size)
         if offset is not None:
@@ -148,22 +135,10 @@ def report_async(
                 operation,
                 operation.instruction,
             )
+    space, index = (Space.GLOBAL, None) if owner is None else (Space.SHARED, owner.index)
     order = ATOMIC_ORDERS[space] if kind is AccessKind.ATOMIC else _WEAK
-    machine.observer.accessed(
-        Access(
-            operation,
-            space,
-            None if owner is None else owner.index,
-            starts,
-            size,
-            kind,
-            Proxy.ASYNC,
-            operation.instruction,
-            *order,
-            is_silent,
-            element=element,
-        )
-    )
+    what = (operation, space, index, starts, size, kind, Proxy.ASYNC, operation.instruction)
+    machine.observer.accessed(Access(*what, *order, is_silent, element=element))
 
 
 def holds(operation: AsyncOperation, held: Bytes, data: Bytes) -> bool:
@@ -184,28 +159,21 @@ class SharedRange(NamedTuple):
 
     def read(self, operation: AsyncOperation) -> Bytes:
         """The bytes, as an array of its own."""
-        self._report(operation, AccessKind.READ)
+        report_async(operation, self.cta, self.offset, self.size, AccessKind.READ)
         return self._bytes.copy()
 
     def write(self, operation: AsyncOperation, data: Bytes) -> None:
         """Replace the bytes."""
         is_silent = holds(operation, self._bytes, data)
         self._bytes[:] = data
-        self._report(operation, AccessKind.WRITE, is_silent=is_silent)
+        report_async(
+            operation, self.cta, self.offset, self.size, AccessKind.WRITE, is_silent=is_silent
+        )
 
     def update(self, operation: AsyncOperation, data: Bytes, combine: Combine) -> None:
         """Replace the bytes by what `combine` makes of them and of `data`."""
         self._bytes[:] = combine(self._bytes.copy(), data)
-        self._report(operation, AccessKind.ATOMIC)
-
-    def _report(
-        self, operation: AsyncOperation, kind: AccessKind, *, is_silent: bool = False
-    ) -> None:
-        if operation.cta.machine.observer is not None and self.size:
-            starts = np.array([self.offset], dtype=np.int64)
-            report_async(
-                operation, Space.SHARED, self.cta, starts, self.size, kind, is_silent=is_silent
-            )
+        report_async(operation, self.cta, self.offset, self.size, AccessKind.ATOMIC)
 
 
 class GlobalRange(NamedTuple):
@@ -218,7 +186,7 @@ class GlobalRange(NamedTuple):
     def read(self, operation: AsyncOperation) -> Bytes:
         """The bytes, as an array of its own."""
         data = readable(operation, self.address, self.size).copy()
-        self._report(operation, AccessKind.READ)
+        report_async(operation, None, self.address, self.size, AccessKind.READ)
         return data
 
     def write(self, operation: AsyncOperation, data: Bytes) -> None:
@@ -227,28 +195,20 @@ class GlobalRange(NamedTuple):
         if self.byte_mask is None:
             is_silent = holds(operation, held, data)
             held[:] = data
-            self._report(operation, AccessKind.WRITE, is_silent=is_silent)
+            report_async(
+                operation, None, self.address, self.size, AccessKind.WRITE, is_silent=is_silent
+            )
             return
         chosen = np.tile(self.byte_mask, self.size // len(self.byte_mask))
         held[chosen] = data[chosen]
-        if operation.cta.machine.observer is not None and chosen.any():
-            starts = self.address + np.flatnonzero(chosen)
-            report_async(operation, Space.GLOBAL, None, starts, 1, AccessKind.WRITE)
+        starts = self.address + np.flatnonzero(chosen)
+        report_async(operation, None, starts, 1, AccessKind.WRITE)
 
     def update(self, operation: AsyncOperation, data: Bytes, combine: Combine) -> None:
         """Replace the bytes by what `combine` makes of them and of `data`."""
         held = writable(operation, self.address, self.size)
         held[:] = combine(held.copy(), data)
-        self._report(operation, AccessKind.ATOMIC)
-
-    def _report(
-        self, operation: AsyncOperation, kind: AccessKind, *, is_silent: bool = False
-    ) -> None:
-        if operation.cta.machine.observer is not None and self.size:
-            starts = np.array([self.address], dtype=np.int64)
-            report_async(
-                operation, Space.GLOBAL, None, starts, self.size, kind, is_silent=is_silent
-            )
+        report_async(operation, None, self.address, self.size, AccessKind.ATOMIC)
 
 
 def readable(operation: AsyncOperation, address: int, size: int) -> Bytes:

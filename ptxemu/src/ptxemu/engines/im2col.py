@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.descriptors.im2col_map import Im2colMap
-from ptxemu.engines.copy_operation import Bytes, fault, holds, readable, report_async, writable
+from ptxemu.engines.copy_operation import Bytes, holds, readable, report_async, writable
 from ptxemu.engines.tma import filler, report_map_read, rounded_tf32
-from ptxemu.events import AccessKind, Space
+from ptxemu.errors import fault
+from ptxemu.events import AccessKind
 
 if TYPE_CHECKING:
     from ptxemu.engines.reductions import Combine
@@ -102,10 +103,8 @@ class GlobalColumn:
         """
         made = self.tensor_map
         if len(self.coordinates) != made.rank:
-            fault(
-                instruction,
-                f"{len(self.coordinates)} coordinates; the tensor map's rank is {made.rank}",
-            )
+            message = f"{len(self.coordinates)} coordinates; the tensor map's rank is {made.rank}"
+            fault(instruction, message)
         trap = "(CUDA_ERROR_ILLEGAL_INSTRUCTION)"
         if self.coordinates[0] * made.element_bits % 128:
             fault(
@@ -137,7 +136,7 @@ class GlobalColumn:
         for address, pixel in zip(addresses.tolist(), pixels.tolist(), strict=True):
             held = readable(operation, address, count)
             data[pixel, part] = rounded_tf32(held) if rounds else held
-        self._report(operation, addresses, count, AccessKind.READ)
+        report_async(operation, None, np.unique(addresses), count, AccessKind.READ)
         return data
 
     def write(self, operation: AsyncOperation, data: Bytes) -> None:
@@ -150,7 +149,9 @@ class GlobalColumn:
             held = writable(operation, address, count)
             is_silent = is_silent and holds(operation, held, rows[pixel, part])
             held[:] = rows[pixel, part]
-        self._report(operation, addresses, count, AccessKind.WRITE, is_silent=is_silent)
+        report_async(
+            operation, None, np.unique(addresses), count, AccessKind.WRITE, is_silent=is_silent
+        )
 
     def update(self, operation: AsyncOperation, data: Bytes, combine: Combine) -> None:
         """Combine the pixels inside the tensor with `data`."""
@@ -161,27 +162,6 @@ class GlobalColumn:
             held = writable(operation, address, count)
             held[:] = combine(held.copy(), np.ascontiguousarray(rows[pixel, part]))
         element = self.tensor_map.dtype
-        self._report(operation, addresses, count, AccessKind.ATOMIC, element=element)
-
-    def _report(
-        self,
-        operation: AsyncOperation,
-        addresses: np.typing.NDArray[np.int64],
-        count: int,
-        kind: AccessKind,
-        *,
-        is_silent: bool = False,
-        element: str = "",
-    ) -> None:
-        if operation.cta.machine.observer is not None and len(addresses):
-            starts = np.unique(addresses)
-            report_async(
-                operation,
-                Space.GLOBAL,
-                None,
-                starts,
-                count,
-                kind,
-                is_silent=is_silent,
-                element=element,
-            )
+        report_async(
+            operation, None, np.unique(addresses), count, AccessKind.ATOMIC, element=element
+        )

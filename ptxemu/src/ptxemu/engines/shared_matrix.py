@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from ptxemu.descriptors import Tcgen05Descriptor, WgmmaDescriptor
 from ptxemu.descriptors.matrix_layout import CHUNK, ChunkPlan, Major, MatrixLayout, chunk_plan
 from ptxemu.descriptors.swizzle import PERIOD
-from ptxemu.errors import ExecutionError
-from ptxemu.events import AccessKind, Proxy, Space
+from ptxemu.errors import fault
+from ptxemu.events import AccessKind, Proxy
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.regions import report
 from ptxemu.machine.state import AsyncOperation, Cta
@@ -92,23 +92,14 @@ def report_read(operation: AsyncOperation, cta: Cta, placed: Placed) -> None:
     """
     if placed.end > len(cta.shared) // CHUNK * CHUNK:
         instruction = operation.instruction
-        raise ExecutionError(
-            f"{instruction.span}: {instruction.opcode}: the matrix of {placed.descriptor} reaches "
-            f"shared 0x{placed.end:x}, beyond the CTA's {len(cta.shared)} bytes"
+        fault(
+            instruction,
+            f"the matrix of {placed.descriptor} reaches "
+            f"shared 0x{placed.end:x}, beyond the CTA's {len(cta.shared)} bytes",
         )
-    machine = cta.machine
-    if machine.observer is not None:
-        report(
-            machine,
-            operation,
-            Space.SHARED,
-            cta,
-            placed.starts,
-            placed.plan.size,
-            AccessKind.READ,
-            operation.instruction,
-            proxy=Proxy.ASYNC,
-        )
+    if cta.machine.observer is not None:
+        starts, size = placed.starts, placed.plan.size
+        report(operation, cta, starts, size, AccessKind.READ, proxy=Proxy.ASYNC)
 
 
 def read_matrix(

@@ -38,10 +38,7 @@ def warn_of_undefined(
     """Complain of metadata that has no meaning."""
     wrong = sparsity.undefined(metadata, type_)
     if wrong is not None:
-        cta.machine.complain(
-            "warning",
-            "sparsity-metadata-undefined",
-            f"{instruction.opcode}: sparsity metadata 0b{wrong:04b} has no meaning for .{type_}",
-            agent,
-            instruction,
+        message = (
+            f"{instruction.opcode}: sparsity metadata 0b{wrong:04b} has no meaning for .{type_}"
         )
+        cta.machine.complain("warning", "sparsity-metadata-undefined", message, agent, instruction)

@@ -264,11 +264,6 @@ def ctas_of(cta: Cta, cta_group: int, instruction: Instruction, warp: Warp) -> l
     ctas = pair(cta)
     for peer in ctas:
         if peer.exited:
-            cta.machine.complain(
-                "error",
-                "exited-cta",
-                f"{instruction.opcode} while cta {peer.ctaid} of the pair has exited",
-                warp,
-                instruction,
-            )
+            message = f"{instruction.opcode} while cta {peer.ctaid} of the pair has exited"
+            cta.machine.complain("error", "exited-cta", message, warp, instruction)
     return ctas

@@ -7,43 +7,174 @@ two or four different A's if the lanes hold them.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu import machine_code
-from ptxemu.descriptors import BlockScaledInstructionDescriptor, ZeroColumnMask
-from ptxemu.engines import tcgen05_code
-from ptxemu.engines.forms import Decoded, MmaOperands
+from ptxemu.descriptors import BlockScaledInstructionDescriptor, Tcgen05Descriptor, ZeroColumnMask
+from ptxemu.descriptors.matrix_layout import CHUNK, Major
+from ptxemu.engines.forms import Decoded, Matrix, MmaOperands, Product
 from ptxemu.engines.mma_plan import MmaForm, mma_plan
-from ptxemu.engines.shared_matrix import read_matrix
+from ptxemu.engines.shared_matrix import address_of_shared, place, read_matrix, report_read
 from ptxemu.engines.sparse_metadata import warn_of_undefined
 from ptxemu.engines.tcgen05 import ctas_of, start_mma
-from ptxemu.engines.tmem_access import access_tmem
+from ptxemu.engines.tmem_allocator import access_tmem
 from ptxemu.errors import ExecutionError
 from ptxemu.events import AccessKind
+from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.state import AsyncOperation, Cta, Warp
 from ptxemu.memory import tmem
+from ptxemu.memory.tmem import LANE_BYTES, Block, accumulator_blocks
 from ptxemu.numerics import dot, sparsity
 from ptxemu.syntax.ast import Instruction
 
-# The operands of a tcgen05.mma, decoded once for each value.
+Values: TypeAlias = NDArray[np.float64]
+
+# A tcgen05.mma in machine code, for the types that it knows.
+
+_TYPES = ("bf16", "f16")
+_K, _PER_CHUNK, _DOUBLE, _WORD = 16, 8, 8, 4
+_MOST_ROWS, _MOST_COLUMNS = 128, 256
+_left, _right = np.empty((_MOST_ROWS, _K)), np.empty((_K, _MOST_COLUMNS))
+_LEFT, _RIGHT = (int(array.ctypes.data) for array in (_left, _right))
+_ROW_OF_A, _ROW_OF_B = _K * _DOUBLE, _MOST_COLUMNS * _DOUBLE
+_address_of_tmem: EngineState[Cta, int] = EngineState(lambda cta: int(cta.tmem.ctypes.data))
+
+
+def _product_in_machine_code(decoded: Decoded) -> Product | None:
+    """The product of the operands; None where machine code does not know it."""
+    form, operands, plan = decoded.form, decoded.operands, decoded.plan
+    descriptor: Any = plan.descriptor
+    if (
+        isinstance(descriptor, BlockScaledInstructionDescriptor)
+        or descriptor.dtype != "f32"
+        or descriptor.atype not in _TYPES
+        or descriptor.btype not in _TYPES
+        or form.sparse
+        or operands.scale_d
+        or operands.disabled_lanes
+        or operands.zero_mask
+        or decoded.a_column % (CHUNK // _WORD)  # it takes tensor memory in chunks
+    ):
+        return None
+    columns, rows = descriptor.n // form.cta_group, descriptor.m // form.cta_group
+    a = None
+    if decoded.a is not None:
+        along = (_ROW_OF_A, _DOUBLE)
+        a = _matrix(descriptor.atype, decoded.a, decoded.a_major, rows, along)
+    return Product(
+        descriptor.atype,
+        a,
+        decoded.a_column,
+        _matrix(descriptor.btype, decoded.b, decoded.b_major, columns, (_DOUBLE, _ROW_OF_B)),
+        columns,
+        decoded.lane,
+        decoded.column,
+        accumulator_blocks(plan.path, descriptor.n),
+        operands.accumulate,
+        descriptor.negate_a != descriptor.negate_b,
+    )
+
+
+def _matrix(
+    type_: str, descriptor: Tcgen05Descriptor, major: Major, mn: int, along: tuple[int, int]
+) -> Matrix:
+    """A matrix (mn, k) whose numbers go to where neighbours along mn and k are so far apart."""
+    along_mn, along_k = along
+    if major is Major.K:
+        placed = place(descriptor, major, mn, _K // _PER_CHUNK)
+        strides = (along_mn, _PER_CHUNK * along_k, along_k)
+    else:
+        placed = place(descriptor, major, _K, mn // _PER_CHUNK)
+        strides = (along_k, _PER_CHUNK * along_mn, along_mn)
+    return Matrix(type_, placed, (placed.plan.address, *placed.plan.chunks.shape), strides)
+
+
+def _execute_in_machine_code(
+    code: ModuleType, operation: AsyncOperation, ctas: Sequence[Cta], product: Product
+) -> None:
+    """Read the sources and write D in every CTA (`code`: `ptxemu.compiled.products`)."""
+    for rank, cta in enumerate(ctas):
+        to = _RIGHT + rank * product.columns * _DOUBLE
+        _read_shared(code, operation, cta, product.b, to)
+    if product.is_negated:
+        np.negative(_right, out=_right)
+    for cta in ctas:
+        if product.a is not None:
+            _read_shared(code, operation, cta, product.a, _LEFT)
+        for block in product.blocks:
+            first = block.row
+            if product.a is None:
+                _read_tmem(code, operation, cta, product, block)
+                first = 0
+            _access_d(operation, cta, product, block)
+            lane = block.lane + product.lane
+            code.row_product(_K)(
+                _LEFT + first * _ROW_OF_A,
+                _RIGHT + block.n * _DOUBLE,
+                block.width,
+                block.count,
+                _address_of_tmem(cta) + lane * LANE_BYTES + product.column * _WORD,
+                LANE_BYTES,
+                product.accumulate,
+            )
+
+
+def _read_shared(
+    code: ModuleType, operation: AsyncOperation, cta: Cta, matrix: Matrix, to: int
+) -> None:
+    report_read(operation, cta, matrix.placed)
+    memory = address_of_shared(cta) + matrix.placed.base
+    code.matrix_reader(matrix.type)(memory, *matrix.reading, to, *matrix.strides)
+
+
+def _read_tmem(
+    code: ModuleType, operation: AsyncOperation, cta: Cta, product: Product, block: Block
+) -> None:
+    """A's rows of a block, from the lanes that hold them in tensor memory."""
+    lanes, width = _lanes(block.lane + product.lane, block.count), _K // 2
+    access_tmem(operation, cta, AccessKind.READ, lanes, product.a_column, width)
+    chunks = _chunks_of_lanes(int(lanes[0]), block.count, product.a_column)
+    read = code.chunk_reader(product.type_a)
+    read(_address_of_tmem(cta), int(chunks.ctypes.data), chunks.size, _LEFT)
+
+
+def _access_d(operation: AsyncOperation, cta: Cta, product: Product, block: Block) -> None:
+    lanes = _lanes(block.lane + product.lane, block.count)
+    kinds = (AccessKind.READ, AccessKind.WRITE) if product.accumulate else (AccessKind.WRITE,)
+    for kind in kinds:
+        access_tmem(operation, cta, kind, lanes, product.column, block.width)
+
+
+@cache
+def _lanes(first: int, count: int) -> NDArray[np.int64]:
+    lanes = np.arange(first, first + count)
+    lanes.flags.writeable = False
+    return lanes
+
+
+@cache
+def _chunks_of_lanes(first: int, count: int, column: int) -> NDArray[np.int64]:
+    """Numbers of the chunks of A's rows, from a column of tensor memory on."""
+    within = np.arange(_K // _PER_CHUNK) + column * _WORD // CHUNK
+    return _lanes(first, count)[:, None] * (LANE_BYTES // CHUNK) + within
 
 
 @lru_cache(maxsize=4096)
 def decoded(form: MmaForm, operands: MmaOperands) -> Decoded:
-    """Read what a form and its operands say.
+    """Read what a form and its operands say, once for each value.
 
     Raises:
         ValueError: a descriptor or an address that the ISA does not allow.
     """
     found = Decoded(form, operands, mma_plan(form, operands.instruction_descriptor))
-    found.code = tcgen05_code.product(found)
+    found.code = _product_in_machine_code(found)
     return found
-
-
-Matrix = NDArray[np.float64]
 
 
 def issue_mma(
@@ -80,13 +211,13 @@ class _Product:
         product = self._product
         code = None if product.code is None else machine_code.products(self._ctas[0])
         if product.code is not None and code is not None:
-            tcgen05_code.execute(code, self._operation, self._ctas, product.code)
+            _execute_in_machine_code(code, self._operation, self._ctas, product.code)
             return
         right = self._read_b()
         for rank, cta in enumerate(self._ctas):
             self._execute_in(cta, rank, right)
 
-    def _read_b(self) -> Matrix:
+    def _read_b(self) -> Values:
         """B (n, k): every CTA has its part of the columns."""
         descriptor = self._descriptor
         mask = ZeroColumnMask.decode(self._operands.zero_mask)
@@ -110,7 +241,7 @@ class _Product:
             right = np.where(mask.zero_columns(descriptor.m, descriptor.n)[:, None], 0.0, right)
         return -right if descriptor.negate_b != descriptor.negate_a else right
 
-    def _execute_in(self, cta: Cta, rank: int, right: Matrix) -> None:
+    def _execute_in(self, cta: Cta, rank: int, right: Values) -> None:
         descriptor = self._descriptor
         rows = descriptor.m // len(self._ctas)
         left_scales = None
@@ -120,8 +251,8 @@ class _Product:
             halves = self._plan.path is tmem.DataPath.B
             scale_b = self._scales(cta, self._operands.scale_b, descriptor.n, ids[1], halves=halves)
             right = right * scale_b
-        whole: Matrix | None = None
-        stored: Matrix | None = None
+        whole: Values | None = None
+        stored: Values | None = None
         if self._product.a is not None:
             packing = self._plan.packing(descriptor.atype, in_tmem=False)
             stored = read_matrix(
@@ -151,13 +282,13 @@ class _Product:
                 sums = dot.product(left, right[of_columns])
             self._write_d(cta, rank, block, sums)
 
-    def _a_from_tmem(self, cta: Cta, block: tmem.Block) -> Matrix:
+    def _a_from_tmem(self, cta: Cta, block: tmem.Block) -> Values:
         descriptor = self._descriptor
         packing = self._plan.packing(descriptor.atype, in_tmem=True)
         width = self._plan.kept * 4 // dot.elements_per_chunk(descriptor.atype, packing)
         first = block.lane + self._product.lane
         lanes = np.arange(first, first + block.count)
-        self._access(cta, AccessKind.READ, lanes, self._product.a_column, width)
+        access_tmem(self._operation, cta, AccessKind.READ, lanes, self._product.a_column, width)
         words = cta.tmem[
             first : first + block.count, self._product.a_column : self._product.a_column + width
         ]
@@ -177,7 +308,7 @@ class _Product:
         halves = descriptor.kind in ("f16", "tf32")
         width = 1 if halves else 2
         lanes = np.arange(block.lane, block.lane + block.count)
-        self._access(cta, AccessKind.READ, lanes, column, width)
+        access_tmem(self._operation, cta, AccessKind.READ, lanes, column, width)
         words = cta.tmem[block.lane : block.lane + block.count, column : column + width]
         if halves:
             cells = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 2, 8, 2)
@@ -188,7 +319,7 @@ class _Product:
         warn_of_undefined(cta, operation, operation.instruction, found, descriptor.atype)
         return found
 
-    def _scales(self, cta: Cta, address: int, rows: int, id_: int, *, halves: bool) -> Matrix:
+    def _scales(self, cta: Cta, address: int, rows: int, id_: int, *, halves: bool) -> Values:
         """The factor of every element (rows, k)."""
         descriptor = self._descriptor
         assert isinstance(descriptor, BlockScaledInstructionDescriptor)
@@ -206,7 +337,7 @@ class _Product:
             copies = []
             for lane in block.lanes:
                 lanes = np.arange(lane, lane + tmem.PARTITION)
-                self._access(cta, AccessKind.READ, lanes, column, columns)
+                access_tmem(self._operation, cta, AccessKind.READ, lanes, column, columns)
                 words = cta.tmem[lane : lane + tmem.PARTITION, column : column + columns].T
                 raw = np.ascontiguousarray(words).view(np.uint8).reshape(-1, 4)
                 copies.append(raw[: block.count, id_ : id_ + count])
@@ -223,7 +354,7 @@ class _Product:
         factors = dot.scales(np.concatenate(found), descriptor.scale_type)
         return np.repeat(factors, self._plan.k // count, axis=1)
 
-    def _write_d(self, cta: Cta, rank: int, block: tmem.Block, sums: Matrix) -> None:
+    def _write_d(self, cta: Cta, rank: int, block: tmem.Block, sums: Values) -> None:
         first = block.lane + self._product.lane
         lanes = np.arange(first, first + block.count)
         disabled = self._operands.disabled_lanes >> tmem.LANES * rank & ((1 << tmem.LANES) - 1)
@@ -233,8 +364,8 @@ class _Product:
         column, width = self._product.column, block.width
         accumulate = self._operands.accumulate
         if accumulate:
-            self._access(cta, AccessKind.READ, lanes, column, width)
-        self._access(cta, AccessKind.WRITE, lanes, column, width)
+            access_tmem(self._operation, cta, AccessKind.READ, lanes, column, width)
+        access_tmem(self._operation, cta, AccessKind.WRITE, lanes, column, width)
         where: tuple[slice | NDArray[np.int64], slice]
         where = (slice(first, first + block.count), slice(column, column + width))
         if disabled:
@@ -246,9 +377,3 @@ class _Product:
             scale=2.0**-self._operands.scale_d,
             saturate=getattr(self._descriptor, "saturate", False),
         )
-
-    def _access(
-        self, cta: Cta, kind: AccessKind, lanes: NDArray[np.int64], column: int, columns: int
-    ) -> None:
-        operation = self._operation
-        access_tmem(cta, operation, operation.instruction, kind, lanes, column, columns)

@@ -14,9 +14,9 @@ from ptxemu.descriptors.matrix_layout import CHUNK
 from ptxemu.descriptors.swizzle import PERIOD
 from ptxemu.descriptors.tensor_map import INTERLEAVES, TensorMap
 from ptxemu.descriptors.tensor_map_bits import TENSOR_MAP_BYTES
-from ptxemu.engines.copy_operation import fault, holds, readable, report_async, writable
-from ptxemu.errors import ExecutionError, UnsupportedInstructionError
-from ptxemu.events import AccessKind, Proxy, Space
+from ptxemu.engines.copy_operation import holds, readable, report_async, writable
+from ptxemu.errors import ExecutionError, UnsupportedInstructionError, fault
+from ptxemu.events import AccessKind, Proxy
 from ptxemu.machine.regions import report
 from ptxemu.memory.address import CONST_WINDOW, PARAM_WINDOW, in_window
 from ptxemu.memory.tile import Landing, Tile, box_shape, clip, clip_rows, landing
@@ -65,23 +65,8 @@ def fetch_map(warp: Warp, address: int, instruction: Instruction) -> TensorMap:
 
 def report_map_read(operation: AsyncOperation, address: int) -> None:
     """The operation has read its tensor map, through the proxy of its own."""
-    machine = operation.cta.machine
-    if machine.observer is None:
-        return
-    if in_window(address, PARAM_WINDOW) or in_window(address, CONST_WINDOW):
-        return
-    starts = np.array([address], dtype=np.int64)
-    report(
-        machine,
-        operation,
-        Space.GLOBAL,
-        None,
-        starts,
-        TENSOR_MAP_BYTES,
-        AccessKind.READ,
-        operation.instruction,
-        proxy=Proxy.TENSORMAP,
-    )
+    if not in_window(address, PARAM_WINDOW) and not in_window(address, CONST_WINDOW):
+        report(operation, None, address, TENSOR_MAP_BYTES, AccessKind.READ, proxy=Proxy.TENSORMAP)
 
 
 class GlobalTile(NamedTuple):
@@ -123,10 +108,8 @@ class GlobalTile(NamedTuple):
         if self.gathered and self.tensor_map.rank != 2:
             fault(instruction, f"needs a matrix; the tensor map's rank is {self.tensor_map.rank}")
         if len(self.coordinates) != expected:
-            fault(
-                instruction,
-                f"{len(self.coordinates)} coordinates; the tensor map's rank is {expected}",
-            )
+            message = f"{len(self.coordinates)} coordinates; the tensor map's rank is {expected}"
+            fault(instruction, message)
         if self.gathered and self.tensor_map.box[1] != 1:
             fault(instruction, f"needs a box of one row; got {self.tensor_map.box[1]}")
         if self.coordinates[0] * self.tensor_map.element_bits % 128:
@@ -212,7 +195,7 @@ def _read_rows(operation: AsyncOperation, starts: list[int], size: int) -> Bytes
         data[number] = readable(operation, start, size)
     if operation.cta.machine.observer is not None:
         found = np.array(sorted(set(starts)), dtype=np.int64)
-        report_async(operation, Space.GLOBAL, None, found, size, AccessKind.READ)
+        report_async(operation, None, found, size, AccessKind.READ)
     return data
 
 
@@ -248,7 +231,7 @@ def _report_reads(operation: AsyncOperation, tiles: list[Tile]) -> None:
             _report_tile(operation, tile, AccessKind.READ)
         return
     size = prod(tiles[0].shape)
-    report_async(operation, Space.GLOBAL, None, starts, size, AccessKind.READ)
+    report_async(operation, None, starts, size, AccessKind.READ)
 
 
 def _report_tile(
@@ -262,14 +245,12 @@ def _report_tile(
     if operation.cta.machine.observer is None:
         return
     if tile.is_contiguous:
-        starts, size = np.array([tile.start], dtype=np.int64), prod(tile.shape)
+        starts, size = np.array([tile.start]), prod(tile.shape)
     else:
         starts, size = tile.row_starts(), tile.row_bytes
         if tile.may_overlap:
             starts = np.unique(starts)
-    report_async(
-        operation, Space.GLOBAL, None, starts, size, kind, is_silent=is_silent, element=element
-    )
+    report_async(operation, None, starts, size, kind, is_silent=is_silent, element=element)
 
 
 def filler(made: TensorMap, shape: tuple[int, ...]) -> Bytes:
@@ -372,6 +353,4 @@ class SharedTile(NamedTuple):
         if operation.cta.machine.observer is not None:
             where = self._landing
             starts = where.starts + self._base
-            report_async(
-                operation, Space.SHARED, self.cta, starts, where.size, kind, is_silent=is_silent
-            )
+            report_async(operation, self.cta, starts, where.size, kind, is_silent=is_silent)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ptxemu.errors import ExecutionError
-from ptxemu.events import Agent
+from ptxemu.errors import ExecutionError, fault
+from ptxemu.events import AccessKind, Agent, Proxy, Space
 from ptxemu.machine.engine_state import EngineState
-from ptxemu.machine.state import Cta
-from ptxemu.memory.tmem import COLUMNS, split_address
+from ptxemu.machine.regions import report
+from ptxemu.machine.state import AsyncOperation, Cta
+from ptxemu.memory.tmem import COLUMNS, LANE_BYTES, split_address
 from ptxemu.syntax.ast import Instruction
 
 SECTION = 'PTX ISA, "tcgen05.alloc, tcgen05.dealloc, tcgen05.relinquish_alloc_permit"'
@@ -54,9 +56,10 @@ class TmemAllocator:
             ExecutionError: it is not.
         """
         if not _MIN_COLUMNS <= columns <= COLUMNS or columns & (columns - 1):
-            raise ExecutionError(
-                f"{instruction.span}: {instruction.opcode}: nCols must be a power of two from "
-                f"{_MIN_COLUMNS} to {COLUMNS}; got {columns} ({SECTION})"
+            fault(
+                instruction,
+                f"nCols must be a power of two from "
+                f"{_MIN_COLUMNS} to {COLUMNS}; got {columns} ({SECTION})",
             )
 
     def request(
@@ -64,20 +67,14 @@ class TmemAllocator:
     ) -> TmemRequest:
         """A warp executes tcgen05.alloc; `ready` tells when the columns are there."""
         if self.relinquished:
-            self._complain(
-                "tmem-alloc-after-relinquish",
-                f"{instruction.opcode} after tcgen05.relinquish_alloc_permit",
-                agent,
-                instruction,
-            )
+            message = f"{instruction.opcode} after tcgen05.relinquish_alloc_permit"
+            self._complain("tmem-alloc-after-relinquish", message, agent, instruction)
         if columns > self._smallest:
-            self._complain(
-                "tmem-alloc-grows",
+            message = (
                 f"{columns} columns are allocated after {self._smallest}: the number of columns "
-                "must not increase between allocations",
-                agent,
-                instruction,
+                "must not increase between allocations"
             )
+            self._complain("tmem-alloc-grows", message, agent, instruction)
         self._smallest = min(self._smallest, columns)
         rank = self._cta.rank & 1
         if cta_group == 1:
@@ -86,9 +83,9 @@ class TmemAllocator:
         for request in requests:
             if rank not in request.arrived and request.start is None:
                 if request.columns != columns:
-                    raise ExecutionError(
-                        f"{instruction.span}: {instruction.opcode}: the peer CTA allocates "
-                        f"{request.columns} columns, this one {columns}"
+                    fault(
+                        instruction,
+                        f"the peer CTA allocates {request.columns} columns, this one {columns}",
                     )
                 request.arrived.add(rank)
                 self._cta.machine.progress += 1
@@ -134,13 +131,11 @@ class TmemAllocator:
                 f"{count} columns at {first} (cta_group::{group})"
                 for first, (count, group) in sorted(self.allocations.items())
             )
-            self._complain(
-                "tmem-dealloc",
+            message = (
                 f"{instruction.opcode} of {columns} columns at 0x{address:x}, which is no "
-                f"allocation; there are: {known or 'none'}",
-                agent,
-                instruction,
+                f"allocation; there are: {known or 'none'}"
             )
+            self._complain("tmem-dealloc", message, agent, instruction)
             return True
         del self.allocations[start]
         self._owned[start : start + columns] = False
@@ -156,14 +151,11 @@ class TmemAllocator:
         agent_id, pc = self._freed_by.get(start, (agent.agent_id, None))
         if agent_id == agent.agent_id or pc != instruction.pc:
             return False
-        self._cta.machine.complain(
-            "warning",
-            "tmem-dealloc-again",
+        message = (
             f"{instruction.opcode} of columns that another warp has freed with the same "
-            "instruction: one warp should",
-            agent,
-            instruction,
+            "instruction: one warp should"
         )
+        self._cta.machine.complain("warning", "tmem-dealloc-again", message, agent, instruction)
         return True
 
     def check_access(
@@ -175,27 +167,20 @@ class TmemAllocator:
             ExecutionError: there are no such columns.
         """
         if column + columns > COLUMNS:
-            raise ExecutionError(
-                f"{instruction.span}: {instruction.opcode}: TMEM columns {column} to "
-                f"{column + columns - 1} are beyond the last one, {COLUMNS - 1}"
+            fault(
+                instruction,
+                f"TMEM columns {column} to "
+                f"{column + columns - 1} are beyond the last one, {COLUMNS - 1}",
             )
         if b"\0" not in self._owned[column : column + columns].tobytes():
             return
         where = f"TMEM columns {column} to {column + columns - 1} of cta {self._cta.ctaid}"
         if self._ever_owned[column : column + columns].all():
-            self._complain(
-                "tmem-deallocated",
-                f"{instruction.opcode} of {where} after tcgen05.dealloc",
-                agent,
-                instruction,
-            )
+            message = f"{instruction.opcode} of {where} after tcgen05.dealloc"
+            self._complain("tmem-deallocated", message, agent, instruction)
         else:
-            self._complain(
-                "tmem-unallocated",
-                f"{instruction.opcode} of {where}, which are not all allocated",
-                agent,
-                instruction,
-            )
+            message = f"{instruction.opcode} of {where}, which are not all allocated"
+            self._complain("tmem-unallocated", message, agent, instruction)
 
     def _own(self, start: int, columns: int, cta_group: int) -> None:
         self.allocations[start] = (columns, cta_group)
@@ -204,13 +189,11 @@ class TmemAllocator:
 
     def _check_exit(self) -> None:
         for start, (columns, _) in sorted(self.allocations.items()):
-            self._complain(
-                "tmem-leak",
+            message = (
                 f"cta {self._cta.ctaid} exits with {columns} TMEM columns at {start} allocated: "
-                "needs tcgen05.dealloc",
-                None,
-                None,
+                "needs tcgen05.dealloc"
             )
+            self._complain("tmem-leak", message, None, None)
 
     def _complain(
         self, code: str, message: str, agent: Agent | None, instruction: Instruction | None
@@ -236,3 +219,27 @@ def pair(cta: Cta) -> list[Cta]:
 
 def _leader(cta: Cta) -> Cta:
     return pair(cta)[0]
+
+
+# Accesses to TMEM: permission and reports, shared by ld, st, mma, cp and shift.
+
+
+def access_tmem(
+    operation: AsyncOperation,
+    cta: Cta,
+    kind: AccessKind,
+    lanes: NDArray[np.int64],
+    column: int,
+    columns: int,
+    *,
+    proxy: Proxy = Proxy.ASYNC,
+) -> None:
+    """Check that the columns are allocated and report the access of `lanes` (1-dimensional).
+
+    Raises:
+        ExecutionError: columns beyond the last one.
+    """
+    tmem_allocator(cta).check_access(column, columns, operation, operation.instruction)
+    if cta.machine.observer is not None and len(lanes):
+        starts = lanes * LANE_BYTES + column * 4
+        report(operation, cta, starts, columns * 4, kind, space=Space.TMEM, proxy=proxy)

@@ -29,7 +29,7 @@ from ptxemu.syntax.ast import Instruction, Operand, Scalar, SpecialRegister
 
 _LOW = np.uint64(0xFFFF_FFFF)
 _WINDOW_SHIFT = np.uint64(32)
-_SHARED_WINDOW = np.uint64(SHARED_WINDOW)
+_ALL_BITS = (1 << 64) - 1
 _RANK_SHIFT = np.uint64(SHARED_RANK_SHIFT)
 _RANK_MASK = np.uint64(0xFF)
 _OFFSET_MASK = np.uint64(SHARED_OFFSET_MASK)
@@ -56,10 +56,6 @@ def _is_shared_cta(addresses: Lanes, rank: Lanes) -> Lanes:
     return inside
 
 
-def _is_shared_cluster(addresses: Lanes, rank: Lanes) -> Lanes:
-    return _in_window(addresses, SHARED_WINDOW)
-
-
 def _is_global(addresses: Lanes, rank: Lanes) -> Lanes:
     # NOTE: module-level .global variables share the constants' window.
     elsewhere = [window >> 32 for window in (SHARED_WINDOW, LOCAL_WINDOW, PARAM_WINDOW)]
@@ -68,7 +64,7 @@ def _is_global(addresses: Lanes, rank: Lanes) -> Lanes:
 
 _IS_SPACE = {
     "shared::cta": _is_shared_cta,
-    "shared::cluster": _is_shared_cluster,
+    "shared::cluster": lambda addresses, rank: _in_window(addresses, SHARED_WINDOW),
     "global": _is_global,
     "local": lambda addresses, rank: _in_window(addresses, LOCAL_WINDOW),
     "param": lambda addresses, rank: _in_window(addresses, PARAM_WINDOW),
@@ -77,28 +73,14 @@ _IS_SPACE = {
 
 
 @pure("isspacep")
-def is_space(instruction: Instruction) -> PureOp:
+def is_space(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """p = whether the generic address lies in the state space's window."""
-    modifiers = Modifiers(instruction, "isspacep")
     space = take_space(modifiers)
-    modifiers.done()
     if space not in _IS_SPACE:
         unsupported(instruction, "expected a state space")
     d, a = (_scalar(operand) for operand in instruction.operands)
     rank = SpecialRegister("%cluster_ctarank")
     return PureOp(_IS_SPACE[space], ("pred",), ("u64", "u32"), (d,), (a, rank))
-
-
-def _to_generic(addresses: Lanes) -> Lanes:
-    return addresses + _SHARED_WINDOW
-
-
-def _from_generic(addresses: Lanes) -> Lanes:
-    return addresses - _SHARED_WINDOW
-
-
-def _same(addresses: Lanes) -> Lanes:
-    return addresses
 
 
 def _into(window: int) -> Callable[[Lanes], Lanes]:
@@ -108,20 +90,19 @@ def _into(window: int) -> Callable[[Lanes], Lanes]:
 
 
 @pure("cvta")
-def convert_address(instruction: Instruction) -> PureOp:
+def convert_address(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """An address of a state space to a generic one; `.to` the other way."""
-    modifiers = Modifiers(instruction, "cvta")
     from_generic = modifiers.flag("to")
     space = take_space(modifiers)
     width = modifiers.one_of("u64")
-    modifiers.done()
     if space == "generic":
         unsupported(instruction, "expected a state space")
-    function: Callable[[Lanes], Lanes]
+    function: Callable[[Lanes], Lanes] = lambda addresses: addresses
     if space.startswith("shared"):
-        function = _from_generic if from_generic else _to_generic
-    else:
-        function = _same if from_generic or space == "global" else _into(_WINDOWS[space])
+        distance = np.uint64((-SHARED_WINDOW if from_generic else SHARED_WINDOW) & _ALL_BITS)
+        function = lambda addresses: addresses + distance
+    elif not from_generic and space != "global":
+        function = _into(_WINDOWS[space])
     d, a = (_scalar(operand) for operand in instruction.operands)
     return PureOp(function, (width,), (width,), (d,), (a,))
 
@@ -130,22 +111,17 @@ def _map_shared(addresses: Lanes, rank: Lanes) -> Lanes:
     return (addresses & _OFFSET_MASK) | (rank.astype(np.uint64) << _RANK_SHIFT)
 
 
-def _map_generic(addresses: Lanes, rank: Lanes) -> Lanes:
-    return _map_shared(addresses, rank) + _SHARED_WINDOW
-
-
 @pure("mapa")
-def map_address(instruction: Instruction) -> PureOp:
+def map_address(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The address in the cluster's CTA of rank b that corresponds to shared address a."""
-    modifiers = Modifiers(instruction, "mapa")
     is_shared = modifiers.flag("shared::cluster")
     type_ = modifiers.one_of("u32", "u64")
-    modifiers.done()
     if type_ == "u32" and not is_shared:
         unsupported(instruction, "a generic address has 64 bits")
     d, a, b = (_scalar(operand) for operand in instruction.operands)
-    mapped = _map_shared if is_shared else _map_generic
-    function = mapped if type_ == "u64" else lambda x, rank: mapped(x, rank).astype(np.uint32)
+    window = np.uint64(0 if is_shared else SHARED_WINDOW)
+    result = np.uint64 if type_ == "u64" else np.uint32
+    function = lambda x, rank: (_map_shared(x, rank) + window).astype(result)
     return PureOp(function, (type_,), ("u64", "u32"), (d,), (a, b))
 
 
@@ -154,51 +130,43 @@ def _rank_of(addresses: Lanes) -> Lanes:
 
 
 @pure("getctarank")
-def get_cta_rank(instruction: Instruction) -> PureOp:
+def get_cta_rank(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The rank of the CTA whose shared memory an address lies in."""
-    modifiers = Modifiers(instruction, "getctarank")
     modifiers.flag("shared::cluster")
     modifiers.one_of("u32", "u64")
-    modifiers.done()
     d, a = (_scalar(operand) for operand in instruction.operands)
     return PureOp(_rank_of, ("u32",), ("u64",), (d,), (a,))
 
 
 @pure("createpolicy")
-def create_policy(instruction: Instruction) -> PureOp:
+def create_policy(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """An opaque cache policy."""
-    modifiers = Modifiers(instruction, "createpolicy")
     modifiers.one_of("fractional", "range", "cvt")
     modifiers.flag("global")
     modifiers.drop_hints()
     modifiers.flag("L2")
     modifiers.one_of("b64")
-    modifiers.done()
     return PureOp(lambda: _POLICY, ("b64",), (), (_scalar(instruction.operands[0]),), ())
 
 
 @visible("prefetch", "prefetchu")
-def prefetch(instruction: Instruction) -> Step:
+def prefetch(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Bring a line into a cache: no effect; an invalid address is no fault either."""
-    modifiers = Modifiers(instruction, instruction.modifiers[0])
     modifiers.drop_hints()
     take_space(modifiers)
     modifiers.one_of("L1", "L2", "tensormap", default="L2")
-    modifiers.done()
     return lambda warp, mask: None
 
 
 @visible("applypriority", "discard")
-def cache_line(instruction: Instruction) -> Step:
+def cache_line(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Change the eviction priority of a line, or drop it unwritten: only the address is checked.
 
     `discard` makes the bytes undefined; they keep their values here.
     """
-    modifiers = Modifiers(instruction, instruction.modifiers[0])
     space = take_space(modifiers)
     modifiers.drop_hints()
     modifiers.flag("L2")
-    modifiers.done()
     memory = LaneMemory(instruction, instruction.operands[0], space, 8, 16)
 
     def step(warp: Warp, mask: Mask) -> None:

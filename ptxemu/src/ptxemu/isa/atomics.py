@@ -34,27 +34,26 @@ _HALVES = ("f16", "f16x2", "bf16", "bf16x2")
 
 
 @visible("atom")
-def atomic_operation(instruction: Instruction) -> Step:
+def atomic_operation(instruction: Instruction, modifiers: Modifiers) -> Step:
     """d = [a], and [a] = the operation's result, as one step."""
     d, a, *rest = instruction.operands
-    return _decode(instruction, "atom", a, rest, d)
+    return _decode(instruction, modifiers, a, rest, d)
 
 
 @visible("red")
-def reduction(instruction: Instruction) -> Step:
+def reduction(instruction: Instruction, modifiers: Modifiers) -> Step:
     """[a] = the operation's result."""
     a, *rest = instruction.operands
-    return _decode(instruction, "red", a, rest, None)
+    return _decode(instruction, modifiers, a, rest, None)
 
 
 def _decode(
     instruction: Instruction,
-    opcode: str,
+    modifiers: Modifiers,
     address: Operand,
     operands: list[Operand],
     result: Operand | None,
 ) -> Step:
-    modifiers = Modifiers(instruction, opcode)
     modifiers.drop_hints()
     space = take_space(modifiers)
     order = take_order(modifiers, ("relaxed", "gpu"))
@@ -62,10 +61,9 @@ def _decode(
     name = modifiers.one_of(*_NAMES)
     noftz = modifiers.flag("noftz")
     type_, shape = take_shape(modifiers, instruction)
-    modifiers.done()
     if noftz != (type_ in _HALVES):
         unsupported(instruction, ".noftz is for halves, and they need it")
-    if space not in _SPACES or (opcode == "red" and name in ("cas", "exch")):
+    if space not in _SPACES or (result is None and name in ("cas", "exch")):
         unsupported(instruction, f"space .{space}, operation .{name}")
     if shape.count > shape.per_operand and space not in ("global", "generic"):
         unsupported(instruction, "vectors are for .global")

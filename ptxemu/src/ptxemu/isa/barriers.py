@@ -23,16 +23,14 @@ Finish = Callable[["Warp", Mask, Generation], None]
 
 
 @visible("bar", "barrier")
-def cta_barrier(instruction: Instruction) -> Step:
+def cta_barrier(instruction: Instruction, modifiers: Modifiers) -> Step:
     """sync: arrive and wait; arrive: go on; red: sync and reduce a predicate of all threads."""
-    modifiers = Modifiers(instruction, instruction.modifiers[0])
     modifiers.flag("cta")
     is_aligned = modifiers.flag("aligned") or instruction.modifiers[0] == "bar"
     mode = modifiers.one_of("sync", "arrive", "red")
     operands = list(instruction.operands)
     if mode == "red":
         return _reduction(instruction, modifiers, is_aligned=is_aligned)
-    modifiers.done()
     arrive = _arrival(instruction, operands[0], operands[1:], is_aligned=is_aligned)
     if mode == "sync":
         return _synchronise(arrive, lambda warp, mask, generation: None)
@@ -49,7 +47,6 @@ def cta_barrier(instruction: Instruction) -> Step:
 def _reduction(instruction: Instruction, modifiers: Modifiers, *, is_aligned: bool) -> Step:
     operation = modifiers.one_of("popc", "and", "or")
     modifiers.one_of("u32" if operation == "popc" else "pred")
-    modifiers.done()
     destination, number, *count, predicate = instruction.operands
     arrive = _arrival(instruction, number, count, is_aligned=is_aligned)
     write, read = writer(destination), reader(predicate, "pred")
@@ -137,12 +134,10 @@ _cluster_arrivals: EngineState[Warp, _ClusterArrivals] = EngineState(
 
 
 @visible("barrier.cluster.arrive")
-def cluster_arrive(instruction: Instruction) -> Step:
+def cluster_arrive(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Arrive at the cluster's barrier; .relaxed orders no memory access."""
-    modifiers = Modifiers(instruction, "barrier.cluster.arrive")
     order = modifiers.one_of("release", "relaxed", default="release")
     modifiers.flag("aligned")
-    modifiers.done()
 
     def step(warp: Warp, mask: Mask) -> None:
         barrier = cluster_barrier(warp.cta.cluster)
@@ -157,25 +152,20 @@ def cluster_arrive(instruction: Instruction) -> Step:
         if again.any():
             own.arrived_twice = own.arrived_twice | again
             # FlashAttention-4's latent attention does, with as many waits behind: it works.
-            machine.complain(
-                "warning",
-                "cluster-barrier-arrived-twice",
+            message = (
                 "a second barrier.cluster.arrive before the wait for the first; the ISA does not "
-                "define it, here it counts for the phase behind",
-                warp,
-                instruction,
+                "define it, here it counts for the phase behind"
             )
+            machine.complain("warning", "cluster-barrier-arrived-twice", message, warp, instruction)
 
     return step
 
 
 @visible("barrier.cluster.wait")
-def cluster_wait(instruction: Instruction) -> Step:
+def cluster_wait(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Wait for the phase that this thread has arrived at."""
-    modifiers = Modifiers(instruction, "barrier.cluster.wait")
     modifiers.flag("acquire")
     modifiers.flag("aligned")
-    modifiers.done()
 
     def step(warp: Warp, mask: Mask) -> Blocked:
         barrier = cluster_barrier(warp.cta.cluster)

@@ -20,9 +20,9 @@ _REVERSED = np.array([int(f"{byte:08b}"[::-1], 2) for byte in range(256)], U1)
 
 
 @pure("popc")
-def popc(instruction: Instruction) -> PureOp:
+def popc(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The number of one bits ("...: popc")."""
-    type_ = _only_type(instruction, "popc", "b32", "b64")
+    type_ = modifiers.one_of("b32", "b64")
     return build(instruction, lambda a: np.bitwise_count(a).astype(U4), "u32", (type_,))
 
 
@@ -36,20 +36,18 @@ def bit_length(values: Array) -> Array:
 
 
 @pure("clz")
-def clz(instruction: Instruction) -> PureOp:
+def clz(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The number of leading zero bits ("...: clz")."""
-    type_ = _only_type(instruction, "clz", "b32", "b64")
+    type_ = modifiers.one_of("b32", "b64")
     width = constant(int(type_[1:]), U4)
     return build(instruction, lambda a: width - bit_length(a), "u32", (type_,))
 
 
 @pure("bfind")
-def bfind(instruction: Instruction) -> PureOp:
+def bfind(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The place of the highest bit that is no sign bit, or its shift to the left ("...: bfind")."""
-    modifiers = Modifiers(instruction, "bfind")
     is_shift = modifiers.flag("shiftamt")
     type_ = modifiers.one_of("u32", "s32", "u64", "s64")
-    modifiers.done()
     highest = constant(int(type_[1:]) - 1, U4)
     unsigned = np.dtype(f"u{int(type_[1:]) // 8}")
 
@@ -62,9 +60,9 @@ def bfind(instruction: Instruction) -> PureOp:
 
 
 @pure("fns")
-def fns(instruction: Instruction) -> PureOp:
+def fns(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The place of the n-th set bit of a mask from a base on, upwards or downwards ("...: fns")."""
-    _only_type(instruction, "fns", "b32")
+    modifiers.one_of("b32")
 
     def function(mask: Array, base: Array, offset: Array) -> Array:
         rows = zip(mask.tolist(), base.tolist(), offset.tolist(), strict=True)
@@ -82,9 +80,9 @@ def _find_nth(mask: int, base: int, offset: int) -> int:
 
 
 @pure("brev")
-def brev(instruction: Instruction) -> PureOp:
+def brev(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The bits in reverse order ("...: brev")."""
-    type_ = _only_type(instruction, "brev", "b32", "b64")
+    type_ = modifiers.one_of("b32", "b64")
     function = lambda a: _REVERSED[split(a, U1)].view(a.dtype).byteswap()
     return build(instruction, function, type_, (type_,))
 
@@ -95,13 +93,13 @@ def _used_bits(type_: str) -> Array:
 
 
 @pure("bfe")
-def bfe(instruction: Instruction) -> PureOp:
+def bfe(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The bit field of `len` bits from `pos` on, zero- or sign-extended ("...: bfe").
 
     Bits beyond the operand's highest are its sign, or zero; the field's own sign is its last bit.
     Of `pos` and `len` the 32-bit forms use eight bits, the 64-bit forms all (measured on an H200).
     """
-    type_ = _only_type(instruction, "bfe", "u32", "s32", "u64", "s64")
+    type_ = modifiers.one_of("u32", "s32", "u64", "s64")
     signed, used = type_[0] == "s", _used_bits(type_)
     wide, narrow = (
         (I8 if signed else U8),
@@ -120,9 +118,9 @@ def bfe(instruction: Instruction) -> PureOp:
 
 
 @pure("bfi")
-def bfi(instruction: Instruction) -> PureOp:
+def bfi(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """b with `len` low bits of a inserted at `pos`, both used as bfe does ("...: bfi")."""
-    type_ = _only_type(instruction, "bfi", "b32", "b64")
+    type_ = modifiers.one_of("b32", "b64")
     used = _used_bits(type_)
     dtype = np.dtype(f"u{int(type_[1:]) // 8}")
     ones = constant((1 << int(type_[1:])) - 1, dtype)
@@ -137,12 +135,10 @@ def bfi(instruction: Instruction) -> PureOp:
 
 
 @pure("szext")
-def szext(instruction: Instruction) -> PureOp:
+def szext(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The low N bits, zero- or sign-extended ("...: szext")."""
-    modifiers = Modifiers(instruction, "szext")
     clamps = modifiers.one_of("clamp", "wrap") == "clamp"
     signed = modifiers.one_of("u32", "s32") == "s32"
-    modifiers.done()
 
     def function(a: Array, count: Array) -> Array:
         bits = count & _FIVE_BITS
@@ -159,12 +155,10 @@ def szext(instruction: Instruction) -> PureOp:
 
 
 @pure("bmsk")
-def bmsk(instruction: Instruction) -> PureOp:
+def bmsk(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """A mask of `width` ones from bit `position` on ("...: bmsk")."""
-    modifiers = Modifiers(instruction, "bmsk")
     clamps = modifiers.one_of("clamp", "wrap") == "clamp"
     modifiers.one_of("b32")
-    modifiers.done()
 
     def function(position: Array, width: Array) -> Array:
         start = position & _FIVE_BITS
@@ -177,10 +171,3 @@ def bmsk(instruction: Instruction) -> PureOp:
         return below & ~above
 
     return build(instruction, function, "b32", ("u32", "u32"))
-
-
-def _only_type(instruction: Instruction, opcode: str, *types: str) -> str:
-    modifiers = Modifiers(instruction, opcode)
-    type_ = modifiers.one_of(*types)
-    modifiers.done()
-    return type_

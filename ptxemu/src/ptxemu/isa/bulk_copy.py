@@ -35,9 +35,8 @@ _SHARED_TYPES = {
 
 
 @visible("cp.async.bulk")
-def copy(instruction: Instruction) -> Step:
+def copy(instruction: Instruction, modifiers: Modifiers) -> Step:
     """[dst] = [src] for `size` bytes."""
-    modifiers = Modifiers(instruction, "cp.async.bulk")
     has_policy = modifiers.flag("L2::cache_hint")
     target, source = copy_operands.take_route(modifiers, instruction)
     if target == "global":
@@ -46,9 +45,8 @@ def copy(instruction: Instruction) -> Step:
 
 
 @visible("cp.reduce.async.bulk")
-def reduce(instruction: Instruction) -> Step:
+def reduce(instruction: Instruction, modifiers: Modifiers) -> Step:
     """[dst] = [dst] op [src] for the elements in `size` bytes."""
-    modifiers = Modifiers(instruction, "cp.reduce.async.bulk")
     has_policy = modifiers.flag("L2::cache_hint")
     target, source = copy_operands.take_route(modifiers, instruction)
     if source != "shared::cta":
@@ -60,9 +58,8 @@ def reduce(instruction: Instruction) -> Step:
 
 
 @visible("multimem.cp.async.bulk")
-def copy_to_all(instruction: Instruction) -> Step:
+def copy_to_all(instruction: Instruction, modifiers: Modifiers) -> Step:
     """[dst] = [src] for `size` bytes in all replicas of multicast memory; here there is one."""
-    modifiers = Modifiers(instruction, "multimem.cp.async.bulk")
     target, source = copy_operands.take_route(modifiers, instruction)
     if target != "global":
         unsupported(instruction, "the destination must be in global memory")
@@ -70,9 +67,8 @@ def copy_to_all(instruction: Instruction) -> Step:
 
 
 @visible("multimem.cp.reduce.async.bulk")
-def reduce_to_all(instruction: Instruction) -> Step:
+def reduce_to_all(instruction: Instruction, modifiers: Modifiers) -> Step:
     """[dst] = [dst] op [src] for the elements in `size` bytes in all replicas."""
-    modifiers = Modifiers(instruction, "multimem.cp.reduce.async.bulk")
     target, source = copy_operands.take_route(modifiers, instruction)
     if target != "global":
         unsupported(instruction, "the destination must be in global memory")
@@ -102,7 +98,6 @@ def _to_shared(
     """Into shared memory of this or another CTA; completes on an mbarrier."""
     modifiers.one_of(copy_operands.COMPLETE_TX)
     multicast = modifiers.flag("multicast::cluster")
-    modifiers.done()
     target, source = route
     if multicast and route != ("shared::cluster", "global"):
         unsupported(instruction, ".multicast::cluster is for global to shared::cluster")
@@ -159,7 +154,6 @@ def _to_global(
     """Copy from the CTA's shared memory to global memory; complete as part of a bulk group."""
     modifiers.one_of(copy_operands.BULK_GROUP)
     has_mask = combine is None and modifiers.flag("cp_mask")
-    modifiers.done()
     if source != "shared::cta":
         unsupported(instruction, "the source must be in shared::cta")
     optional = copy_operands.trailing(instruction, 3, {"policy": has_policy, "bytes": has_mask})
@@ -207,13 +201,10 @@ def _to_global(
 
 
 @visible("cp.async.bulk.prefetch")
-def prefetch(instruction: Instruction) -> Step:
+def prefetch(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Into the L2 cache: only the operands are checked."""
-    modifiers = Modifiers(instruction, "cp.async.bulk.prefetch")
     has_policy = modifiers.flag("L2::cache_hint")
-    modifiers.one_of("L2")
-    modifiers.one_of("global")
-    modifiers.done()
+    modifiers.expect("L2", "global")
     copy_operands.trailing(instruction, 2, {"policy": has_policy})
     read_source = copy_operands.addresses(instruction, instruction.operands[0])
     read_size = reader(instruction.operands[1], "u32")
@@ -228,9 +219,8 @@ def prefetch(instruction: Instruction) -> Step:
 
 
 @visible("cp.async.bulk.commit_group")
-def commit_group(instruction: Instruction) -> Step:
+def commit_group(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Make a group of what the thread has issued with .bulk_group since its last commit."""
-    Modifiers(instruction, "cp.async.bulk.commit_group").done()
 
     def step(warp: Warp, mask: Mask) -> None:
         bulk_groups(warp).commit(mask)
@@ -239,14 +229,12 @@ def commit_group(instruction: Instruction) -> Step:
 
 
 @visible("cp.async.bulk.wait_group")
-def wait_group(instruction: Instruction) -> Step:
+def wait_group(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Wait until at most the n latest bulk groups of the thread are pending.
 
     With .read only until their sources have been read.
     """
-    modifiers = Modifiers(instruction, "cp.async.bulk.wait_group")
     reads_only = modifiers.flag("read")
-    modifiers.done()
     operand = instruction.operands[0]
     if not isinstance(operand, IntImmediate):
         unsupported(instruction, "the number of groups must be a constant")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.engines.mbarrier import mbarriers
-from ptxemu.errors import ExecutionError
+from ptxemu.errors import fault
 from ptxemu.events import AccessKind, Proxy, Space
 from ptxemu.isa.copy_operands import COMPLETE_TX
 from ptxemu.isa.memory_operands import Values, source, take_order, take_shape, take_space
@@ -35,15 +35,13 @@ _SUCCESS, _FAILURE = 0xC1A1_0001, 0xC1A1_0000
 
 
 @visible("clusterlaunchcontrol.try_cancel")
-def try_cancel(instruction: Instruction) -> Step:
+def try_cancel(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Ask for the work of a cluster that has not started; 16 bytes and 16 tx come back later."""
-    modifiers = Modifiers(instruction, "clusterlaunchcontrol.try_cancel")
     modifiers.one_of("async")
     modifiers.one_of("shared::cta", default="shared::cta")
     modifiers.one_of("mbarrier::complete_tx::bytes")
     multicast = modifiers.flag("multicast::cluster::all")
     modifiers.one_of("b128")
-    modifiers.done()
     read_response, read_barrier = (address_reader(operand) for operand in instruction.operands)
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -53,9 +51,10 @@ def try_cancel(instruction: Instruction) -> Step:
             _, offset = locate_shared(warp.cta, response, _RESPONSE_BYTES, instruction)
             _, barrier_offset = locate_shared(warp.cta, barrier, 8, instruction)
             if offset % _RESPONSE_BYTES:
-                raise ExecutionError(
-                    f"{instruction.span}: {instruction.opcode}: {warp.label}: response at "
-                    f"0x{offset:x}: expected {_RESPONSE_BYTES}-byte alignment"
+                fault(
+                    instruction,
+                    f"{warp.label}: response at "
+                    f"0x{offset:x}: expected {_RESPONSE_BYTES}-byte alignment",
                 )
             receivers = warp.cta.cluster.ctas if multicast else [warp.cta]
             _cancel(warp, instruction, receivers, offset, barrier_offset)
@@ -75,7 +74,8 @@ def _cancel(
         data = np.array(words, dtype=np.uint32).view(np.uint8)
         for cta in receivers:
             cta.shared[offset : offset + _RESPONSE_BYTES] = data
-            _report(operation, cta, offset, _RESPONSE_BYTES, AccessKind.WRITE, Proxy.ASYNC)
+            written, proxy = AccessKind.WRITE, Proxy.ASYNC
+            report(operation, cta, offset, _RESPONSE_BYTES, written, proxy=proxy)
 
     def signal(cta: Cta) -> Callable[[], None]:
         return lambda: mbarriers(cta).complete_tx(operation, barrier, _RESPONSE_BYTES)
@@ -83,25 +83,6 @@ def _cancel(
     operation.steps.append(answer)
     operation.steps.extend(signal(cta) for cta in receivers)
     machine.issue(operation)
-
-
-def _report(
-    operation: AsyncOperation, cta: Cta, offset: int, size: int, kind: AccessKind, proxy: Proxy
-) -> None:
-    machine = cta.machine
-    if machine.observer is not None:
-        starts = np.array([offset], dtype=np.int64)
-        report(
-            machine,
-            operation,
-            Space.SHARED,
-            cta,
-            starts,
-            size,
-            kind,
-            operation.instruction,
-            proxy=proxy,
-        )
 
 
 def _is_canceled(response: Lanes) -> Lanes:
@@ -124,9 +105,8 @@ def _all_coordinates(response: Lanes) -> tuple[Lanes, ...]:
 
 
 @pure("clusterlaunchcontrol.query_cancel")
-def query_cancel(instruction: Instruction) -> PureOp:
+def query_cancel(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """Read a response: whether a cluster was cancelled, and the ctaid of its first CTA."""
-    modifiers = Modifiers(instruction, "clusterlaunchcontrol.query_cancel")
     wanted = modifiers.one_of(
         "is_canceled",
         "get_first_ctaid::x",
@@ -138,16 +118,12 @@ def query_cancel(instruction: Instruction) -> PureOp:
     if not isinstance(response, Register):
         unsupported(instruction, "expected a register")
     if wanted == "get_first_ctaid":
-        modifiers.one_of("v4")
-        modifiers.one_of("b32")
-        modifiers.one_of("b128")
-        modifiers.done()
+        modifiers.expect("v4", "b32", "b128")
         if not isinstance(destination, Vector):
             unsupported(instruction, "expected a vector")
         return PureOp(_all_coordinates, ("b32",) * 4, ("b128",), destination.elements, (response,))
     modifiers.one_of("pred" if wanted == "is_canceled" else "b32")
     modifiers.one_of("b128")
-    modifiers.done()
     if not isinstance(destination, Register | Sink):
         unsupported(instruction, "expected a register")
     if wanted == "is_canceled":
@@ -157,7 +133,7 @@ def query_cancel(instruction: Instruction) -> PureOp:
 
 
 @visible("st.async")
-def store_async(instruction: Instruction) -> Step:
+def store_async(instruction: Instruction, modifiers: Modifiers) -> Step:
     """[a] = b in another CTA's shared memory some time later, then complete-tx on its mbarrier.
 
     "st.async is performed in the generic proxy", says its section, and so does red.async's.
@@ -165,7 +141,6 @@ def store_async(instruction: Instruction) -> Step:
     Without an mbarrier (sm_100) to global memory, which is done here as a store at once: any
     later time would need a way to wait for it, and there is none.
     """
-    modifiers = Modifiers(instruction, "st.async")
     if COMPLETE_TX not in instruction.modifiers:
         return _to_global(instruction, modifiers, None)
     modifiers.flag("weak")
@@ -173,9 +148,8 @@ def store_async(instruction: Instruction) -> Step:
 
 
 @visible("red.async")
-def reduce_async(instruction: Instruction) -> Step:
+def reduce_async(instruction: Instruction, modifiers: Modifiers) -> Step:
     """[a] = [a] op b in another CTA's shared memory some time later, then complete-tx."""
-    modifiers = Modifiers(instruction, "red.async")
     if COMPLETE_TX not in instruction.modifiers:
         return _to_global(instruction, modifiers, modifiers.one_of(*_NAMES))
     modifiers.flag("relaxed")
@@ -190,7 +164,6 @@ def _to_global(instruction: Instruction, modifiers: Modifiers, name: str | None)
     is_mmio = modifiers.flag("mmio")
     order = take_order(modifiers, ("release", "sys" if is_mmio else "gpu"))
     type_, shape = take_shape(modifiers, instruction)
-    modifiers.done()
     target, value = instruction.operands
     if space not in ("global", "generic"):
         unsupported(instruction, "without an mbarrier the destination is in global memory")
@@ -219,7 +192,6 @@ def _remote(instruction: Instruction, modifiers: Modifiers, name: str | None) ->
     modifiers.one_of("shared::cluster", default="generic")
     modifiers.one_of(COMPLETE_TX)
     type_, shape = take_shape(modifiers, instruction)
-    modifiers.done()
     function = None if name is None else atomic.operation(name, type_)
     if name is not None and function is None:
         unsupported(instruction, f"there is no .{name} for .{type_}")
@@ -242,10 +214,11 @@ def _remote(instruction: Instruction, modifiers: Modifiers, name: str | None) ->
             owner, bar = locate_shared(warp.cta, int(bars[numbers][0]), 8, instruction)
             if int(np.bitwise_or.reduce(offsets)) & (size - 1) or owner is not cta:
                 misaligned = offsets % size != 0
-                raise ExecutionError(
-                    f"{instruction.span}: {instruction.opcode}: {warp.label}: "
+                fault(
+                    instruction,
+                    f"{warp.label}: "
                     f"0x{int(addresses[misaligned.argmax()]):x}: "
-                    + ("misaligned" if misaligned.any() else "the mbarrier is in another CTA")
+                    + ("misaligned" if misaligned.any() else "the mbarrier is in another CTA"),
                 )
             words = np.ascontiguousarray(words_of_lanes[numbers])
             operation.steps.append(_late_write(operation, cta, offsets, words, function))
@@ -294,16 +267,7 @@ def _late_write(
         places = offsets // size
         rows[places] = words if function is None else function(rows[places[0]], words[0])
         kind = AccessKind.WRITE if function is None else AccessKind.ATOMIC
-        report(
-            operation.cta.machine,
-            operation,
-            Space.SHARED,
-            cta,
-            offsets,
-            size,
-            kind,
-            operation.instruction,
-        )
+        report(operation, cta, offsets, size, kind)
 
     return write
 

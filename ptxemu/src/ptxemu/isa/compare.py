@@ -105,14 +105,12 @@ class _Comparison:
 
 
 @pure("setp")
-def setp(instruction: Instruction) -> PureOp:
+def setp(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """p = BoolOp(a CmpOp b, c), q the same of the complement ("...: setp").
 
     Of packed halves p is of the low ones and q of the high ones.
     """
-    modifiers = Modifiers(instruction, "setp")
     form = _Comparison(instruction, modifiers)
-    modifiers.done()
     destination, *sources = instruction.operands
     if form.type in _PACKED:
         return _packed_setp(instruction, form)
@@ -125,19 +123,14 @@ def setp(instruction: Instruction) -> PureOp:
         return build(instruction, single, "pred", form.source_types)
     if form.type in ("f16", "bf16") and not isinstance(destination.second, Sink):
         unsupported(instruction, f"two destinations of a comparison of type .{form.type}")
-    if combine is None:
-        both: Function = lambda a, b: _with_complement(compare(a, b))
-    else:
-        both = lambda a, b, c: _combined_pair(combine, compare(a, b), c)
+
+    def both(a: Array, b: Array, *c: Array) -> tuple[Array, Array]:
+        holds = compare(a, b)
+        if combine is None:
+            return holds, ~holds
+        return combine(holds, *c), combine(~holds, *c)
+
     return _to_predicates(instruction, destination, both, sources, form)
-
-
-def _with_complement(holds: Array) -> tuple[Array, Array]:
-    return holds, ~holds
-
-
-def _combined_pair(combine: Function, holds: Array, c: Array) -> tuple[Array, Array]:
-    return combine(holds, c), combine(~holds, c)
 
 
 def _to_predicates(
@@ -191,12 +184,10 @@ _RESULTS: dict[str, tuple[str, ...]] = {
 
 
 @pure("set")
-def set_(instruction: Instruction) -> PureOp:
+def set_(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """All ones, or 1.0, where BoolOp(a CmpOp b, c) holds, else 0 ("...: set")."""
-    modifiers = Modifiers(instruction, "set")
     form = _Comparison(instruction, modifiers)
     result_type = modifiers.type()
-    modifiers.done()
     if form.type in _PACKED:
         return _packed_set(instruction, form, result_type)
     if result_type not in _RESULTS.get(form.type, ("u32", "s32", "f32", "f16", "bf16")):
@@ -232,25 +223,21 @@ def _packed_set(instruction: Instruction, form: _Comparison, result_type: str) -
 
 
 @pure("selp")
-def selp(instruction: Instruction) -> PureOp:
+def selp(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = c ? a : b ("...: selp")."""
-    modifiers = Modifiers(instruction, "selp")
     type_ = modifiers.one_of(*_BITS, *_UNSIGNED, *_SIGNED, "f32", "f64")
-    modifiers.done()
     bits = f"b{width_of(type_)}"
     return build(instruction, lambda a, b, c: select(c, a, b), bits, (bits, bits, "pred"))
 
 
 @pure("slct")
-def slct(instruction: Instruction) -> PureOp:
+def slct(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = c >= 0 ? a : b; of floats -0 counts as 0 and NaN as negative ("...: slct")."""
-    modifiers = Modifiers(instruction, "slct")
     tested = modifiers.type()
     if tested not in ("s32", "f32"):
         unsupported(instruction, f"a test of type .{tested}")
     ftz = tested == "f32" and modifiers.flag("ftz")
     type_ = modifiers.one_of(*_BITS, *_UNSIGNED, *_SIGNED, "f32", "f64")
-    modifiers.done()
     bits = f"b{width_of(type_)}"
     zero = constant(0, F4 if tested == "f32" else np.dtype(np.int32))
     prepare: Function = flush_f32 if ftz else (lambda c: c)

@@ -24,37 +24,32 @@ _INTEGRAL: dict[str, Function] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.flo
 
 
 @pure("cvt")
-def cvt(instruction: Instruction) -> PureOp:
+def cvt(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """A value of one type as another, rounded and clamped as the modifiers say ("...: cvt")."""
     types = types_of(instruction)
     result_type, _, source_type = types.partition(".")
     if result_type in PACKED_FORMS or source_type in PACKED_FORMS:
-        return packed_cvt(instruction)
+        return packed_cvt(instruction, modifiers)
+    modifiers.type()
+    modifiers.type()
     if result_type == "tf32":
-        return _to_tf32(instruction)
+        return _to_tf32(instruction, modifiers)
     if result_type in _INTEGERS and source_type in _INTEGERS:
-        return _integer_to_integer(instruction, result_type, source_type)
+        return _integer_to_integer(instruction, modifiers, result_type, source_type)
     if result_type in _INTEGERS and source_type in _FLOATS:
-        return _float_to_integer(instruction, result_type, source_type)
+        return _float_to_integer(instruction, modifiers, result_type, source_type)
     if result_type in _FLOATS and source_type in _INTEGERS:
-        return _integer_to_float(instruction, result_type, source_type)
+        return _integer_to_float(instruction, modifiers, result_type, source_type)
     if result_type in _FLOATS and source_type in _FLOATS:
-        return _float_to_float(instruction, result_type, source_type)
+        return _float_to_float(instruction, modifiers, result_type, source_type)
     unsupported(instruction, f"a conversion from .{source_type} to .{result_type}")
 
 
-def _modifiers(instruction: Instruction) -> Modifiers:
-    modifiers = Modifiers(instruction, "cvt")
-    modifiers.type()
-    modifiers.type()
-    return modifiers
-
-
-def _integer_to_integer(instruction: Instruction, result_type: str, source_type: str) -> PureOp:
+def _integer_to_integer(
+    instruction: Instruction, modifiers: Modifiers, result_type: str, source_type: str
+) -> PureOp:
     """Truncated or extended; with .sat clamped to what the result can hold."""
-    modifiers = _modifiers(instruction)
     saturates = modifiers.flag("sat")
-    modifiers.done()
     result, source = VALUE[result_type], VALUE[source_type]
     if saturates:
         to, of = np.iinfo(result), np.iinfo(source)
@@ -79,17 +74,17 @@ def _widened(type_: str, *, ftz: bool) -> Function:
     return identity if type_ == "f64" else (lambda a: a.astype(F8))
 
 
-def _float_to_integer(instruction: Instruction, result_type: str, source_type: str) -> PureOp:
+def _float_to_integer(
+    instruction: Instruction, modifiers: Modifiers, result_type: str, source_type: str
+) -> PureOp:
     """Rounded to an integer and clamped to the result's range.
 
     NaN gives 0, or with a 64-bit side the upper bit alone (ISA, "Integer Notes").
     """
-    modifiers = _modifiers(instruction)
     round_ = _INTEGRAL[modifiers.one_of(*_INTEGRAL)]
     ftz = source_type == "f32" and modifiers.flag("ftz")
     if source_type != "bf16":
         modifiers.flag("sat")  # it clamps anyway
-    modifiers.done()
     widen = _widened(source_type, ftz=ftz)
     is_long = source_type == "f64" or result_type in ("s64", "u64")
     clamp = _clamping(result_type, is_long=is_long)
@@ -124,14 +119,14 @@ def _clamping(type_: str, *, is_long: bool) -> Function:
     return wide
 
 
-def _integer_to_float(instruction: Instruction, result_type: str, source_type: str) -> PureOp:
+def _integer_to_float(
+    instruction: Instruction, modifiers: Modifiers, result_type: str, source_type: str
+) -> PureOp:
     """Rounded once, in a mode that must be there."""
-    modifiers = _modifiers(instruction)
     mode = modifiers.one_of(*_FLOAT_MODES)
     if result_type == "f32":
         modifiers.flag("ftz")  # no integer is subnormal
     saturates = result_type != "bf16" and modifiers.flag("sat")
-    modifiers.done()
     function = _from_integer(result_type, mode, is_long=width_of(source_type) == 64)
     if saturates:
         plain = function
@@ -160,9 +155,10 @@ def _narrowing(type_: str, mode: str) -> Function:
     return partial(bf16.narrow_exact, mode=mode)
 
 
-def _float_to_float(instruction: Instruction, result_type: str, source_type: str) -> PureOp:
+def _float_to_float(
+    instruction: Instruction, modifiers: Modifiers, result_type: str, source_type: str
+) -> PureOp:
     """Widened exactly, rounded once to a smaller type, or rounded to an integral value."""
-    modifiers = _modifiers(instruction)
     ftz = "f32" in (result_type, source_type) and modifiers.flag("ftz")
     saturates = "bf16" not in (result_type, source_type) and modifiers.flag("sat")
     # The ISA asks for a mode wherever rounding is possible; ptxas does not between these two.
@@ -171,7 +167,6 @@ def _float_to_float(instruction: Instruction, result_type: str, source_type: str
     clamps = source_type == "f32" and result_type in ("f16", "bf16") and mode in ("rn", "rz")
     clamps = clamps and not ftz and not saturates
     relu, satfinite = clamps and modifiers.flag("relu"), clamps and modifiers.flag("satfinite")
-    modifiers.done()
     if result_type == source_type:
         function = _same_type(instruction, result_type, mode, ftz=ftz)
     elif mode in _INTEGRAL:
@@ -259,14 +254,12 @@ def _rounding(result_type: str, source_type: str, mode: str, *, ftz: bool) -> Fu
     return lambda a: narrow(widen(a))
 
 
-def _to_tf32(instruction: Instruction) -> PureOp:
+def _to_tf32(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """cvt.{rna,rn,rz}{.satfinite}{.relu}.tf32.f32"""
-    modifiers = _modifiers(instruction)
     if types_of(instruction) != "tf32.f32":
         unsupported(instruction, "tf32 comes from f32")
     mode = modifiers.one_of("rna", "rn", "rz")
     satfinite = modifiers.flag("satfinite")
     relu = mode != "rna" and modifiers.flag("relu")
-    modifiers.done()
     function = partial(tf32.narrow, mode=mode, satfinite=satfinite, relu=relu)
     return build_relaxed(instruction, lambda a: function(a).view(np.uint32), "b32", ("f32",))

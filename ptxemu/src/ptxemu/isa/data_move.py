@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from ptxemu.errors import ExecutionError
+from ptxemu.errors import ExecutionError, fault
 from ptxemu.isa import memory_operands
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.machine.call_frames import frame_bytes, parameter_bytes
 from ptxemu.machine.decoded import AccessStep, PlainAccess, Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import WARP_SIZE, Mask
 from ptxemu.machine.operands import elements, uniform
+from ptxemu.machine.regions import frame_bytes, parameter_bytes
 from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Address, Instruction, IntImmediate, Operand, Symbol
 
 
 @visible("ld")
-def load(instruction: Instruction) -> Step | AccessStep:
+def load(instruction: Instruction, modifiers: Modifiers) -> Step | AccessStep:
     """d = [a]; .nc and cache hints change nothing here."""
-    modifiers = Modifiers(instruction, "ld")
     modifiers.drop_hints()
     space = memory_operands.take_space(modifiers)
     order = memory_operands.take_order(modifiers, ("weak", ""))
     type_, shape = memory_operands.take_shape(modifiers, instruction)
-    modifiers.done()
     write = memory_operands.destination(instruction.operands[0], type_, shape)
     operand = instruction.operands[1]
     if space == "param" and isinstance(operand, Address) and isinstance(operand.base, Symbol):
@@ -40,12 +38,10 @@ def load(instruction: Instruction) -> Step | AccessStep:
 
 
 @visible("ldu")
-def load_uniform(instruction: Instruction) -> Step:
+def load_uniform(instruction: Instruction, modifiers: Modifiers) -> Step:
     """d = [a], read-only data at an address that is the same in the warp."""
-    modifiers = Modifiers(instruction, "ldu")
     space = memory_operands.take_space(modifiers)
     type_, shape = memory_operands.take_shape(modifiers, instruction)
-    modifiers.done()
     write = memory_operands.destination(instruction.operands[0], type_, shape)
     memory = LaneMemory(instruction, instruction.operands[1], space, shape.element, shape.count)
 
@@ -56,14 +52,12 @@ def load_uniform(instruction: Instruction) -> Step:
 
 
 @visible("st")
-def store(instruction: Instruction) -> Step | AccessStep:
+def store(instruction: Instruction, modifiers: Modifiers) -> Step | AccessStep:
     """[a] = b"""
-    modifiers = Modifiers(instruction, "st")
     modifiers.drop_hints()
     space = memory_operands.take_space(modifiers)
     order = memory_operands.take_order(modifiers, ("weak", ""))
     type_, shape = memory_operands.take_shape(modifiers, instruction)
-    modifiers.done()
     operand = instruction.operands[0]
     read = memory_operands.source(instruction.operands[1], type_, shape)
     if space == "param":
@@ -79,12 +73,10 @@ def store(instruction: Instruction) -> Step | AccessStep:
 
 
 @visible("st.bulk")
-def store_bulk(instruction: Instruction) -> Step:
+def store_bulk(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Zero `size` bytes, a multiple of 8, of shared memory."""
-    modifiers = Modifiers(instruction, "st.bulk")
     modifiers.flag("weak")
     space = memory_operands.take_space(modifiers)
-    modifiers.done()
     target, size, value = instruction.operands
     if value != IntImmediate(0):
         unsupported(instruction, "expected the initial value 0")
@@ -159,7 +151,7 @@ def _store_argument(
     def step(warp: Warp, mask: Mask) -> None:
         frame = frame_bytes(warp, name)
         if frame is None or offset + size > frame.shape[1]:
-            raise ExecutionError(f"{instruction.span}: {instruction.opcode}: {name} is no argument")
+            fault(instruction, f"{name} is no argument")
         values = np.ascontiguousarray(np.atleast_2d(read(warp, mask)).T)
         frame[mask, offset : offset + size] = values.view(np.uint8).reshape(len(values), size)
 

@@ -5,7 +5,7 @@ Memory here is always coherent, so a fence has no effect of its own: it is told 
 
 from __future__ import annotations
 
-from ptxemu.errors import ExecutionError
+from ptxemu.errors import fault
 from ptxemu.events import Fence, FenceKind, Space
 from ptxemu.isa.memory_operands import SCOPES
 from ptxemu.isa.registry import Modifiers, unsupported, visible
@@ -39,54 +39,45 @@ def _told(fence: Fence, instruction: Instruction) -> Step:
 
 
 @visible("fence")
-def thread_fence(instruction: Instruction) -> Step:
+def thread_fence(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Order this thread's accesses at a scope; .acquire and .release order one way."""
-    modifiers = Modifiers(instruction, "fence")
     order = modifiers.one_of("acq_rel", "sc", "acquire", "release", default="acq_rel")
     if order == "acquire":
         modifiers.flag("sync_restrict::shared::cluster")
     if order == "release":
         modifiers.flag("sync_restrict::shared::cta")
     scope = modifiers.one_of(*SCOPES)
-    modifiers.done()
     return _told(Fence(FenceKind.MEMORY, order, scope), instruction)
 
 
 @visible("membar")
-def memory_barrier(instruction: Instruction) -> Step:
+def memory_barrier(instruction: Instruction, modifiers: Modifiers) -> Step:
     """The old spelling of fence.sc."""
-    modifiers = Modifiers(instruction, "membar")
     scope = {"cta": "cta", "gl": "gpu", "sys": "sys"}[modifiers.one_of("cta", "gl", "sys")]
-    modifiers.done()
     return _told(Fence(FenceKind.MEMORY, "sc", scope), instruction)
 
 
 @visible("fence.mbarrier_init")
-def init_fence(instruction: Instruction) -> Step:
+def init_fence(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Order this thread's mbarrier.init before later uses in the cluster."""
-    modifiers = Modifiers(instruction, "fence.mbarrier_init")
-    modifiers.one_of("release")
-    modifiers.one_of("cluster")
-    modifiers.done()
+    modifiers.expect("release", "cluster")
     return _told(Fence(FenceKind.MBARRIER_INIT), instruction)
 
 
 @visible("fence.proxy", "membar.proxy")
-def proxy_fence(instruction: Instruction) -> Step:
+def proxy_fence(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Order accesses of different proxies; both ways, or as .release and .acquire say."""
-    kind = ".".join(instruction.modifiers[2:])
+    kind = modifiers.all_left()
     if kind not in _PROXIES:
         unsupported(instruction, f"proxy .{kind}")
     return _told(_PROXIES[kind], instruction)
 
 
 @visible("fence.proxy.tensormap::generic")
-def tensormap_fence(instruction: Instruction) -> Step:
+def tensormap_fence(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Order generic writes of tensor maps before their use; .acquire names the map's 128 bytes."""
-    modifiers = Modifiers(instruction, "fence.proxy.tensormap::generic")
     order = modifiers.one_of("release", "acquire")
     scope = modifiers.one_of(*SCOPES)
-    modifiers.done()
     is_release = order == "release"
     kind = FenceKind.TENSORMAP_RELEASE if is_release else FenceKind.TENSORMAP_ACQUIRE
     told = _told(Fence(kind, scope=scope), instruction)
@@ -99,9 +90,8 @@ def tensormap_fence(instruction: Instruction) -> Step:
 
     def step(warp: Warp, mask: Mask) -> None:
         if (read(warp)[mask] % _TENSORMAP_BYTES).any():
-            raise ExecutionError(
-                f"{instruction.span}: {instruction.opcode}: {warp.label}: the address is not "
-                f"aligned to {_TENSORMAP_BYTES} bytes"
+            fault(
+                instruction, f"{warp.label}: the address is not aligned to {_TENSORMAP_BYTES} bytes"
             )
         told(warp, mask)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,58 +21,54 @@ MODES = ("rn", "rz", "rm", "rp")
 _ONE_F4 = constant(1, F4)
 _ONE_F8 = constant(1, F8)
 
-_NEAREST: dict[tuple[str, str], Function] = {
-    ("add", "f32"): np.add,
-    ("add", "f64"): np.add,
-    ("sub", "f32"): np.subtract,
-    ("sub", "f64"): np.subtract,
-    ("mul", "f32"): np.multiply,
-    ("mul", "f64"): np.multiply,
-    ("div", "f32"): np.divide,
-    ("div", "f64"): np.divide,
-    ("fma", "f32"): rnd.fma_f32,
-    ("fma", "f64"): exact.fma_f64,
-    ("rcp", "f32"): lambda a: _ONE_F4 / a,
-    ("rcp", "f64"): lambda a: _ONE_F8 / a,
-    ("sqrt", "f32"): np.sqrt,
-    ("sqrt", "f64"): np.sqrt,
-}
-"""Operations that round to nearest even."""
 
-_DIRECTED: dict[tuple[str, str], Function] = {
-    ("add", "f32"): rnd.add_f32_in,
-    ("add", "f64"): exact.add_f64_in,
-    ("sub", "f32"): lambda a, b, mode: rnd.add_f32_in(a, -b, mode),
-    ("sub", "f64"): lambda a, b, mode: exact.add_f64_in(a, -b, mode),
-    ("mul", "f32"): rnd.mul_f32_in,
-    ("mul", "f64"): exact.mul_f64_in,
-    ("div", "f32"): rnd.div_f32_in,
-    ("div", "f64"): exact.div_f64_in,
-    ("fma", "f32"): rnd.fma_f32_in,
-    ("fma", "f64"): exact.fma_f64,
-    ("rcp", "f32"): lambda a, mode: rnd.div_f32_in(_ONE_F4, a, mode),
-    ("rcp", "f64"): lambda a, mode: exact.div_f64_in(np.ones_like(a), a, mode),
-    ("sqrt", "f32"): rnd.sqrt_f32_in,
-    ("sqrt", "f64"): exact.sqrt_f64_in,
-}
-"""The same in any mode, given as the last argument."""
+class _Operation(NamedTuple):
+    """An operation on f32 and on f64."""
 
-_NAN_ORDER = {
-    **dict.fromkeys(("add", "sub", "mul"), (1, 0)),
-    "div": (0, 1),
-    "fma": (1, 2, 0),
-    **dict.fromkeys(("rcp", "sqrt"), (0,)),
+    nearest: tuple[Function, Function]
+    """Rounded to nearest even."""
+    directed: tuple[Function, Function]
+    """Rounded in any mode, given as the last argument."""
+    nan_order: tuple[int, ...]
+    """Operands of f64 in the order in which an H200 gives their NaN."""
+
+
+def _minus(add: Function) -> Function:
+    return lambda a, b, mode: add(a, -b, mode)
+
+
+def _inverse(one: Array) -> Function:
+    return lambda a: one / a
+
+
+_OPERATIONS = {
+    "add": _Operation((np.add, np.add), (rnd.add_f32_in, exact.add_f64_in), (1, 0)),
+    "sub": _Operation(
+        (np.subtract, np.subtract), (_minus(rnd.add_f32_in), _minus(exact.add_f64_in)), (1, 0)
+    ),
+    "mul": _Operation((np.multiply, np.multiply), (rnd.mul_f32_in, exact.mul_f64_in), (1, 0)),
+    "div": _Operation((np.divide, np.divide), (rnd.div_f32_in, exact.div_f64_in), (0, 1)),
+    "fma": _Operation((rnd.fma_f32, exact.fma_f64), (rnd.fma_f32_in, exact.fma_f64), (1, 2, 0)),
+    "rcp": _Operation(
+        (_inverse(_ONE_F4), _inverse(_ONE_F8)),
+        (
+            lambda a, mode: rnd.div_f32_in(_ONE_F4, a, mode),
+            lambda a, mode: exact.div_f64_in(np.ones_like(a), a, mode),
+        ),
+        (0,),
+    ),
+    "sqrt": _Operation((np.sqrt, np.sqrt), (rnd.sqrt_f32_in, exact.sqrt_f64_in), (0,)),
 }
-"""Operands of an f64 operation in the order in which an H200 gives their NaN."""
 _LARGE_DIVISOR = constant(2.0**126, F4)
 
 
 def operation(name: str, type_: str, mode: str) -> Function:
     """The operation on f32 or f64 that rounds once in `mode`."""
-    function = _NEAREST[name, type_]
+    known, is_f64 = _OPERATIONS[name], type_ == "f64"
+    function = known.nearest[is_f64]
     if mode != "rn":
-        function = partial(_DIRECTED[name, type_], mode=mode)
-    return of_operand(function, _NAN_ORDER[name]) if type_ == "f64" else function
+        function = partial(known.directed[is_f64], mode=mode)
+    return of_operand(function, known.nan_order) if is_f64 else function
 
 
 def flushing(function: Function) -> Function:
@@ -91,12 +88,11 @@ def paired(function: Function, arity: int) -> Function:
     return lambda a, b, c: bits_of_f32(function(split(a, F4), split(b, F4), split(c, F4))).view(U8)
 
 
-def _arithmetic(instruction: Instruction, opcode: str, name: str, arity: int) -> PureOp:
+def _arithmetic(instruction: Instruction, modifiers: Modifiers, name: str, arity: int) -> PureOp:
     """An operation with {.rnd}{.ftz}{.sat}: which of them, its syntax says by type."""
-    modifiers = Modifiers(instruction, opcode)
     type_ = modifiers.type()
-    if (name, type_) not in _NEAREST and (arity == 1 or type_ != "f32x2"):
-        unsupported(instruction, f"there is no {opcode} of type .{type_}")
+    if type_ not in ("f32", "f64") and (arity == 1 or type_ != "f32x2"):
+        unsupported(instruction, f"there is no {instruction.modifiers[0]} of type .{type_}")
     element = "f32" if type_ == "f32x2" else type_
     default = "rn" if name in ("add", "sub", "mul") else None
     function = operation(name, element, modifiers.one_of(*MODES, default=default))
@@ -104,7 +100,6 @@ def _arithmetic(instruction: Instruction, opcode: str, name: str, arity: int) ->
         function = flushing(function)
     if type_ == "f32" and name in ("add", "sub", "mul", "fma") and modifiers.flag("sat"):
         function = saturating(function)
-    modifiers.done()
     if type_ == "f32x2":
         return elementwise(instruction, paired(function, arity), "b64", arity)
     return elementwise(instruction, function, type_, arity)
@@ -116,20 +111,19 @@ family(_arithmetic, {"mad": ("fma", 3)}, "f32", "f64")  # from sm_20 on
 
 
 @overload("div", ("f32", "f64"))
-def div(instruction: Instruction) -> PureOp:
+def div(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = a / b, rounded, or approximate: here then rounded to nearest as well ("...: div").
 
     .approx gives 0 for divisors above 2^126 (NaN for infinity by them): it multiplies by 1 / b.
     """
-    modifiers = Modifiers(instruction, "div")
-    type_ = modifiers.type()
-    approximate = type_ == "f32" and modifiers.one_of("approx", "full", default="")
+    is_f32 = instruction.modifiers[-1] == "f32"
+    approximate = is_f32 and modifiers.one_of("approx", "full", default="")
     if not approximate:
-        return _arithmetic(instruction, "div", "div", 2)
+        return _arithmetic(instruction, modifiers, "div", 2)
+    modifiers.type()
     function: Function = _approximate_quotient if approximate == "approx" else np.divide
     if modifiers.flag("ftz"):
         function = flushing(function)
-    modifiers.done()
     return elementwise(instruction, function, "f32", 2)
 
 
@@ -141,14 +135,14 @@ def _approximate_quotient(a: Array, b: Array) -> Array:
     return result
 
 
-def _root_like(instruction: Instruction, opcode: str, nearest: Function) -> PureOp:
+def _root_like(
+    instruction: Instruction, modifiers: Modifiers, opcode: str, nearest: Function
+) -> PureOp:
     """1 / a and the square root; approximate forms are rounded to nearest here."""
-    modifiers = Modifiers(instruction, opcode)
     if not modifiers.flag("approx"):
-        return _arithmetic(instruction, opcode, opcode, 1)
+        return _arithmetic(instruction, modifiers, opcode, 1)
     type_ = modifiers.type()
     ftz = modifiers.flag("ftz")
-    modifiers.done()
     if type_ == "f32":
         return elementwise(instruction, flushing(nearest) if ftz else nearest, "f32", 1)
     if (opcode, type_, ftz) != ("rcp", "f64", True):
@@ -156,7 +150,7 @@ def _root_like(instruction: Instruction, opcode: str, nearest: Function) -> Pure
     return elementwise(instruction, upper_half(lambda a: _ONE_F8 / a), "f64", 1)
 
 
-_ROOTS = {"rcp": (operation("rcp", "f32", "rn"),), "sqrt": (np.sqrt,)}
+_ROOTS = {"rcp": ("rcp", operation("rcp", "f32", "rn")), "sqrt": ("sqrt", np.sqrt)}
 family(_root_like, _ROOTS)
 
 
@@ -190,12 +184,10 @@ def _flush_f64(values: Array) -> Array:
     return np.where(np.abs(values) < _SMALLEST_NORMAL, np.copysign(0.0, values), values)
 
 
-def _sign(instruction: Instruction, opcode: str, function: Function) -> PureOp:
+def _sign(instruction: Instruction, modifiers: Modifiers, function: Function) -> PureOp:
     """abs and neg of numbers; an f64 NaN keeps its sign."""
-    modifiers = Modifiers(instruction, opcode)
     type_ = modifiers.type()
     ftz = type_ == "f32" and modifiers.flag("ftz")
-    modifiers.done()
     if ftz:
         return elementwise(instruction, lambda a: function(rnd.flush_f32(a)), "f32", 1)
     if type_ == "f64":
@@ -208,11 +200,9 @@ family(_sign, {"abs": (np.abs,), "neg": (np.negative,)}, "f32", "f64")
 
 
 @pure("copysign")
-def copysign(instruction: Instruction) -> PureOp:
+def copysign(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The value of b with the sign of a ("...: copysign")."""
-    modifiers = Modifiers(instruction, "copysign")
     type_ = modifiers.one_of("f32", "f64")
-    modifiers.done()
     sign = constant(1 << 31, U4) if type_ == "f32" else constant(1 << 63, U8)
     function = lambda a, b: (a & sign) | (b & ~sign)
     return elementwise(instruction, function, "b32" if type_ == "f32" else "b64", 2)
@@ -234,22 +224,19 @@ def _is_subnormal(values: Array) -> Array:
 
 
 @pure("testp")
-def testp(instruction: Instruction) -> PureOp:
+def testp(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """Whether a number is finite, infinite, NaN, normal (as zero is), subnormal ("...: testp")."""
-    modifiers = Modifiers(instruction, "testp")
     type_ = modifiers.one_of("f32", "f64")
     test = modifiers.one_of(*_PROPERTIES)
-    modifiers.done()
     return build(instruction, _PROPERTIES[test], "pred", (type_,))
 
 
-def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
+def _extreme(instruction: Instruction, modifiers: Modifiers, choose: Function) -> PureOp:
     """min and max of two, of f32 also of three: -0 is below +0.
 
     NaN yields to a number unless .NaN is there. H200: of two f64 NaN it is the second one, its
     quiet bit set.
     """
-    modifiers = Modifiers(instruction, opcode)
     type_ = modifiers.type()
     arity = max(len(instruction.operands) - 1, 2)
     function = choose
@@ -269,7 +256,6 @@ def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
             unsupported(instruction, ".xorsign without .abs")
         if ftz:
             function = flushing(function)
-    modifiers.done()
     if type_ == "f64":
         return elementwise(instruction, of_operand(choose, (1,)), "f64", 2)
     return elementwise(instruction, function, "f32", arity)

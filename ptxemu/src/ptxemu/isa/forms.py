@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ptxemu.isa.registry import PureDecoder, pure, unsupported
+from ptxemu.isa.registry import Modifiers, PureDecoder, pure, unsupported
 from ptxemu.machine.decoded import PureOp
 from ptxemu.machine.lanes import VALUE
 from ptxemu.numerics.canonical import bits_of_f16, bits_of_f32
@@ -53,28 +53,28 @@ def overload(opcode: str, types: Sequence[str]) -> Callable[[PureDecoder], PureD
 def family(
     decode: Callable[..., PureOp], opcodes: Mapping[str, tuple[Any, ...]], *types: str
 ) -> None:
-    """Register one decoder for several opcodes; it takes the opcode and these arguments too.
+    """Register one decoder for several opcodes; it takes these arguments too.
 
     With `types` each is an `overload`.
     """
 
-    def of(opcode: str, arguments: tuple[Any, ...]) -> PureDecoder:
-        return lambda instruction: decode(instruction, opcode, *arguments)
+    def of(arguments: tuple[Any, ...]) -> PureDecoder:
+        return lambda instruction, modifiers: decode(instruction, modifiers, *arguments)
 
     for opcode, arguments in opcodes.items():
         register = overload(opcode, types) if types else pure(opcode)
-        register(of(opcode, arguments))
+        register(of(arguments))
 
 
 def _dispatcher(opcode: str) -> PureDecoder:
     table = _OVERLOADS[opcode]
 
-    def decode(instruction: ast.Instruction) -> PureOp:
+    def decode(instruction: ast.Instruction, modifiers: Modifiers) -> PureOp:
         trailing = types_of(instruction)
         decoder = table.get(trailing) or table.get(trailing.rpartition(".")[2])
         if decoder is None:
             unsupported(instruction, f"there is no {opcode} of type .{trailing or '(none)'}")
-        return decoder(instruction)
+        return decoder(instruction, modifiers)
 
     return decode
 

@@ -74,9 +74,8 @@ def _build(instruction: Instruction, function: Function, type_: str, arity: int)
     return elementwise(instruction, packed, "b32", arity)
 
 
-def _arithmetic(instruction: Instruction, name: str, arity: int) -> PureOp:
+def _arithmetic(instruction: Instruction, modifiers: Modifiers, name: str, arity: int) -> PureOp:
     """Rounded once; fma with .relu is not below 0, with .oob 0 by an OOB NaN."""
-    modifiers = Modifiers(instruction, name)
     type_ = modifiers.type()
     element = type_.removesuffix("x2")
     modes = ("rn", "rz") if (name, element) == ("fma", "bf16") else ("rn",)
@@ -93,29 +92,26 @@ def _arithmetic(instruction: Instruction, name: str, arity: int) -> PureOp:
         function = _clamped(function, element)
     if is_oob:
         function = _without_oob(function, element)
-    modifiers.done()
     return _build(instruction, function, type_, arity)
 
 
-family(_arithmetic, {"add": (2,), "sub": (2,), "mul": (2,), "fma": (3,)}, *TYPES)
+_ARITIES = {"add": ("add", 2), "sub": ("sub", 2), "mul": ("mul", 2), "fma": ("fma", 3)}
+family(_arithmetic, _ARITIES, *TYPES)
 
 
-def _sign(instruction: Instruction, opcode: str, function: Function) -> PureOp:
-    modifiers = Modifiers(instruction, opcode)
+def _sign(instruction: Instruction, modifiers: Modifiers, function: Function) -> PureOp:
     type_ = modifiers.type()
     on_halves = function if type_.startswith("f16") else _on_bf16(function)
     if type_.startswith("f16") and modifiers.flag("ftz"):
         on_halves = lambda a: function(f16.flush(a))
-    modifiers.done()
     return _build(instruction, on_halves, type_, 1)
 
 
 family(_sign, {"neg": (np.negative,), "abs": (np.abs,)}, *TYPES)
 
 
-def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
+def _extreme(instruction: Instruction, modifiers: Modifiers, choose: Function) -> PureOp:
     """min and max, -0 being below +0."""
-    modifiers = Modifiers(instruction, opcode)
     type_ = modifiers.type()
     element = type_.removesuffix("x2")
     function = propagating(choose) if modifiers.flag("NaN") else choose
@@ -125,7 +121,6 @@ def _extreme(instruction: Instruction, opcode: str, choose: Function) -> PureOp:
         function = of_magnitudes(function, xors=True)
     if element == "f16" and modifiers.flag("ftz"):
         function = _flushing(function)
-    modifiers.done()
     return _build(instruction, _on_bf16(function) if element == "bf16" else function, type_, 2)
 
 

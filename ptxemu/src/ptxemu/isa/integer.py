@@ -1,12 +1,19 @@
-"""PTX ISA "Integer Arithmetic Instructions": add to max, without the extended-precision ones."""
+"""PTX ISA "Integer Arithmetic Instructions" and "Extended-Precision Integer Arithmetic"."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
-from ptxemu.isa.forms import Function, build, elementwise, family, overload, select, width_of
-from ptxemu.isa.registry import Modifiers, pure, unsupported
-from ptxemu.machine.decoded import PureOp
+from ptxemu.isa.forms import Function, build, elementwise, family, select, width_of
+from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
+from ptxemu.machine.decoded import PureOp, Step
+from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.lanes import WARP_SIZE, Mask, merged
+from ptxemu.machine.operands import reader, writer
+from ptxemu.machine.state import Warp
 from ptxemu.numerics.dtypes import I2, I4, I8, U2, U4, U8, Array, constant, split
 from ptxemu.syntax.ast import Instruction
 
@@ -40,19 +47,15 @@ def packed_16(function: Function, dtype: np.dtype[np.uint16] | np.dtype[np.int16
     return apply
 
 
-def _add_sub(instruction: Instruction, name: str, function: Function) -> PureOp:
+def _add_sub(instruction: Instruction, modifiers: Modifiers, function: Function) -> PureOp:
     """a + b and a - b, wrapping, or clamped with .sat."""
-    modifiers = Modifiers(instruction, name)
     type_ = modifiers.type()
     if type_ in PACKED:
-        modifiers.done()
         return elementwise(instruction, packed_16(function, U2), "b32", 2)
     if type_ == "s32" and modifiers.flag("sat"):
-        modifiers.done()
         return elementwise(
             instruction, lambda a, b: saturated_s32(function(a.astype(I8), b.astype(I8))), "s32", 2
         )
-    modifiers.done()
     return elementwise(instruction, function, unsigned(type_), 2)
 
 
@@ -101,41 +104,31 @@ def high_product(type_: str) -> Function:
     return _HIGH[type_]
 
 
-@overload("mul", INTEGERS)
-def mul(instruction: Instruction) -> PureOp:
-    """The lower half, the upper half or all of a * b ("...: mul")."""
-    modifiers = Modifiers(instruction, "mul")
+def _multiply(instruction: Instruction, modifiers: Modifiers, adds: bool) -> PureOp:
+    """The lower half, the upper half or all of a * b, of mad plus c ("...: mul", "...: mad")."""
     type_ = modifiers.type()
-    wide_type = f"{type_[0]}{2 * width_of(type_)}"
     mode = modifiers.one_of("lo", "hi", *(["wide"] if type_ in _WIDE else []))
-    modifiers.done()
+    product: Function
     if mode == "lo":
-        return elementwise(instruction, np.multiply, unsigned(type_), 2)
-    if mode == "hi":
-        return elementwise(instruction, _HIGH[type_], type_, 2)
-    return build(instruction, _WIDE[type_], wide_type, (type_, type_))
-
-
-@overload("mad", INTEGERS)
-def mad(instruction: Instruction) -> PureOp:
-    """d = part of a * b, plus c ("...: mad")."""
-    modifiers = Modifiers(instruction, "mad")
-    type_ = modifiers.type()
-    wide_type = f"{type_[0]}{2 * width_of(type_)}"
-    mode = modifiers.one_of("lo", "hi", *(["wide"] if type_ in _WIDE else []))
-    saturates = type_ == "s32" and mode == "hi" and modifiers.flag("sat")
-    modifiers.done()
-    if mode == "lo":
-        return elementwise(instruction, lambda a, b, c: a * b + c, unsigned(type_), 3)
-    product = _WIDE[type_] if mode == "wide" else _HIGH[type_]
-    if mode == "wide":
-        function = lambda a, b, c: product(a, b) + c
-        return build(instruction, function, wide_type, (type_, type_, wide_type))
-    if saturates:
-        function = lambda a, b, c: saturated_s32(product(a, b).astype(I8) + c)
+        product, type_, result_type = np.multiply, unsigned(type_), unsigned(type_)
+    elif mode == "hi":
+        product, result_type = _HIGH[type_], type_
     else:
-        function = lambda a, b, c: product(a, b) + c
-    return elementwise(instruction, function, type_, 3)
+        product, result_type = _WIDE[type_], f"{type_[0]}{2 * width_of(type_)}"
+    if not adds:
+        return build(instruction, product, result_type, (type_, type_))
+    saturates = type_ == "s32" and mode == "hi" and modifiers.flag("sat")
+    function = _plus(product, saturates=saturates)
+    return build(instruction, function, result_type, (type_, type_, result_type))
+
+
+def _plus(product: Function, *, saturates: bool) -> Function:
+    if saturates:
+        return lambda a, b, c: saturated_s32(product(a, b).astype(I8) + c)
+    return lambda a, b, c: product(a, b) + c
+
+
+family(_multiply, {"mul": (False,), "mad": (True,)}, *INTEGERS)
 
 
 def _low_24(values: Array) -> Array:
@@ -155,40 +148,17 @@ def _product_24(mode: str) -> Function:
     return product
 
 
-@pure("mul24")
-def mul24(instruction: Instruction) -> PureOp:
-    """Bits 31..0 or 47..16 of the product of the low 24 bits ("...: mul24")."""
-    modifiers = Modifiers(instruction, "mul24")
+def _multiply_24(instruction: Instruction, modifiers: Modifiers, adds: bool) -> PureOp:
+    """Bits 31..0 or 47..16 of the product of the low 24 bits ("...: mul24"), of mad24 plus c."""
     mode, type_ = modifiers.one_of("lo", "hi"), modifiers.one_of("u32", "s32")
-    modifiers.done()
-    return elementwise(instruction, _product_24(mode), type_, 2)
-
-
-@pure("mad24")
-def mad24(instruction: Instruction) -> PureOp:
-    """Part of the product of the low 24 bits, plus c ("...: mad24")."""
-    modifiers = Modifiers(instruction, "mad24")
-    mode, type_ = modifiers.one_of("lo", "hi"), modifiers.one_of("u32", "s32")
-    saturates = type_ == "s32" and mode == "hi" and modifiers.flag("sat")
-    modifiers.done()
     product = _product_24(mode)
-    if saturates:
-        function = lambda a, b, c: saturated_s32(product(a, b).astype(I8) + c)
-        return elementwise(instruction, function, type_, 3)
-    return elementwise(instruction, lambda a, b, c: product(a, b) + c, type_, 3)
+    if not adds:
+        return elementwise(instruction, product, type_, 2)
+    saturates = type_ == "s32" and mode == "hi" and modifiers.flag("sat")
+    return elementwise(instruction, _plus(product, saturates=saturates), type_, 3)
 
 
-def _distance(a: Array, b: Array) -> Array:
-    return np.maximum(a, b) - np.minimum(a, b)
-
-
-@pure("sad")
-def sad(instruction: Instruction) -> PureOp:
-    """d = c + |a - b|, wrapping ("...: sad")."""
-    modifiers = Modifiers(instruction, "sad")
-    type_ = modifiers.one_of(*INTEGERS)
-    modifiers.done()
-    return elementwise(instruction, lambda a, b, c: c + _distance(a, b), type_, 3)
+family(_multiply_24, {"mul24": (False,), "mad24": (True,)})
 
 
 def _magnitude(values: Array) -> Array:
@@ -212,48 +182,28 @@ def remainder(a: Array, b: Array) -> Array:
     return select(b == 0, ~np.zeros_like(a), a - b * quotient(a, b))
 
 
-@overload("div", INTEGERS)
-def div(instruction: Instruction) -> PureOp:
-    """d = a / b towards zero ("...: div")."""
-    modifiers = Modifiers(instruction, "div")
-    type_ = modifiers.type()
-    modifiers.done()
-    return elementwise(instruction, quotient, type_, 2)
+def _sad(a: Array, b: Array, c: Array) -> Array:
+    """c + |a - b|, wrapping ("...: sad")."""
+    result: Array = c + (np.maximum(a, b) - np.minimum(a, b))
+    return result
 
 
-@pure("rem")
-def rem(instruction: Instruction) -> PureOp:
-    """The remainder of a / b, with the sign of a ("...: rem")."""
-    modifiers = Modifiers(instruction, "rem")
-    type_ = modifiers.one_of(*INTEGERS)
-    modifiers.done()
-    return elementwise(instruction, remainder, type_, 2)
+def _plain(
+    instruction: Instruction, modifiers: Modifiers, function: Function, arity: int
+) -> PureOp:
+    """A function of operands of one type. Of abs and neg the smallest number stays."""
+    return elementwise(instruction, function, modifiers.one_of(*INTEGERS), arity)
 
 
-@overload("abs", SIGNED)
-def abs_(instruction: Instruction) -> PureOp:
-    """d = |a|; the smallest number stays ("...: abs")."""
-    modifiers = Modifiers(instruction, "abs")
-    type_ = modifiers.type()
-    modifiers.done()
-    return elementwise(instruction, np.abs, type_, 1)
+family(_plain, {"rem": (remainder, 2), "sad": (_sad, 3)})
+family(_plain, {"div": (quotient, 2)}, *INTEGERS)
+family(_plain, {"abs": (np.abs, 1), "neg": (np.negative, 1)}, *SIGNED)
 
 
-@overload("neg", SIGNED)
-def neg(instruction: Instruction) -> PureOp:
-    """d = -a ("...: neg")."""
-    modifiers = Modifiers(instruction, "neg")
-    type_ = modifiers.type()
-    modifiers.done()
-    return elementwise(instruction, np.negative, unsigned(type_), 1)
-
-
-def _extreme(instruction: Instruction, name: str, function: Function) -> PureOp:
+def _extreme(instruction: Instruction, modifiers: Modifiers, function: Function) -> PureOp:
     """min and max, with .relu at least 0."""
-    modifiers = Modifiers(instruction, name)
     type_ = modifiers.type()
     relu = type_ in ("s32", "s16x2") and modifiers.flag("relu")
-    modifiers.done()
     chosen = (lambda a, b: np.maximum(function(a, b), a.dtype.type(0))) if relu else function
     if type_ in PACKED:
         return elementwise(instruction, packed_16(chosen, I2 if type_[0] == "s" else U2), "b32", 2)
@@ -283,23 +233,19 @@ def _dot_types(instruction: Instruction, modifiers: Modifiers) -> tuple[str, str
 
 
 @pure("dp4a")
-def dp4a(instruction: Instruction) -> PureOp:
+def dp4a(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = c + the dot product of four bytes ("...: dp4a")."""
-    modifiers = Modifiers(instruction, "dp4a")
     b_type, a_type = _dot_types(instruction, modifiers)
-    modifiers.done()
     a_signed, b_signed = a_type == "s32", b_type == "s32"
     function = lambda a, b, c: _dot(_bytes(a, a_signed), _bytes(b, b_signed), c)
     return elementwise(instruction, function, "b32", 3)
 
 
 @pure("dp2a")
-def dp2a(instruction: Instruction) -> PureOp:
+def dp2a(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = c + the dot product of two half-words and two of four bytes ("...: dp2a")."""
-    modifiers = Modifiers(instruction, "dp2a")
     b_type, a_type = _dot_types(instruction, modifiers)
     first = 0 if modifiers.one_of("lo", "hi") == "lo" else 2
-    modifiers.done()
     a_dtype, b_signed = (I2 if a_type == "s32" else U2), b_type == "s32"
 
     def function(a: Array, b: Array, c: Array) -> Array:
@@ -307,3 +253,96 @@ def dp2a(instruction: Instruction) -> PureOp:
         return _dot(words, _bytes(b, b_signed)[:, first : first + 2], c)
 
     return elementwise(instruction, function, "b32", 3)
+
+
+# PTX ISA "Extended-Precision Integer Arithmetic Instructions": the carry flag.
+#
+# CC.CF is a register that these instructions read and write without naming it, so they are steps on
+# the warp and not pure functions. A subtraction adds the complement, as the hardware does (measured
+# on an H200): after it CC.CF is 1 where it did not borrow.
+
+_TYPES = ("u32", "s32", "u64", "s64")
+Operation = Callable[..., tuple[Array, Array]]
+
+
+@dataclass(slots=True)
+class _Carry:
+    """A warp's CC.CF, one a lane."""
+
+    flag: Array
+
+
+_carry: EngineState[Warp, _Carry] = EngineState(lambda warp: _Carry(np.zeros(WARP_SIZE, np.bool_)))
+
+
+def sum_with_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
+    """a + b + carry, and whether that needs one bit more."""
+    partial = a + b
+    total = partial + carry
+    return total, (partial < a) | (total < partial)
+
+
+def difference_with_carry(a: Array, b: Array, carry: Array) -> tuple[Array, Array]:
+    """a - b, and 1 less without a carry; whether that is not negative."""
+    return sum_with_carry(a, ~b, carry)
+
+
+def _step(
+    instruction: Instruction,
+    operation: Operation,
+    type_: str,
+    *,
+    carry_in: bool | None,
+    gives_carry: bool,
+) -> Step:
+    """A step on unsigned numbers that adds `carry_in`, or CC.CF where that is None."""
+    destination, *sources = instruction.operands
+    unsigned = f"u{type_[1:]}"
+    readers = [reader(source, unsigned) for source in sources]
+    write = writer(destination)
+    fixed = None if carry_in is None else np.full(WARP_SIZE, carry_in)
+
+    def step(warp: Warp, mask: Mask) -> None:
+        held = _carry(warp)
+        old = held.flag
+        values = [read(warp) for read in readers]
+        result, carry = operation(*values, old if fixed is None else fixed)
+        write(warp, result, mask)
+        if gives_carry:
+            held.flag = merged(mask, carry, old)
+
+    return step
+
+
+@visible("add.cc", "addc", "sub.cc", "subc")
+def sum_with_flag(instruction: Instruction, modifiers: Modifiers) -> Step:
+    """a + b and a - b with the carry flag in, out, or both; it is 0 where a - b borrows."""
+    name = instruction.modifiers[0]
+    takes_carry = name.endswith("c")
+    gives_carry = not takes_carry or modifiers.flag("cc")
+    type_ = modifiers.one_of(*_TYPES)
+    if len(instruction.operands) != 3:
+        unsupported(instruction, "expected three operands")
+    operation = sum_with_carry if name.startswith("add") else difference_with_carry
+    carry_in = None if takes_carry else operation is difference_with_carry
+    return _step(instruction, operation, type_, carry_in=carry_in, gives_carry=gives_carry)
+
+
+@visible("mad.lo.cc", "mad.hi.cc", "madc")
+def product_with_flag(instruction: Instruction, modifiers: Modifiers) -> Step:
+    """d = half of a * b, plus c, and of madc plus CC.CF ("...: mad.cc, madc")."""
+    takes_carry = instruction.modifiers[0] == "madc"
+    is_high = (modifiers.one_of("hi", "lo") if takes_carry else instruction.modifiers[1]) == "hi"
+    gives_carry = not takes_carry or modifiers.flag("cc")
+    type_ = modifiers.one_of(*_TYPES)
+    if len(instruction.operands) != 4:
+        unsupported(instruction, "expected four operands")
+    signed, unsigned = np.dtype(f"{type_[0].replace('s', 'i')}{int(type_[1:]) // 8}"), type_[1:]
+    half: Function = high_product(type_) if is_high else np.multiply
+
+    def operation(a: Array, b: Array, c: Array, carry: Array) -> tuple[Array, Array]:
+        product = half(a.view(signed), b.view(signed)).view(f"u{int(unsigned) // 8}")
+        return sum_with_carry(product, c, carry)
+
+    carry_in = None if takes_carry else False
+    return _step(instruction, operation, type_, carry_in=carry_in, gives_carry=gives_carry)

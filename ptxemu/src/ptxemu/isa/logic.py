@@ -16,10 +16,10 @@ _THIRTY_TWO = constant(32, U8)
 _FIVE_BITS = constant(31, U4)
 
 
-def _bitwise(instruction: Instruction, opcode: str, function: forms.Function, arity: int) -> PureOp:
-    modifiers = Modifiers(instruction, opcode)
+def _bitwise(
+    instruction: Instruction, modifiers: Modifiers, function: forms.Function, arity: int
+) -> PureOp:
     type_ = modifiers.one_of("pred", *_BITS)
-    modifiers.done()
     return forms.elementwise(instruction, function, type_, arity)
 
 
@@ -28,11 +28,9 @@ forms.family(_bitwise, {**_BITWISE, "not": (np.invert, 1)})
 
 
 @pure("cnot")
-def cnot(instruction: Instruction) -> PureOp:
+def cnot(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """1 if a is 0, else 0 ("...: cnot")."""
-    modifiers = Modifiers(instruction, "cnot")
     type_ = modifiers.one_of(*_BITS)
-    modifiers.done()
     return forms.elementwise(instruction, lambda a: (a == 0).astype(a.dtype), type_, 1)
 
 
@@ -72,12 +70,10 @@ _TWO_OPERANDS: dict[int, forms.Function] = {
 
 
 @pure("lop3")
-def lop3(instruction: Instruction) -> PureOp:
+def lop3(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """Any bitwise function of three operands, and whether the result is not 0 ("...: lop3")."""
-    modifiers = Modifiers(instruction, "lop3")
     combine = modifiers.one_of("or", "and", default="")
     modifiers.one_of("b32")
-    modifiers.done()
     table = forms.immediate_of(instruction, 4)
     if not 0 <= table <= 255:
         unsupported(instruction, f"immLut: expected 0 to 255; got {table}")
@@ -111,13 +107,11 @@ def lop3(instruction: Instruction) -> PureOp:
 
 
 @pure("shf")
-def shf(instruction: Instruction) -> PureOp:
+def shf(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The upper half of [b:a] shifted left, or the lower half shifted right ("...: shf")."""
-    modifiers = Modifiers(instruction, "shf")
     is_left = modifiers.one_of("l", "r") == "l"
     clamps = modifiers.one_of("clamp", "wrap") == "clamp"
     modifiers.one_of("b32")
-    modifiers.done()
 
     def function(a: Array, b: Array, c: Array) -> Array:
         count = (np.minimum(c, _THIRTY_TWO_U4) if clamps else c & _FIVE_BITS).astype(U8)
@@ -142,18 +136,14 @@ def _shift(instruction: Instruction, type_: str, function: forms.Function) -> Pu
 
 
 @pure("shl")
-def shl(instruction: Instruction) -> PureOp:
+def shl(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = a << b, zero from the width on ("...: shl")."""
-    modifiers = Modifiers(instruction, "shl")
     type_ = modifiers.one_of(*_BITS)
-    modifiers.done()
     return _shift(instruction, type_, np.left_shift)
 
 
 @pure("shr")
-def shr(instruction: Instruction) -> PureOp:
+def shr(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = a >> b, filled with the sign for signed types, else with zeros ("...: shr")."""
-    modifiers = Modifiers(instruction, "shr")
     type_ = modifiers.one_of(*_BITS, "u16", "u32", "u64", "s16", "s32", "s64")
-    modifiers.done()
     return _shift(instruction, type_, np.right_shift)

@@ -45,9 +45,8 @@ def _transposed(matrices: Array) -> Array:
 
 
 @visible("ldmatrix.sync")
-def load_matrix(instruction: Instruction) -> Step:
+def load_matrix(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Registers r of lane l: row l / 4, elements 2(l % 4) and the next of matrix r (.b16)."""
-    modifiers = Modifiers(instruction, "ldmatrix.sync")
     modifiers.one_of("aligned")
     shape = modifiers.one_of("m8n8", "m16n16", "m8n16")
     count = int(modifiers.one_of("x1", "x2", "x4")[1])
@@ -57,7 +56,6 @@ def load_matrix(instruction: Instruction) -> Step:
     convert: Callable[[Array], Array]
     if shape == "m8n8":
         modifiers.one_of("b16")
-        modifiers.done()
         convert = _transposed if transposes else _same
         registers, lanes = count, 8 * count
     else:
@@ -90,7 +88,6 @@ def _byte_form(
     packing = modifiers.one_of("b6x16_p32", "b4x16_p64", "b8")
     if packing != "b8":
         modifiers.one_of("b8x16")
-    modifiers.done()
     if transposes != (shape == "m16n16") or (shape == "m16n16" and count == 4):
         unsupported(instruction, "m16n16 is .x1 or .x2 with .trans, m8n16 without")
     if shape == "m8n16" and packing == "b8":
@@ -123,16 +120,14 @@ def _unpack_4(rows: Array) -> Array:
 
 
 @visible("stmatrix.sync")
-def store_matrix(instruction: Instruction) -> Step:
+def store_matrix(instruction: Instruction, modifiers: Modifiers) -> Step:
     """The reverse of ldmatrix; .m16n8 of bytes stores the transposed 16x8 matrix."""
-    modifiers = Modifiers(instruction, "stmatrix.sync")
     modifiers.one_of("aligned")
     shape = modifiers.one_of("m8n8", "m16n8")
     count = int(modifiers.one_of("x1", "x2", "x4")[1])
     transposes = modifiers.flag("trans")
     space = _take_space(instruction, modifiers)
     modifiers.one_of("b16" if shape == "m8n8" else "b8")
-    modifiers.done()
     if shape == "m16n8" and not transposes:
         unsupported(instruction, "m16n8 needs .trans")
     readers = [reader(part, "b32") for part in elements(instruction.operands[1])]
@@ -165,12 +160,9 @@ def _transposed_bytes(matrices: Array) -> Array:
 
 
 @visible("movmatrix.sync")
-def move_matrix(instruction: Instruction) -> Step:
+def move_matrix(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Transpose an 8x8 matrix of 16-bit elements that the warp holds."""
-    modifiers = Modifiers(instruction, "movmatrix.sync")
-    for name in ("aligned", "m8n8", "trans", "b16"):
-        modifiers.one_of(name)
-    modifiers.done()
+    modifiers.expect("aligned", "m8n8", "trans", "b16")
     destination, a = instruction.operands
     write, read = writer(destination), reader(a, "b32")
 

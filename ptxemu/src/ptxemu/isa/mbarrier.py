@@ -14,8 +14,8 @@ from itertools import accumulate
 import numpy as np
 
 from ptxemu.engines.mbarrier import MAX_COUNT, Mbarriers, mbarriers
-from ptxemu.errors import ExecutionError
-from ptxemu.events import Access, AccessKind, Proxy, Space
+from ptxemu.errors import ExecutionError, fault
+from ptxemu.events import AccessKind
 from ptxemu.isa.memory_operands import SCOPES
 from ptxemu.isa.registry import Modifiers, pure, unsupported, visible
 from ptxemu.machine.decoded import PureOp, Step
@@ -29,7 +29,7 @@ from ptxemu.machine.operands import (
     reader,
     writer,
 )
-from ptxemu.machine.regions import locate_shared
+from ptxemu.machine.regions import locate_shared, report
 from ptxemu.machine.state import Warp
 from ptxemu.memory.address import SHARED_RANK_SHIFT, SHARED_WINDOW, in_window
 from ptxemu.syntax.ast import Instruction, IntImmediate, Operand, Register, Sink
@@ -94,16 +94,15 @@ class Target:
             address -= SHARED_WINDOW
         cta = warp.cta
         if not self._may_be_remote and address >> SHARED_RANK_SHIFT != cta.rank:
-            raise ExecutionError(
-                f"{self.instruction.span}: {self.instruction.opcode}: {warp.label}: address "
-                f"0x{address:x} is not in shared::cta of the CTA of rank {cta.rank}"
+            fault(
+                self.instruction,
+                f"{warp.label}: address "
+                f"0x{address:x} is not in shared::cta of the CTA of rank {cta.rank}",
             )
         owner, offset = locate_shared(cta, address, _BYTES, self.instruction)
         if offset % _BYTES:
-            raise ExecutionError(
-                f"{self.instruction.span}: {self.instruction.opcode}: {warp.label}: mbarrier at "
-                f"0x{offset:x}: expected 8-byte alignment"
-            )
+            message = f"{warp.label}: mbarrier at 0x{offset:x}: expected 8-byte alignment"
+            fault(self.instruction, message)
         return mbarriers(owner), offset
 
     @contextmanager
@@ -128,12 +127,10 @@ def take_scope(modifiers: Modifiers, default: str) -> str:
 
 
 @visible("mbarrier.init")
-def init(instruction: Instruction) -> Step:
+def init(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Make an object that expects `count` arrivals a phase."""
-    modifiers = Modifiers(instruction, "mbarrier.init")
     target = Target(instruction, instruction.operands[0], modifiers)
     modifiers.one_of("b64")
-    modifiers.done()
     read = reader(instruction.operands[1], "u32")
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -157,65 +154,35 @@ def init(instruction: Instruction) -> Step:
                 )
             with target.naming(warp):
                 barriers.init(offset, count)
-            _report_write(warp, barriers, offset, instruction, is_silent=repeated)
+            written = AccessKind.WRITE
+            report(warp, barriers.cta, offset, _BYTES, written, instruction, is_silent=repeated)
 
     return step
 
 
-def _report_write(
-    warp: Warp,
-    barriers: Mbarriers,
-    offset: int,
-    instruction: Instruction,
-    *,
-    is_silent: bool = False,
-) -> None:
-    """Tell of a write of the object; arrivals and waits are told by their tokens."""
-    machine = warp.cta.machine
-    if machine.observer is not None:
-        starts = np.array([offset], dtype=np.int64)
-        machine.observer.accessed(
-            Access(
-                warp,
-                Space.SHARED,
-                barriers.cta.index,
-                starts,
-                _BYTES,
-                AccessKind.WRITE,
-                Proxy.GENERIC,
-                instruction,
-                is_silent=is_silent,
-            )
-        )
-
-
 @visible("mbarrier.inval")
-def invalidate(instruction: Instruction) -> Step:
+def invalidate(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Give the object's bytes back."""
-    modifiers = Modifiers(instruction, "mbarrier.inval")
     target = Target(instruction, instruction.operands[0], modifiers)
     modifiers.one_of("b64")
-    modifiers.done()
 
     def step(warp: Warp, mask: Mask) -> None:
         for _, barriers, offset in target.of_lanes(warp, mask):
             with target.naming(warp):
                 barriers.invalidate(offset)
-            _report_write(warp, barriers, offset, instruction)
+            report(warp, barriers.cta, offset, _BYTES, AccessKind.WRITE, instruction)
 
     return step
 
 
 @visible("mbarrier.expect_tx", "mbarrier.complete_tx")
-def change_tx(instruction: Instruction) -> Step:
+def change_tx(instruction: Instruction, modifiers: Modifiers) -> Step:
     """tx-count += or -= bytes; complete_tx simulates the end of an asynchronous copy."""
     name = instruction.modifiers[1]
-    modifiers = Modifiers(instruction, f"mbarrier.{name}")
     modifiers.flag("relaxed")
     modifiers.one_of("cta", "cluster", default="cta")
     target = Target(instruction, instruction.operands[0], modifiers)
     modifiers.one_of("b64")
-    modifiers.done()
     read = reader(instruction.operands[1], "u32")
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -232,20 +199,18 @@ def change_tx(instruction: Instruction) -> Step:
 
 
 @visible("mbarrier.arrive", "mbarrier.arrive_drop")
-def arrive(instruction: Instruction) -> Step:
+def arrive(instruction: Instruction, modifiers: Modifiers) -> Step:
     """One arrival a lane (or `count`); .expect_tx first adds bytes to the tx-count, as one step.
 
     arrive_drop also lowers what later phases expect; .noComplete must not complete the phase.
     """
     name = instruction.modifiers[1]
-    modifiers = Modifiers(instruction, f"mbarrier.{name}")
     expects, no_complete = modifiers.flag("expect_tx"), modifiers.flag("noComplete")
     scope = take_scope(modifiers, "release")
     # The state operand is absent in no form, but the count and tx-count are.
     state, address, *counts = instruction.operands
     target = Target(instruction, address, modifiers)
     modifiers.one_of("b64")
-    modifiers.done()
     if target.is_cluster and not isinstance(state, Sink):
         unsupported(instruction, "an arrive on .shared::cluster gives no state")
     if len(counts) != 1 and (expects or no_complete or counts):
@@ -272,9 +237,10 @@ def arrive(instruction: Instruction) -> Step:
                 pending = barrier.pending if barrier is not None else 0
                 count, expected = sum(counts), sum(values[turn]) if expects else 0
                 if no_complete and count >= pending:
-                    raise ExecutionError(
-                        f"{instruction.span}: {instruction.opcode}: {warp.label}: the arrival "
-                        f"would complete the phase of the mbarrier at shared 0x{offset:x}"
+                    fault(
+                        instruction,
+                        f"{warp.label}: the arrival "
+                        f"would complete the phase of the mbarrier at shared 0x{offset:x}",
                     )
                 try:
                     phase = method(warp, offset, count, expect=expected, scope=reach)
@@ -318,11 +284,9 @@ def _pending_of(states: Lanes) -> Lanes:
 
 
 @pure("mbarrier.pending_count")
-def pending_count(instruction: Instruction) -> PureOp:
+def pending_count(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The pending count in a state."""
-    modifiers = Modifiers(instruction, "mbarrier.pending_count")
     modifiers.one_of("b64")
-    modifiers.done()
     count, state = instruction.operands
     if not isinstance(count, Register) or not isinstance(state, Register):
         unsupported(instruction, "expected registers")

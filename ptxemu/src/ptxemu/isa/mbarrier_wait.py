@@ -53,11 +53,10 @@ class _Wait:
 
 
 @visible("mbarrier.test_wait", "mbarrier.try_wait")
-def wait(instruction: Instruction) -> Step:
+def wait(instruction: Instruction, modifiers: Modifiers) -> Step:
     """p = whether the phase has completed. test_wait answers at once; try_wait blocks until it is
     true, or gives up when nothing else can go on (its time limit)."""
     name = instruction.modifiers[1]
-    modifiers = Modifiers(instruction, f"mbarrier.{name}")
     by_parity = modifiers.flag("parity")
     scope = take_scope(modifiers, "acquire")
     if scope == "cta" and scope not in instruction.modifiers:
@@ -65,7 +64,6 @@ def wait(instruction: Instruction) -> Step:
     destination, address, operand, *hint = instruction.operands
     target = Target(instruction, address, modifiers)
     modifiers.one_of("b64")
-    modifiers.done()
     if target.is_cluster:
         unsupported(instruction, "a wait is for an object in .shared::cta")
     if hint and name == "test_wait":

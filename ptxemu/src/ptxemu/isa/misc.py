@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ptxemu.errors import ExecutionError, IllegalInstructionError
+from ptxemu.errors import ExecutionError, illegal
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.engine_state import EngineState
@@ -109,25 +109,21 @@ def _nap(warp: Warp, mask: Mask) -> None:
 
 
 @visible("nanosleep")
-def sleep(instruction: Instruction) -> Step:
+def sleep(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Let others run; time does not exist here."""
-    modifiers = Modifiers(instruction, "nanosleep")
     modifiers.one_of("u32")
-    modifiers.done()
     return _nap
 
 
 @visible("pmevent", "brkpt")
-def event(instruction: Instruction) -> Step:
+def event(instruction: Instruction, modifiers: Modifiers) -> Step:
     """A performance event or a breakpoint, which nobody waits for here."""
-    modifiers = Modifiers(instruction, instruction.modifiers[0])
     modifiers.flag("mask")
-    modifiers.done()
     return _nothing
 
 
 @visible("trap")
-def trap(instruction: Instruction) -> Step:
+def trap(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Abort the launch."""
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -140,30 +136,24 @@ def trap(instruction: Instruction) -> Step:
 
 
 @visible("griddepcontrol")
-def grid_dependency(instruction: Instruction) -> Step:
+def grid_dependency(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Programmatic dependent launch: a launch here runs alone, so nothing is waited for."""
-    modifiers = Modifiers(instruction, "griddepcontrol")
     modifiers.one_of("wait", "launch_dependents")
-    modifiers.done()
     return _nothing
 
 
 @visible("setmaxnreg")
-def set_registers(instruction: Instruction) -> Step:
+def set_registers(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Release registers to the CTA's pool, or wait until the pool has the ones requested."""
-    modifiers = Modifiers(instruction, "setmaxnreg")
     action = modifiers.one_of("inc", "dec")
-    modifiers.one_of("sync")
-    modifiers.one_of("aligned")
-    modifiers.one_of("u32")
-    modifiers.done()
+    modifiers.expect("sync", "aligned", "u32")
     (operand,) = instruction.operands
     count = operand.value if isinstance(operand, IntImmediate) else -1
     if not _FEWEST <= count <= _MOST or count % GRANULE:
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: expected a multiple of {GRANULE} in {_FEWEST}..{_MOST}; got "
+        illegal(
+            instruction,
+            f"expected a multiple of {GRANULE} in {_FEWEST}..{_MOST}; got "
             f"{instruction.text.rpartition(' ')[2]}",
-            instruction.span,
         )
 
     def step(warp: Warp, mask: Mask) -> Blocked | None:
@@ -172,14 +162,11 @@ def set_registers(instruction: Instruction) -> Step:
         if other is not None:
             # Undefined by the ISA; hardware moves each warp's registers, and NVIDIA's own
             # attention kernels give the idle warp of a warpgroup fewer than its others.
-            warp.cta.machine.complain(
-                "warning",
-                "setmaxnreg-differs",
+            message = (
                 f"setmaxnreg {count} in warp {warp.index}, but warp {other} of the same warpgroup "
-                "asked for another count; the ISA leaves that undefined",
-                warp,
-                instruction,
+                "asked for another count; the ISA leaves that undefined"
             )
+            warp.cta.machine.complain("warning", "setmaxnreg-differs", message, warp, instruction)
         if action == "dec":
             pool.release(warp, count)
             return None
@@ -199,12 +186,12 @@ def set_registers(instruction: Instruction) -> Step:
 
 
 @visible(*("tex", "tld4", "txq", "suld", "sust", "sured", "suq", "istypep"))
-def texture(instruction: Instruction) -> Step:
+def texture(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Textures and surfaces ("Texture Instructions", "Surface Instructions")."""
     unsupported(instruction, "textures and surfaces are not emulated")
 
 
 @visible(*("alloca", "stacksave", "stackrestore"))
-def stack(instruction: Instruction) -> Step:
+def stack(instruction: Instruction, modifiers: Modifiers) -> Step:
     """A thread's stack ("Stack Manipulation Instructions")."""
     unsupported(instruction, "a stack of run-time size is not emulated; .local variables are")

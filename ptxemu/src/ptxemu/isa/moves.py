@@ -16,11 +16,9 @@ _SCALARS = ("b16", "u16", "s16", "b32", "u32", "s32", "f32", "b64", "u64", "s64"
 
 
 @pure("mov")
-def mov(instruction: Instruction) -> PureOp:
+def mov(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = a: a register, constant or address; or a vector packed or taken apart ("...: mov")."""
-    modifiers = Modifiers(instruction, "mov")
     type_ = modifiers.one_of("pred", "b128", *_SCALARS)
-    modifiers.done()
     if len(instruction.operands) != 2:
         unsupported(instruction, "expected two operands")
     destination, source = instruction.operands
@@ -127,12 +125,10 @@ def _permute_by(selector: int) -> Function:
 
 
 @pure("prmt")
-def prmt(instruction: Instruction) -> PureOp:
+def prmt(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """Four bytes picked from two registers ("...: prmt")."""
-    modifiers = Modifiers(instruction, "prmt")
     modifiers.one_of("b32")
     mode = modifiers.one_of(*_MODES, default="")
-    modifiers.done()
     if mode:
         selectors = np.array(_MODES[mode], U4)
         function = lambda a, b, c: _permute(a, b, selectors[c & constant(3, U4)])

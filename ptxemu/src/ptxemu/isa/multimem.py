@@ -38,7 +38,6 @@ def _place(
     space = memory_operands.take_space(modifiers)
     taken = memory_operands.take_order(modifiers, order)
     type_, shape = memory_operands.take_shape(modifiers, instruction)
-    modifiers.done()
     if space not in ("global", "generic"):
         unsupported(instruction, f"space .{space}")
     address = instruction.operands[operand]
@@ -47,9 +46,8 @@ def _place(
 
 
 @visible("multimem.ld_reduce")
-def load_reduce(instruction: Instruction) -> Step:
+def load_reduce(instruction: Instruction, modifiers: Modifiers) -> Step:
     """d = the values of all replicas, reduced."""
-    modifiers = Modifiers(instruction, "multimem.ld_reduce")
     name = modifiers.one_of(*_NAMES)
     precision = modifiers.one_of(*_PRECISIONS, default="")
     memory, type_, shape = _place(instruction, modifiers, 1, ("weak", ""))
@@ -67,9 +65,8 @@ def load_reduce(instruction: Instruction) -> Step:
 
 
 @visible("multimem.st")
-def store(instruction: Instruction) -> Step:
+def store(instruction: Instruction, modifiers: Modifiers) -> Step:
     """[a] = b in all replicas."""
-    modifiers = Modifiers(instruction, "multimem.st")
     memory, type_, shape = _place(instruction, modifiers, 0, ("weak", ""))
     read = memory_operands.source(instruction.operands[1], type_, shape)
 
@@ -80,9 +77,8 @@ def store(instruction: Instruction) -> Step:
 
 
 @visible("multimem.red")
-def reduce(instruction: Instruction) -> Step:
+def reduce(instruction: Instruction, modifiers: Modifiers) -> Step:
     """[a] = [a] op b in all replicas."""
-    modifiers = Modifiers(instruction, "multimem.red")
     name = modifiers.one_of(*_NAMES)
     memory, type_, shape = _place(instruction, modifiers, 0, ("relaxed", "sys"))
     function = atomic.operation_in_global(name, type_)

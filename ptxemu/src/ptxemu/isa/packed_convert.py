@@ -24,33 +24,29 @@ _SCALED = "scaled::n2::ue8m0"
 _FOUR = constant(4, U1)
 
 
-def packed_cvt(instruction: Instruction) -> PureOp:
+def packed_cvt(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """Two numbers at once; of two operands the first goes to the upper half ("...: cvt")."""
-    modifiers = Modifiers(instruction, "cvt")
     source_type, result_type = modifiers.type(), modifiers.type()
     if modifiers.flag("rs"):
-        op = _stochastic(instruction, modifiers, result_type, source_type)
-    elif result_type == "bf16x2" and (source_type in _NARROW or source_type == "s2f6x2"):
-        op = _to_bf16(instruction, modifiers, source_type)
-    elif result_type in ("f16x2", "bf16x2") and source_type == "f32":
-        op = _two_halves(instruction, modifiers, result_type)
-    elif result_type in _NARROW and source_type in ("f32", "f16x2", "bf16x2"):
-        op = _to_narrow(instruction, modifiers, result_type, source_type)
-    elif result_type == "f16x2" and source_type in _NARROW:
+        return _stochastic(instruction, modifiers, result_type, source_type)
+    if result_type == "bf16x2" and (source_type in _NARROW or source_type == "s2f6x2"):
+        return _to_bf16(instruction, modifiers, source_type)
+    if result_type in ("f16x2", "bf16x2") and source_type == "f32":
+        return _two_halves(instruction, modifiers, result_type)
+    if result_type in _NARROW and source_type in ("f32", "f16x2", "bf16x2"):
+        return _to_narrow(instruction, modifiers, result_type, source_type)
+    if result_type == "f16x2" and source_type in _NARROW:
         modifiers.one_of("rn")
         table = narrow.pairs_as_f16x2(_NARROW[source_type], modifiers.flag("relu"))
-        op = _from_table(instruction, table, "b8" if source_type == "e2m1x2" else "b16")
-    elif result_type == "bf16x2" and source_type == "ue8m0x2":
+        return _from_table(instruction, table, "b8" if source_type == "e2m1x2" else "b16")
+    if result_type == "bf16x2" and source_type == "ue8m0x2":
         modifiers.one_of("rn")
-        op = _from_table(instruction, narrow.ue8m0_pairs_as_bf16x2(), "b16")
-    elif result_type == "ue8m0x2" and source_type in ("f32", "bf16x2"):
+        return _from_table(instruction, narrow.ue8m0_pairs_as_bf16x2(), "b16")
+    if result_type == "ue8m0x2" and source_type in ("f32", "bf16x2"):
         mode = modifiers.one_of("rz", "rp")
         table = narrow.codes_of_bf16("ue8m0", mode, modifiers.flag("satfinite"), False)
-        op = _by_table(instruction, table, result_type, source_type)
-    else:
-        unsupported(instruction, f"a conversion from .{source_type} to .{result_type}")
-    modifiers.done()
-    return op
+        return _by_table(instruction, table, result_type, source_type)
+    unsupported(instruction, f"a conversion from .{source_type} to .{result_type}")
 
 
 _RANDOM_BITS = {
@@ -144,8 +140,7 @@ def _to_narrow(
     instruction: Instruction, modifiers: Modifiers, result_type: str, source_type: str
 ) -> PureOp:
     """cvt.rn.satfinite{.relu} to two codes, from two f32 or a packed pair"""
-    modifiers.one_of("rn")
-    modifiers.one_of("satfinite")
+    modifiers.expect("rn", "satfinite")
     relu = modifiers.flag("relu")
     tables = narrow.codes_of_f16 if source_type == "f16x2" else narrow.codes_of_bf16
     table = tables(_NARROW[result_type], "rn", True, relu)
@@ -176,14 +171,12 @@ _PACK_TYPES = ("u16", "s16", "u8", "s8", "u4", "s4", "u2", "s2")
 
 
 @pure("cvt.pack")
-def cvt_pack(instruction: Instruction) -> PureOp:
+def cvt_pack(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """Two s32 clamped to a narrow type, a above b, above them c's low bits ("...: cvt.pack")."""
-    modifiers = Modifiers(instruction, "cvt.pack")
     modifiers.one_of("sat")
     merges = modifiers.flag("b32")
     modifiers.one_of("s32")
     type_ = modifiers.one_of(*(_PACK_TYPES[2:] if merges else _PACK_TYPES[:2]))
-    modifiers.done()
     bits = int(type_[1:])
     low = -(1 << (bits - 1)) if type_[0] == "s" else 0
     high = low + (1 << bits) - 1

@@ -3,7 +3,7 @@
 Two kinds. A *pure* instruction maps operand values to a result value and touches nothing else; its
 meaning is a function on NumPy arrays of 32 lanes. A *visible* instruction does something that
 another agent could notice (memory, synchronisation, control); it is decoded into a step that acts
-on a warp. Decoding fails closed: a modifier that the function does not know is an error at load.
+on a warp. Decoding fails closed: a modifier that the function does not take is an error at load.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ptxemu.errors import PtxEmuError, UnsupportedInstructionError
 from ptxemu.machine.decoded import AccessStep, Decoded, PureOp, Step
 from ptxemu.syntax.ast import Instruction
 
-PureDecoder: TypeAlias = Callable[[Instruction], PureOp]
-StepDecoder: TypeAlias = Callable[[Instruction], Step | AccessStep]
-_Decoder = TypeVar("_Decoder", bound=Callable[[Instruction], Decoded])
+PureDecoder: TypeAlias = "Callable[[Instruction, Modifiers], PureOp]"
+StepDecoder: TypeAlias = "Callable[[Instruction, Modifiers], Step | AccessStep]"
+_Decoder = TypeVar("_Decoder", bound="Callable[[Instruction, Modifiers], Decoded]")
 
 
-_DECODERS: dict[str, Callable[[Instruction], Decoded]] = {}
+_DECODERS: dict[str, Callable[[Instruction, Modifiers], Decoded]] = {}
 
 
 def pure(*opcodes: str) -> Callable[[PureDecoder], PureDecoder]:
@@ -51,11 +51,14 @@ def decode(instruction: Instruction) -> Decoded:
     parts = instruction.modifiers
     isa.load(parts[0])
     starts = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
-    decoder = next((_DECODERS[start] for start in starts if start in _DECODERS), None)
-    if decoder is None:
+    opcode = next((start for start in starts if start in _DECODERS), None)
+    if opcode is None:
         unsupported(instruction, "unknown instruction")
+    modifiers = Modifiers(instruction, opcode)
     try:
-        return decoder(instruction)
+        decoded = _DECODERS[opcode](instruction, modifiers)
+        modifiers.done()
+        return decoded
     except PtxEmuError:
         raise
     except (ValueError, IndexError) as error:  # operands that are too few, or too many
@@ -85,11 +88,21 @@ class Modifiers:
             unsupported(self._instruction, f"expected one of .{', .'.join(names)}")
         return default
 
+    def expect(self, *names: str) -> None:
+        """Take all of these, which must be there."""
+        for name in names:
+            self.one_of(name)
+
     def type(self) -> str:
         """Take the last modifier as the instruction's type."""
         if not self._left:
             unsupported(self._instruction, "it has no type")
         return self._left.pop()
+
+    def all_left(self) -> str:
+        """Take all that are left, with the dots between them."""
+        left, self._left = self._left, []
+        return ".".join(left)
 
     def drop_hints(self) -> None:
         """Drop cache and eviction hints, which have no functional effect."""

@@ -10,7 +10,7 @@ from ptxemu.descriptors import BLOCK_SCALED_KINDS, KINDS
 from ptxemu.engines.forms import MmaOperands
 from ptxemu.engines.mma_plan import SHAPES, MmaForm
 from ptxemu.engines.tcgen05_mma import issue_mma
-from ptxemu.errors import ExecutionError, IllegalInstructionError
+from ptxemu.errors import fault, illegal
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask
@@ -25,9 +25,9 @@ _ZERO = in_lane(IntImmediate(0), "u64")
 
 
 @visible("tcgen05.mma")
-def tcgen05_mma(instruction: Instruction) -> Step:
+def tcgen05_mma(instruction: Instruction, modifiers: Modifiers) -> Step:
     """D = A * B + D by one thread; D in TMEM, A in TMEM or shared memory, B in shared memory."""
-    form = _form(instruction)
+    form = _form(instruction, modifiers)
     read = _operand_reader(instruction, form)
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -41,18 +41,14 @@ def tcgen05_mma(instruction: Instruction) -> Step:
                 instruction,
             )
         if form.ws and form.cta_group == 2:
-            raise ExecutionError(
-                f"{instruction.span}: {instruction.opcode}: .ws with .cta_group::2 is invalid "
-                f"({SHAPES})"
-            )
+            fault(instruction, f".ws with .cta_group::2 is invalid ({SHAPES})")
         for lane in lanes.tolist():
             issue_mma(warp, lane, instruction, form, read(warp, lane))
 
     return step
 
 
-def _form(instruction: Instruction) -> MmaForm:
-    modifiers = Modifiers(instruction, "tcgen05.mma")
+def _form(instruction: Instruction, modifiers: Modifiers) -> MmaForm:
     ws, sparse = modifiers.flag("ws"), modifiers.flag("sp")
     cta_group = int(modifiers.one_of("cta_group::1", "cta_group::2")[-1])
     kind = modifiers.one_of(*(f"kind::{kind}" for kind in KINDS)).removeprefix("kind::")
@@ -71,7 +67,6 @@ def _form(instruction: Instruction) -> MmaForm:
             unsupported(instruction, f".kind::{kind} needs .block16 or .block32")
         block32 = 1 if kind == "mxf8f6f4" else 2
         scale_count = _SCALE_COUNTS.get(name, block32)
-    modifiers.done()
     a = instruction.operands[1]
     return MmaForm(
         kind, cta_group, ws, scale_count, a_in_tmem=isinstance(a, Address), sparse=sparse
@@ -131,32 +126,26 @@ def _disabled_lanes(
 ) -> tuple[LaneItem, ...]:
     words = elements(operand)
     if form.ws or len(words) != 4 * form.cta_group:
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: disable-output-lane has {len(words)} elements; expected "
+        illegal(
+            instruction,
+            f"disable-output-lane has {len(words)} elements; expected "
             f'{"none with .ws" if form.ws else 4 * form.cta_group} (PTX ISA, "tcgen05.mma")',
-            instruction.span,
         )
     return tuple(in_lane(word, "u32") for word in words)
 
 
 def _scale_input_d(instruction: Instruction, form: MmaForm, operand: Operand) -> int:
     if form.kind not in ("f16", "tf32") or not isinstance(operand, IntImmediate):
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: scale-input-d is an immediate of .kind::f16 and .kind::tf32 "
-            '(PTX ISA, "tcgen05.mma")',
-            instruction.span,
+        illegal(
+            instruction,
+            'scale-input-d is an immediate of .kind::f16 and .kind::tf32 (PTX ISA, "tcgen05.mma")',
         )
     if not 0 <= operand.value <= 15:
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: scale-input-d must be 0 to 15; got {operand.value} "
-            '(PTX ISA, "tcgen05.mma")',
-            instruction.span,
-        )
+        message = f'scale-input-d must be 0 to 15; got {operand.value} (PTX ISA, "tcgen05.mma")'
+        illegal(instruction, message)
     return operand.value
 
 
 def _expect(instruction: Instruction, operands: list[Operand], low: int, high: int) -> None:
     if not low <= len(operands) <= high:
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: it has {len(instruction.operands)} operands", instruction.span
-        )
+        illegal(instruction, f"it has {len(instruction.operands)} operands")

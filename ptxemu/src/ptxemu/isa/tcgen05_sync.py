@@ -8,7 +8,7 @@ import numpy as np
 
 from ptxemu.engines import tcgen05
 from ptxemu.engines.tmem_allocator import pair, tmem_allocator
-from ptxemu.events import AccessKind, Fence, FenceKind, Proxy, Space
+from ptxemu.events import AccessKind, Fence, FenceKind, Space
 from ptxemu.isa.registry import Modifiers, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_group import Blocked
@@ -24,13 +24,11 @@ _MULTICAST = "multicast::cluster"
 
 
 @visible("tcgen05.alloc")
-def tcgen05_alloc(instruction: Instruction) -> Step:
+def tcgen05_alloc(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Allocates columns, waiting for free ones, and writes their address to shared memory."""
-    modifiers = Modifiers(instruction, "tcgen05.alloc")
     cta_group = _management(modifiers)
     modifiers.flag("shared::cta")
     modifiers.one_of("b32")
-    modifiers.done()
     dst, count = instruction.operands
     address, columns = address_reader(dst), uniform(count, "u32")
 
@@ -61,16 +59,14 @@ def tcgen05_alloc(instruction: Instruction) -> Step:
 
 
 @visible("tcgen05.dealloc")
-def tcgen05_dealloc(instruction: Instruction) -> Step:
+def tcgen05_dealloc(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Frees columns. Reported as a write of all of them: nothing may use them any more.
 
     With .cta_group::2 that holds in both CTAs from the first one's instruction on: the ISA does not
     say that it waits for the other's.
     """
-    modifiers = Modifiers(instruction, "tcgen05.dealloc")
     cta_group = _management(modifiers)
     modifiers.one_of("b32")
-    modifiers.done()
     taddr, count = instruction.operands
     address, columns = uniform(taddr, "u32"), uniform(count, "u32")
 
@@ -88,27 +84,17 @@ def tcgen05_dealloc(instruction: Instruction) -> Step:
                 others = (cta for cta in pair(warp.cta) if cta is not warp.cta)
                 owners += [cta for cta in others if first in tmem_allocator(cta).allocations]
             for owner in owners:
-                report(
-                    machine,
-                    warp,
-                    Space.TMEM,
-                    owner,
-                    starts,
-                    freed * 4,
-                    AccessKind.WRITE,
-                    instruction,
-                )
+                tmem, written = Space.TMEM, AccessKind.WRITE
+                report(warp, owner, starts, freed * 4, written, instruction, space=tmem)
             machine.observer.released(warp, ("tmem", warp.cta.index), "cta")
 
     return step
 
 
 @visible("tcgen05.relinquish_alloc_permit")
-def tcgen05_relinquish_alloc_permit(instruction: Instruction) -> Step:
+def tcgen05_relinquish_alloc_permit(instruction: Instruction, modifiers: Modifiers) -> Step:
     """The CTA allocates no more."""
-    modifiers = Modifiers(instruction, "tcgen05.relinquish_alloc_permit")
     _management(modifiers)
-    modifiers.done()
 
     def step(warp: Warp, mask: Mask) -> None:
         tmem_allocator(warp.cta).relinquished = True
@@ -117,15 +103,13 @@ def tcgen05_relinquish_alloc_permit(instruction: Instruction) -> Step:
 
 
 @visible("tcgen05.commit")
-def tcgen05_commit(instruction: Instruction) -> Step:
+def tcgen05_commit(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Arrives on mbarriers when the thread's tcgen05.mma, cp and shift so far have completed."""
-    modifiers = Modifiers(instruction, "tcgen05.commit")
     cta_group = int(modifiers.one_of("cta_group::1", "cta_group::2")[-1])
     modifiers.one_of("mbarrier::arrive::one")
     modifiers.flag("shared::cluster")
     is_multicast = modifiers.flag(_MULTICAST)
     modifiers.one_of("b64")
-    modifiers.done()
     mbar, *mask_operand = instruction.operands
     address = address_reader(mbar)
     cta_mask = reader(mask_operand[0], "u16") if is_multicast else None
@@ -149,10 +133,9 @@ def tcgen05_commit(instruction: Instruction) -> Step:
 
 
 @visible("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
-def tcgen05_fence(instruction: Instruction) -> Step:
+def tcgen05_fence(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Orders asynchronous tcgen05 operations around a synchronisation between threads."""
     name = instruction.modifiers[1]
-    Modifiers(instruction, f"tcgen05.{name}").done()
     is_before = "before" in name
     effect = tcgen05.fence_before if is_before else tcgen05.fence_after
     fence = Fence(FenceKind.TCGEN05_BEFORE if is_before else FenceKind.TCGEN05_AFTER)
@@ -169,8 +152,7 @@ def tcgen05_fence(instruction: Instruction) -> Step:
 def _management(modifiers: Modifiers) -> int:
     """The modifiers that all allocation instructions have; gives the cta_group."""
     cta_group = int(modifiers.one_of("cta_group::1", "cta_group::2")[-1])
-    modifiers.one_of("sync")
-    modifiers.one_of("aligned")
+    modifiers.expect("sync", "aligned")
     return cta_group
 
 
@@ -181,15 +163,5 @@ def _shared_address(address: int) -> int:
 
 def _store_address(warp: Warp, instruction: Instruction, target: int, start: int) -> None:
     cta, offset = locate_shared(warp.cta, _shared_address(target), 4, instruction)
-    report(
-        cta.machine,
-        warp,
-        Space.SHARED,
-        cta,
-        np.array([offset], dtype=np.int64),
-        4,
-        AccessKind.WRITE,
-        instruction,
-        proxy=Proxy.GENERIC,
-    )
+    report(warp, cta, offset, 4, AccessKind.WRITE, instruction)
     cta.shared_words[offset >> 2] = start

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from ptxemu.descriptors.im2col_map import Im2colMap
 from ptxemu.engines.bulk_copy import destinations, shared_place, signal_of
-from ptxemu.engines.copy_operation import fault, issue_copy
+from ptxemu.engines.copy_operation import issue_copy
 from ptxemu.engines.groups import bulk_groups
 from ptxemu.engines.im2col import GlobalColumn
 from ptxemu.engines.reductions import reduction
 from ptxemu.engines.tma import GlobalTile, SharedTile, fetch_map
+from ptxemu.errors import fault
 from ptxemu.isa import copy_operands
 from ptxemu.isa.bulk_copy import OPERATIONS
 from ptxemu.isa.registry import Modifiers, unsupported, visible
@@ -126,9 +127,8 @@ def _offsets(instruction: Instruction, at: int, count: int) -> tuple[Operand, ..
 
 
 @visible("cp.async.bulk.tensor")
-def copy(instruction: Instruction) -> Step:
+def copy(instruction: Instruction, modifiers: Modifiers) -> Step:
     """A box of a tensor to shared memory, or back."""
-    modifiers = Modifiers(instruction, "cp.async.bulk.tensor")
     has_policy = modifiers.flag("L2::cache_hint")
     route = copy_operands.take_route(modifiers, instruction)
     if route == ("global", "shared::cta"):
@@ -139,9 +139,8 @@ def copy(instruction: Instruction) -> Step:
 
 
 @visible("cp.reduce.async.bulk.tensor")
-def reduce(instruction: Instruction) -> Step:
+def reduce(instruction: Instruction, modifiers: Modifiers) -> Step:
     """A box of shared memory combined into a tensor, whose map gives the type."""
-    modifiers = Modifiers(instruction, "cp.reduce.async.bulk.tensor")
     has_policy = modifiers.flag("L2::cache_hint")
     if copy_operands.take_route(modifiers, instruction) != ("global", "shared::cta"):
         unsupported(instruction, "only from shared::cta to global")
@@ -158,7 +157,6 @@ def _load(instruction: Instruction, modifiers: Modifiers, has_policy: bool, *, o
     operand = TensorOperand.decode(
         instruction, instruction.operands[1], modifiers, "tile::gather4", 3
     )
-    modifiers.done()
     optional = copy_operands.trailing(
         instruction, 3 + operand.im2col, {"ctas": multicast, "policy": has_policy}
     )
@@ -205,7 +203,6 @@ def _store(
     operand = TensorOperand.decode(
         instruction, instruction.operands[0], modifiers, "tile::scatter4"
     )
-    modifiers.done()
     copy_operands.trailing(instruction, 2, {"policy": has_policy})
     read_source = copy_operands.addresses(instruction, instruction.operands[1])
     kind = "cp.async.bulk.tensor" if reduces is None else "cp.reduce.async.bulk.tensor"
@@ -235,16 +232,13 @@ def _store(
 
 
 @visible("cp.async.bulk.prefetch.tensor")
-def prefetch(instruction: Instruction) -> Step:
+def prefetch(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Into the L2 cache: only the operands are checked."""
-    modifiers = Modifiers(instruction, "cp.async.bulk.prefetch.tensor")
     has_policy = modifiers.flag("L2::cache_hint")
-    modifiers.one_of("L2")
-    modifiers.one_of("global")
+    modifiers.expect("L2", "global")
     operand = TensorOperand.decode(
         instruction, instruction.operands[0], modifiers, "tile::gather4", 1
     )
-    modifiers.done()
     copy_operands.trailing(instruction, 1 + operand.im2col, {"policy": has_policy})
 
     def step(warp: Warp, mask: Mask) -> None:

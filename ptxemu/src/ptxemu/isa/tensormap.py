@@ -14,9 +14,8 @@ from ptxemu.descriptors.tensor_map_bits import (
     replace_field,
 )
 from ptxemu.engines.bulk_copy import shared_place
-from ptxemu.engines.copy_operation import fault
-from ptxemu.errors import ExecutionError
-from ptxemu.events import AccessKind, Fence, FenceKind, Space
+from ptxemu.errors import ExecutionError, fault
+from ptxemu.events import AccessKind, Fence, FenceKind
 from ptxemu.isa.copy_operands import addresses
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
@@ -44,15 +43,13 @@ _ALIGNMENT = 64
 
 
 @visible("tensormap.replace")
-def replace(instruction: Instruction) -> Step:
+def replace(instruction: Instruction, modifiers: Modifiers) -> Step:
     """One field of the map at [addr] becomes new_val."""
-    modifiers = Modifiers(instruction, "tensormap.replace")
     modifiers.one_of("tile")
     field = modifiers.one_of(*REPLACEABLE)
     space = modifiers.one_of("global", "shared::cta", default="generic")
     modifiers.one_of("b1024")
     type_ = modifiers.one_of("b32", "b64")
-    modifiers.done()
     if type_ != ("b64" if field in ("global_address", "global_stride") else "b32"):
         unsupported(instruction, f".{field} is not .{type_}")
     target, *rest = instruction.operands
@@ -77,20 +74,17 @@ def replace(instruction: Instruction) -> Step:
             words = np.frombuffer(held.tobytes(), dtype=np.uint64).copy()
             replace_field(words, field, ordinal, value)
             held[:] = words.view(np.uint8)
-            _report(warp, owner, at, AccessKind.WRITE, instruction)
+            report(warp, owner, at, TENSOR_MAP_BYTES, AccessKind.WRITE, instruction)
         warp.cta.machine.progress += 1
 
     return step
 
 
 @visible("tensormap.cp_fenceproxy")
-def copy_and_fence(instruction: Instruction) -> Step:
+def copy_and_fence(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Copy a map from shared to global memory, then release it to the tensormap proxy."""
-    modifiers = Modifiers(instruction, "tensormap.cp_fenceproxy")
-    for name in ("global", "shared::cta", "tensormap::generic", "release", "sync", "aligned"):
-        modifiers.one_of(name)
+    modifiers.expect("global", "shared::cta", "tensormap::generic", "release", "sync", "aligned")
     scope = modifiers.one_of("cta", "cluster", "gpu", "sys")
-    modifiers.done()
     fence = Fence(FenceKind.TENSORMAP_RELEASE, scope=scope)
     target, source, size = instruction.operands
     if size != IntImmediate(TENSOR_MAP_BYTES):
@@ -103,8 +97,8 @@ def copy_and_fence(instruction: Instruction) -> Step:
         read, owner, offset = _map_bytes(warp, "shared::cta", at_source, instruction)
         written, _, address = _map_bytes(warp, "global", at_target, instruction)
         written[:] = read
-        _report(warp, owner, offset, AccessKind.READ, instruction)
-        _report(warp, None, address, AccessKind.WRITE, instruction)
+        report(warp, owner, offset, TENSOR_MAP_BYTES, AccessKind.READ, instruction)
+        report(warp, None, address, TENSOR_MAP_BYTES, AccessKind.WRITE, instruction)
         machine = warp.cta.machine
         machine.progress += 1
         if machine.observer is not None:
@@ -130,13 +124,3 @@ def _map_bytes(
         return memory.span(address, TENSOR_MAP_BYTES), None, address
     except ExecutionError as error:
         fault(instruction, str(error))
-
-
-def _report(
-    warp: Warp, owner: Cta | None, start: int, kind: AccessKind, instruction: Instruction
-) -> None:
-    machine = warp.cta.machine
-    if machine.observer is not None:
-        space = Space.GLOBAL if owner is None else Space.SHARED
-        starts = np.array([start], dtype=np.int64)
-        report(machine, warp, space, owner, starts, TENSOR_MAP_BYTES, kind, instruction)

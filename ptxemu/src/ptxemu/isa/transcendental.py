@@ -43,13 +43,10 @@ def _exp2_ftz(a: Array) -> Array:
     return result
 
 
-def _approximation(instruction: Instruction, opcode: str, function: Function) -> PureOp:
+def _approximation(instruction: Instruction, modifiers: Modifiers, function: Function) -> PureOp:
     """.approx{.ftz}.f32"""
-    modifiers = Modifiers(instruction, opcode)
-    modifiers.one_of("approx")
-    modifiers.one_of("f32")
+    modifiers.expect("approx", "f32")
     ftz = modifiers.flag("ftz")
-    modifiers.done()
     rounded = through_f64(function)
     return elementwise(instruction, flushing(rounded) if ftz else rounded, "f32", 1)
 
@@ -58,36 +55,27 @@ family(_approximation, {"sin": (np.sin,), "cos": (np.cos,), "lg2": (np.log2,)})
 
 
 @pure("rsqrt")
-def rsqrt(instruction: Instruction) -> PureOp:
+def rsqrt(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """1 / sqrt(a): infinite with its sign for a zero ("...: rsqrt")."""
     if instruction.modifiers[-1] != "f64":
-        return _approximation(instruction, "rsqrt", _inverse_root)
-    modifiers = Modifiers(instruction, "rsqrt")
-    modifiers.one_of("approx")
-    modifiers.one_of("f64")
+        return _approximation(instruction, modifiers, _inverse_root)
+    modifiers.expect("approx", "f64")
     function = upper_half(_inverse_root) if modifiers.flag("ftz") else _inverse_root
-    modifiers.done()
     return elementwise(instruction, function, "f64", 1)
 
 
 @overload("ex2", ("f32",))
-def ex2(instruction: Instruction) -> PureOp:
+def ex2(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """2 to the power a ("...: ex2")."""
-    modifiers = Modifiers(instruction, "ex2")
-    modifiers.one_of("approx")
-    modifiers.one_of("f32")
+    modifiers.expect("approx", "f32")
     function = _exp2_ftz if modifiers.flag("ftz") else _exp2
-    modifiers.done()
     return elementwise(instruction, function, "f32", 1)
 
 
 @overload("tanh", ("f32",))
-def tanh(instruction: Instruction) -> PureOp:
+def tanh(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The hyperbolic tangent ("...: tanh")."""
-    modifiers = Modifiers(instruction, "tanh")
-    modifiers.one_of("approx")
-    modifiers.one_of("f32")
-    modifiers.done()
+    modifiers.expect("approx", "f32")
     return elementwise(instruction, through_f64(np.tanh), "f32", 1)
 
 
@@ -103,15 +91,13 @@ def _half_function(type_: str, function: Function) -> Function:
 
 
 @overload("ex2", _HALVES)
-def ex2_half(instruction: Instruction) -> PureOp:
+def ex2_half(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """2 to the power a; bf16 has .ftz and flushes subnormals ("Half Precision ...: ex2")."""
-    modifiers = Modifiers(instruction, "ex2")
     modifiers.one_of("approx")
     type_ = modifiers.type()
     is_bf16 = type_.startswith("bf16")
     if is_bf16 and not modifiers.flag("ftz"):
         unsupported(instruction, "bf16 needs .ftz")
-    modifiers.done()
     function = _flushed_exp2 if is_bf16 else np.exp2
     return elementwise(instruction, _half_function(type_, function), type_, 1)
 
@@ -122,10 +108,8 @@ def _flushed_exp2(a: Array) -> Array:
 
 
 @overload("tanh", _HALVES)
-def tanh_half(instruction: Instruction) -> PureOp:
+def tanh_half(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """The hyperbolic tangent ("Half Precision ...: tanh")."""
-    modifiers = Modifiers(instruction, "tanh")
     modifiers.one_of("approx")
     type_ = modifiers.type()
-    modifiers.done()
     return elementwise(instruction, _half_function(type_, np.tanh), type_, 1)

@@ -63,24 +63,20 @@ def _is_signed(instruction: Instruction, modifiers: Modifiers) -> bool:
 
 
 @pure("vadd", "vsub", "vabsdiff", "vmin", "vmax")
-def scalar_arithmetic(instruction: Instruction) -> PureOp:
+def scalar_arithmetic(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = a op b, clamped with .sat, and then with c by a second operation ("...: vadd")."""
     name = instruction.modifiers[0]
-    modifiers = Modifiers(instruction, name)
     types, saturates, second = _scalar_form(instruction, modifiers)
-    modifiers.done()
     operation = _OPERATIONS[name]
     return _scalar(instruction, lambda a, b: operation(a, b), types, saturates, second)
 
 
 @pure("vshl", "vshr")
-def scalar_shift(instruction: Instruction) -> PureOp:
+def scalar_shift(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = a shifted by b, clamped to 32 or modulo 32, and then as vadd ("...: vshl, vshr")."""
     name = instruction.modifiers[0]
-    modifiers = Modifiers(instruction, name)
     clamps = modifiers.one_of("clamp", "wrap") == "clamp"
     types, saturates, second = _scalar_form(instruction, modifiers)
-    modifiers.done()
     shift = operator.lshift if name == "vshl" else operator.rshift
     operation = lambda a, b: shift(a, min(b, 32) if clamps else b & 31)
     return _scalar(instruction, operation, types, saturates, second)
@@ -115,24 +111,20 @@ def _scalar(
 
 
 @pure("vset")
-def scalar_comparison(instruction: Instruction) -> PureOp:
+def scalar_comparison(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """1 or 0, and then with c by a second operation ("...: vset")."""
-    modifiers = Modifiers(instruction, "vset")
     second = modifiers.one_of(*_SECONDARY, default="")
     compare = _COMPARISONS[modifiers.one_of(*_COMPARISONS)]
     b, a = (_is_signed(instruction, modifiers) for _ in range(2))
-    modifiers.done()
     return _scalar(instruction, lambda x, y: int(compare(x, y)), (False, a, b), False, second)
 
 
 @pure("vmad")
-def scalar_product(instruction: Instruction) -> PureOp:
+def scalar_product(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d = (a * b + c) shifted right, plus one before that with .po ("...: vmad")."""
-    modifiers = Modifiers(instruction, "vmad")
     saturates, plus_one = modifiers.flag("sat"), modifiers.flag("po")
     shift = int(modifiers.one_of("shr7", "shr15", default="shr0")[3:])
     b_signed, a_signed, _ = (_is_signed(instruction, modifiers) for _ in range(3))
-    modifiers.done()
     signed = a_signed or b_signed
 
     def function(a: int, b: int, c: int) -> int:
@@ -168,14 +160,12 @@ def _simd(
 
 
 @pure(*_SIMD)
-def simd_arithmetic(instruction: Instruction) -> PureOp:
+def simd_arithmetic(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """d's halves or bytes = a's op b's, clamped with .sat; with .add c plus all ("...: vadd4")."""
     name = instruction.modifiers[0]
-    modifiers = Modifiers(instruction, name)
     adds = modifiers.flag("add")
     saturates = not adds and modifiers.flag("sat")
     b, a, d = (_is_signed(instruction, modifiers) for _ in range(3))
-    modifiers.done()
     operation, count = _OPERATIONS[name[:-1]], int(name[-1])
     width = 32 // count
     each = lambda x, y: _clamped(operation(x, y), width, d) if saturates else operation(x, y)
@@ -183,13 +173,11 @@ def simd_arithmetic(instruction: Instruction) -> PureOp:
 
 
 @pure("vset2", "vset4")
-def simd_comparison(instruction: Instruction) -> PureOp:
+def simd_comparison(instruction: Instruction, modifiers: Modifiers) -> PureOp:
     """1 or 0 in each half or byte; with .add their number plus c ("...: vset4")."""
     name = instruction.modifiers[0]
-    modifiers = Modifiers(instruction, name)
     adds = modifiers.flag("add")
     compare = _COMPARISONS[modifiers.one_of(*_COMPARISONS)]
     b, a = (_is_signed(instruction, modifiers) for _ in range(2))
-    modifiers.done()
     each = lambda x, y: int(compare(x, y))
     return _simd(instruction, each, int(name[-1]), (a, b), adds)

@@ -116,12 +116,10 @@ def _shuffle(mode: str, c: Lanes) -> Callable[[Lanes], Sources]:
 
 
 @visible("shfl.sync")
-def shuffle(instruction: Instruction) -> Step:
+def shuffle(instruction: Instruction, modifiers: Modifiers) -> Step:
     """d = a of another lane; p = whether that lane is in range."""
-    modifiers = Modifiers(instruction, "shfl.sync")
     mode = modifiers.one_of("idx", "bfly", "up", "down")
     modifiers.one_of("b32")
-    modifiers.done()
     destination, a, b, c, _ = instruction.operands
     write, write_predicate = _destinations(destination)
     read = reader(a, "b32")
@@ -168,12 +166,10 @@ def _check_sources(warp: Warp, mask: Mask, source: Lanes, instruction: Instructi
 
 
 @visible("vote.sync")
-def vote(instruction: Instruction) -> Step:
+def vote(instruction: Instruction, modifiers: Modifiers) -> Step:
     """A predicate of all member lanes reduced: all, any, uni; ballot gives its bits."""
-    modifiers = Modifiers(instruction, "vote.sync")
     mode = modifiers.one_of("all", "any", "uni", "ballot")
     modifiers.one_of("b32" if mode == "ballot" else "pred")
-    modifiers.done()
     destination, a, _ = instruction.operands
     write, read, parts = writer(destination), reader(a, "pred"), _parts(instruction)
 
@@ -193,13 +189,11 @@ def vote(instruction: Instruction) -> Step:
 
 
 @visible("match")
-def match(instruction: Instruction) -> Step:
+def match(instruction: Instruction, modifiers: Modifiers) -> Step:
     """any: the lanes with this lane's value; all: the member lanes if all have the same value."""
-    modifiers = Modifiers(instruction, "match")
     mode = modifiers.one_of("any", "all")
     modifiers.one_of("sync")
     type_ = modifiers.one_of("b32", "b64")
-    modifiers.done()
     destination, a, _ = instruction.operands
     write, write_predicate = _destinations(destination)
     read, parts = reader(a, type_), _parts(instruction)
@@ -230,13 +224,11 @@ _REDUCTIONS: dict[str, np.ufunc] = {
 
 
 @visible("redux.sync")
-def reduce(instruction: Instruction) -> Step:
+def reduce(instruction: Instruction, modifiers: Modifiers) -> Step:
     """One value of all member lanes' values."""
-    modifiers = Modifiers(instruction, "redux.sync")
     name = modifiers.one_of(*_REDUCTIONS)
     absolute, propagates = modifiers.flag("abs"), modifiers.flag("NaN")
     type_ = modifiers.type()
-    modifiers.done()
     allowed = {"add": ("u32", "s32"), "min": ("u32", "s32", "f32"), "max": ("u32", "s32", "f32")}
     if type_ not in allowed.get(name, ("b32",)) or ((absolute or propagates) and type_ != "f32"):
         unsupported(instruction, f"type .{type_}")
@@ -269,13 +261,11 @@ def _extreme(values: Lanes, name: str, absolute: bool, propagates: bool) -> Any:
 
 
 @visible("elect.sync")
-def elect(instruction: Instruction) -> Step:
+def elect(instruction: Instruction, modifiers: Modifiers) -> Step:
     """p = whether this lane is the leader of the member lanes; d = the leader's lane number.
 
     The leader is `Machine.elect`'s choice, the lowest lane by default.
     """
-    modifiers = Modifiers(instruction, "elect.sync")
-    modifiers.done()
     destination, _ = instruction.operands
     if not isinstance(destination, Pair):
         raise IllegalInstructionError("elect.sync: expected d|p", instruction.span)
@@ -292,11 +282,9 @@ def elect(instruction: Instruction) -> Step:
 
 
 @visible("activemask")
-def active_mask(instruction: Instruction) -> Step:
+def active_mask(instruction: Instruction, modifiers: Modifiers) -> Step:
     """The lanes that execute together now."""
-    modifiers = Modifiers(instruction, "activemask")
     modifiers.one_of("b32")
-    modifiers.done()
     write = writer(instruction.operands[0])
 
     def step(warp: Warp, mask: Mask) -> None:
@@ -306,10 +294,8 @@ def active_mask(instruction: Instruction) -> Step:
 
 
 @visible("bar.warp.sync")
-def warp_barrier(instruction: Instruction) -> Step:
+def warp_barrier(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Wait for the member lanes; their memory accesses are ordered."""
-    modifiers = Modifiers(instruction, "bar.warp.sync")
-    modifiers.done()
     parts = _parts(instruction)
 
     def step(warp: Warp, mask: Mask) -> None:

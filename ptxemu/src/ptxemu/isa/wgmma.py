@@ -7,7 +7,7 @@ import re
 from ptxemu.descriptors.matrix_layout import Major
 from ptxemu.engines import wgmma as engine
 from ptxemu.engines.forms import WgmmaForm
-from ptxemu.errors import IllegalInstructionError
+from ptxemu.errors import IllegalInstructionError, illegal
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_group import Blocked
@@ -34,23 +34,23 @@ _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
 
 @visible("wgmma.fence")
-def wgmma_fence(instruction: Instruction) -> Step:
+def wgmma_fence(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Orders earlier register accesses before those of the wgmma.mma_async that follow."""
-    _sync_aligned(instruction, "wgmma.fence")
+    modifiers.expect("sync", "aligned")
     return lambda warp, mask: engine.fence(warp, instruction)
 
 
 @visible("wgmma.commit_group")
-def wgmma_commit_group(instruction: Instruction) -> Step:
+def wgmma_commit_group(instruction: Instruction, modifiers: Modifiers) -> Step:
     """The wgmma.mma_async since the last commit become one group."""
-    _sync_aligned(instruction, "wgmma.commit_group")
+    modifiers.expect("sync", "aligned")
     return lambda warp, mask: engine.commit(warp)
 
 
 @visible("wgmma.wait_group")
-def wgmma_wait_group(instruction: Instruction) -> Step:
+def wgmma_wait_group(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Waits until at most N of the latest groups are pending."""
-    _sync_aligned(instruction, "wgmma.wait_group")
+    modifiers.expect("sync", "aligned")
     keep = _immediate(instruction, instruction.operands[0])
 
     def step(warp: Warp, mask: Mask) -> Blocked:
@@ -75,19 +75,19 @@ def wgmma_wait_group(instruction: Instruction) -> Step:
 
 
 @visible("wgmma.mma_async")
-def wgmma_mma_async(instruction: Instruction) -> Step:
+def wgmma_mma_async(instruction: Instruction, modifiers: Modifiers) -> Step:
     """D = A * B + D, or D = A * B where scale-d is false; asynchronously."""
-    return _product(instruction, is_sparse=False)
+    return _product(instruction, modifiers, is_sparse=False)
 
 
 @visible("wgmma.mma_async.sp")
-def wgmma_mma_async_sparse(instruction: Instruction) -> Step:
+def wgmma_mma_async_sparse(instruction: Instruction, modifiers: Modifiers) -> Step:
     """The same, half of A's elements being zeros that are not stored."""
-    return _product(instruction, is_sparse=True)
+    return _product(instruction, modifiers, is_sparse=True)
 
 
-def _product(instruction: Instruction, *, is_sparse: bool) -> Step:
-    form, descriptors = _form(instruction, is_sparse)
+def _product(instruction: Instruction, modifiers: Modifiers, *, is_sparse: bool) -> Step:
+    form, descriptors = _form(instruction, modifiers, is_sparse)
     a_desc = None if form.a else uniform(descriptors[0], "u64")
     b_desc = uniform(descriptors[-1], "u64")
     scale_d = uniform(instruction.operands[5 if is_sparse else 3], "pred")
@@ -99,11 +99,11 @@ def _product(instruction: Instruction, *, is_sparse: bool) -> Step:
     return step
 
 
-def _form(instruction: Instruction, is_sparse: bool) -> tuple[WgmmaForm, tuple[Operand, ...]]:
+def _form(
+    instruction: Instruction, modifiers: Modifiers, is_sparse: bool
+) -> tuple[WgmmaForm, tuple[Operand, ...]]:
     """The form, and the operands that are descriptors."""
-    modifiers = Modifiers(instruction, "wgmma.mma_async.sp" if is_sparse else "wgmma.mma_async")
-    for name in ("sync", "aligned"):
-        modifiers.one_of(name)
+    modifiers.expect("sync", "aligned")
     shape = next((_SHAPE.fullmatch(m) for m in instruction.modifiers if _SHAPE.fullmatch(m)), None)
     if shape is None:
         unsupported(instruction, "expected a shape m64nNkK")
@@ -113,7 +113,6 @@ def _form(instruction: Instruction, is_sparse: bool) -> tuple[WgmmaForm, tuple[O
         modifiers.one_of("popc")
     btype, atype, dtype = modifiers.type(), modifiers.type(), modifiers.type()
     is_integer = atype in (*_INTEGER_TYPES, "b1")
-    modifiers.done()
     n, k = int(shape.group(1)), int(shape.group(2))
     _check_types(instruction, dtype, atype, btype)
     if saturate and (atype == "b1" or not is_integer):
@@ -128,9 +127,7 @@ def _form(instruction: Instruction, is_sparse: bool) -> tuple[WgmmaForm, tuple[O
     transposes = values[len(scales) :]
     expected = 0 if atype not in ("f16", "bf16") else 1 if is_a_in_registers else 2
     if len(scales) != (0 if is_integer else 2) or len(transposes) != expected:
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: it has {len(values)} immediates", instruction.span
-        )
+        illegal(instruction, f"it has {len(values)} immediates")
     if any(scale not in (-1, 1) for scale in scales):
         raise IllegalInstructionError("imm-scale: expected -1 or 1", instruction.span)
     majors = [Major.MN if flag else Major.K for flag in transposes]
@@ -176,10 +173,9 @@ def _check_types(instruction: Instruction, dtype: str, atype: str, btype: str) -
         or {atype, btype} <= set(_INTEGER_TYPES)
     )
     if not same_family or dtype not in _RESULT_TYPES[atype]:
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: wgmma has no .{dtype}.{atype}.{btype} (PTX ISA, "
-            '"wgmma.mma_async", "Data-types")',
-            instruction.span,
+        illegal(
+            instruction,
+            f'wgmma has no .{dtype}.{atype}.{btype} (PTX ISA, "wgmma.mma_async", "Data-types")',
         )
 
 
@@ -189,33 +185,18 @@ def _check_shape(instruction: Instruction, n: int, k: int, atype: str) -> None:
     if atype in (*_INTEGER_TYPES, "b1") and n > 24:
         allowed = allowed and n % 16 == 0
     if not allowed or k != _K_BY_TYPE[atype]:
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: wgmma has no shape m64n{n}k{k} for .{atype} (PTX ISA, "
-            '"wgmma", "Matrix Shape")',
-            instruction.span,
-        )
+        message = f'wgmma has no shape m64n{n}k{k} for .{atype} (PTX ISA, "wgmma", "Matrix Shape")'
+        illegal(instruction, message)
 
 
 def _slots(instruction: Instruction, operand: Operand, count: int) -> tuple[int, ...]:
     registers = elements(operand)
     if len(registers) != count or not all(isinstance(r, Register) for r in registers):
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: expected {count} registers; got {len(registers)}",
-            instruction.span,
-        )
+        illegal(instruction, f"expected {count} registers; got {len(registers)}")
     return tuple(register.slot for register in registers)
 
 
 def _immediate(instruction: Instruction, operand: Operand) -> int:
     if not isinstance(operand, IntImmediate):
-        raise IllegalInstructionError(
-            f"{instruction.opcode}: expected an immediate; got {operand}", instruction.span
-        )
+        illegal(instruction, f"expected an immediate; got {operand}")
     return operand.value
-
-
-def _sync_aligned(instruction: Instruction, opcode: str) -> None:
-    modifiers = Modifiers(instruction, opcode)
-    modifiers.one_of("sync")
-    modifiers.one_of("aligned")
-    modifiers.done()

@@ -28,7 +28,7 @@ from ptxemu.syntax.ast import Instruction, Operand
 
 Array = NDArray[Any]
 _SHAPES = ("m16n16k16", "m32n8k16", "m8n32k16", "m16n16k8", "m8n8k4", "m8n8k32", "m8n8k128")
-_BITS = {**dot.BITS, "f32": 32, "s32": 32, "f64": 64, "s4": 4, "u4": 4, "b1": 1}
+_BITS = {**dot.BITS, "f32": 32, "s32": 32}
 _HALF_SHAPES = _SHAPES[:3]
 _OPERAND_SHAPES = {
     **dict.fromkeys(("f16", "bf16", "s8", "u8"), _HALF_SHAPES),
@@ -160,9 +160,8 @@ class _Matrix:
 
 
 @visible("wmma.load")
-def load(instruction: Instruction) -> Step:
+def load(instruction: Instruction, modifiers: Modifiers) -> Step:
     """A fragment from memory; every lane gives the same address and stride."""
-    modifiers = Modifiers(instruction, "wmma.load")
     role = modifiers.one_of("a", "b", "c")
     fragment, memory = _memory_form(instruction, modifiers, role, 1)
     destination = elements(instruction.operands[0])
@@ -173,9 +172,8 @@ def load(instruction: Instruction) -> Step:
 
 
 @visible("wmma.store")
-def store(instruction: Instruction) -> Step:
+def store(instruction: Instruction, modifiers: Modifiers) -> Step:
     """The fragment D to memory; every lane gives the same address and stride."""
-    modifiers = Modifiers(instruction, "wmma.store")
     role = modifiers.one_of("d")
     fragment, memory = _memory_form(instruction, modifiers, role, 0)
     sources = elements(instruction.operands[1])
@@ -189,13 +187,11 @@ def _memory_form(
     instruction: Instruction, modifiers: Modifiers, role: str, pointer: int
 ) -> tuple[_Fragment, _Matrix]:
     """Return the fragment and the matrix in memory."""
-    modifiers.one_of("sync")
-    modifiers.one_of("aligned")
+    modifiers.expect("sync", "aligned")
     layout = modifiers.one_of("row", "col")
     shape = modifiers.one_of(*_SHAPES)
     type_ = modifiers.type()
     space = take_space(modifiers)
-    modifiers.done()
     if space not in ("generic", "global", "shared::cta"):
         unsupported(instruction, f"space .{space}")
     fragment = _fragment(instruction, role, shape, type_)
@@ -215,14 +211,12 @@ def _stride(operands: tuple[Operand, ...], bits: int, natural: int) -> Callable[
 
 
 @visible("wmma.mma")
-def multiply(instruction: Instruction) -> Step:
+def multiply(instruction: Instruction, modifiers: Modifiers) -> Step:
     """D = A * B + C; floating-point sums are rounded once (`numerics.dot`)."""
-    modifiers = Modifiers(instruction, "wmma.mma")
-    combine = modifiers.one_of("xor", "and", default="")
-    if combine:
+    bits = dot.BIT_PRODUCTS.get(modifiers.one_of(*dot.BIT_PRODUCTS, default=""))
+    if bits is not None:
         modifiers.one_of("popc")
-    modifiers.one_of("sync")
-    modifiers.one_of("aligned")
+    modifiers.expect("sync", "aligned")
     for _ in "ab":
         modifiers.one_of("row", "col")
     shape = modifiers.one_of(*_SHAPES)
@@ -235,8 +229,8 @@ def multiply(instruction: Instruction) -> Step:
     d_type = modifiers.type()
     if a_type == "f64":
         modifiers.one_of("rn", "rz", "rm", "rp", default="rn")
-    modifiers.done()
-    _check_types(instruction, a_type, b_type, c_type, d_type, combine, saturates=saturates)
+    types = (a_type, b_type, c_type, d_type)
+    _check_types(instruction, types, bits is not None, saturates=saturates)
     roles = (("d", d_type), ("a", a_type), ("b", b_type), ("c", c_type))
     fragments = [_fragment(instruction, role, shape, type_) for role, type_ in roles]
     operands = [elements(operand) for operand in instruction.operands]
@@ -251,8 +245,11 @@ def multiply(instruction: Instruction) -> Step:
 
     def step(warp: Warp, mask: Mask) -> None:
         a, b, c = (f.matrix(read(warp), at) for f, read, at in sources)
-        left, right = _numbers(a, a_type), _numbers(b, b_type)
-        sums = _common_bits(left, right, combine) if combine else dot.product(left, right)
+        left, right = (
+            dot.numbers(np.ascontiguousarray(raw).view(np.uint8), type_)
+            for raw, type_ in ((a, a_type), (b, b_type))
+        )
+        sums = dot.product(left, right) if bits is None else bits(left, right)
         cells = _total(c, sums, c_type, d_type, saturates=saturates)
         write(warp, result.lanes(cells, places), mask)
 
@@ -271,35 +268,15 @@ _RESULTS = {
 
 
 def _check_types(
-    instruction: Instruction, a: str, b: str, c: str, d: str, combine: str, *, saturates: bool
+    instruction: Instruction, types: tuple[str, str, str, str], is_bits: bool, *, saturates: bool
 ) -> None:
+    a, b, c, d = types
     results = _RESULTS.get(a, ())
     agree = a == b or (a[1:] == b[1:] and a[0] in "su" and b[0] in "su")
-    if not agree or c not in results or d not in results or (combine != "") != (a == "b1"):
+    if not agree or c not in results or d not in results or is_bits != (a == "b1"):
         unsupported(instruction, "this combination of shape and types")
     if saturates and d != "s32":
         unsupported(instruction, ".satfinite is for integers")
-
-
-def _numbers(raw: Array, type_: str) -> Array:
-    """The float64 numbers of A or B, (rows, k); the bits of .b1."""
-    data = np.ascontiguousarray(raw).view(np.uint8)
-    if type_ == "f64":
-        doubles: Array = data.view(np.float64)
-        return doubles
-    if type_ == "b1":
-        return np.unpackbits(data, axis=1)
-    if type_ in ("s4", "u4"):
-        nibbles = np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)
-        signed = (nibbles.astype(np.int8) ^ 8) - 8 if type_ == "s4" else nibbles
-        return signed.astype(np.float64)
-    return dot.numbers(data, type_)
-
-
-def _common_bits(left: Array, right: Array, combine: str) -> Array:
-    operation = np.bitwise_xor if combine == "xor" else np.bitwise_and
-    common: Array = operation(left[:, None, :], right[None, :, :]).sum(axis=-1)
-    return common.astype(np.float64)
 
 
 def _total(c: Array, sums: Array, c_type: str, d_type: str, *, saturates: bool) -> Array:

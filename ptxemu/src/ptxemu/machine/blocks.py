@@ -7,14 +7,14 @@ decoding, masks or dictionaries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, TypeAlias
 
 from ptxemu.machine.codegen import BlockFunction, compile_block
 from ptxemu.machine.decoded import PureOp
 from ptxemu.machine.lanes import FULL, Mask
-from ptxemu.syntax.ast import Instruction, NegatedRegister, Register, Scalar
+from ptxemu.syntax.ast import Instruction, register_slots
 
 ThreadedFactory: TypeAlias = "Callable[[Block], BlockFunction | None]"
 
@@ -47,7 +47,8 @@ class Block:
         found = []
         for instruction, op in self.code:
             guards = [] if instruction.guard is None else [instruction.guard.register]
-            found.append((instruction, _slots((*op.sources, *guards)), _slots(op.destinations)))
+            reads = frozenset(register_slots((*op.sources, *guards)))
+            found.append((instruction, reads, frozenset(register_slots(op.destinations))))
         return found
 
     def run(self, warp: Any, mask: Mask) -> None:
@@ -64,9 +65,3 @@ class Block:
             if self._masked is None:
                 self._masked = compile_block(self.code, self.temporaries, masked=True)
             self._masked(warp, mask)
-
-
-def _slots(operands: Iterable[Scalar]) -> frozenset[int]:
-    """The slots of the registers among operands."""
-    registers = (o.register if isinstance(o, NegatedRegister) else o for o in operands)
-    return frozenset(register.slot for register in registers if isinstance(register, Register))

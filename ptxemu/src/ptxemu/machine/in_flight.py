@@ -122,14 +122,11 @@ def _use(warp: Warp, instruction: Instruction, operations: Iterable[AsyncOperati
         release_all(warp, operation)
         if observer is None:
             continue
-        warp.cta.machine.complain(
-            "warning",
-            "tmem-load-used-early",
+        message = (
             f"{instruction.opcode} needs what {operation.instruction.opcode} "
-            f"({operation.instruction.span}) loads: needs tcgen05.wait::ld in between",
-            warp,
-            instruction,
+            f"({operation.instruction.span}) loads: needs tcgen05.wait::ld in between"
         )
+        warp.cta.machine.complain("warning", "tmem-load-used-early", message, warp, instruction)
         observer.async_result_used(warp, operation)
 
 
@@ -141,12 +138,9 @@ def _touch_wgmma(
         return
     del warp.in_flight[slot]
     name = warp.program.function.registers[slot].name
-    warp.cta.machine.complain(
-        "error",
-        "wgmma-register-in-flight",
+    message = (
         f"{instruction.opcode} {'writes' if is_write else 'touches'} {name}, which "
         f"{operation.instruction.opcode} ({operation.instruction.span}) "
-        f"{'writes' if held.is_result else 'reads'}: needs wgmma.wait_group in between",
-        warp,
-        instruction,
+        f"{'writes' if held.is_result else 'reads'}: needs wgmma.wait_group in between"
     )
+    warp.cta.machine.complain("error", "wgmma-register-in-flight", message, warp, instruction)

@@ -34,17 +34,8 @@ class Group:
     """Lanes of a warp at the same pc."""
 
     __slots__ = (
-        "awaited",
-        "blocked",
-        "is_tired",
-        "joined",
-        "loops",
-        "loops_since",
-        "mask",
-        "may_diverge",
-        "met",
-        "passed",
-        "pc",
+        *("awaited", "blocked", "is_tired", "joined", "loops", "loops_since", "mask"),
+        *("may_diverge", "met", "passed", "pc"),
     )
 
     def __init__(self, pc: int, mask: Mask) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.errors import ExecutionError
+from ptxemu.errors import fault
 from ptxemu.events import Access, AccessKind, Proxy, Space
 from ptxemu.machine import regions
 from ptxemu.machine.lanes import FULL, LANE_IDS, Mask
@@ -219,13 +219,8 @@ class LaneMemory:
             raise IndexError
         peer = cta.cluster.ctas[rank]
         if peer.exited:
-            cta.machine.complain(
-                "error",
-                "exited-cta",
-                f"access to shared memory of cta {peer.ctaid}, which has exited",
-                warp,
-                self._instruction,
-            )
+            message = f"access to shared memory of cta {peer.ctaid}, which has exited"
+            cta.machine.complain("error", "exited-cta", message, warp, self._instruction)
         return peer
 
     def _load_apart(self, warp: Warp, mask: Mask, addresses: NDArray[np.int64]) -> Values:
@@ -292,9 +287,10 @@ class LaneMemory:
         return f"that CTA's shared memory is 0x{words.base:x} to 0x{words.end:x}"
 
     def _refuse(self, warp: Warp, lane: int, address: int, why: str) -> NoReturn:
-        raise ExecutionError(
-            f"{self._instruction.span}: {self._instruction.opcode}: {warp.label} lane {lane}: "
-            f"illegal {self._space} address 0x{address:x} ({self._size} bytes): {why}"
+        fault(
+            self._instruction,
+            f"{warp.label} lane {lane}: "
+            f"illegal {self._space} address 0x{address:x} ({self._size} bytes): {why}",
         )
 
     def _report_write(

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.errors import ExecutionError
-from ptxemu.events import Access, AccessKind, Agent, Proxy, Space
+from ptxemu.errors import fault
+from ptxemu.events import Access, AccessKind, Proxy, Space
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE
-from ptxemu.machine.state import Cta, Machine, Region, Warp
+from ptxemu.machine.state import AsyncOperation, Cta, Region, Warp
 from ptxemu.memory.address import (
     CONST_WINDOW,
     LOCAL_WINDOW,
@@ -90,29 +90,39 @@ TMEM_LANE_BYTES = 2048
 
 
 def report(
-    machine: Machine,
-    agent: Agent,
-    space: Space,
+    agent: Warp | AsyncOperation,
     owner: Cta | None,
-    starts: NDArray[np.int64],
+    starts: int | NDArray[np.int64],
     size: int,
     kind: AccessKind,
-    instruction: Instruction,
+    instruction: Instruction | None = None,
     *,
+    space: Space | None = None,
     proxy: Proxy = Proxy.GENERIC,
-    order: tuple[str, str] = ("weak", ""),
+    is_silent: bool = False,
 ) -> None:
     """Tell the observer, if there is one, of an access.
 
     Args:
-        starts: first byte of each piece (see `events.Access.starts`); size: bytes of each piece.
-        order: memory order and scope.
+        owner: of shared memory, or of TMEM if `space` says so; None: global memory.
+        starts: first byte of each piece (see `events.Access.starts`), or of the only one.
+        size: bytes of each piece.
+        instruction: that of a warp; an operation has its own.
+        is_silent: a write of what was there already.
     """
-    if machine.observer is not None:
-        index = None if owner is None else owner.index
-        machine.observer.accessed(
-            Access(agent, space, index, starts, size, kind, proxy, instruction, *order)
-        )
+    machine = agent.cta.machine
+    if machine.observer is None:
+        return
+    if instruction is None:
+        assert isinstance(agent, AsyncOperation)
+        instruction = agent.instruction
+    index = None if owner is None else owner.index
+    space = space or (Space.GLOBAL if owner is None else Space.SHARED)
+    if isinstance(starts, int):
+        starts = np.array([starts], dtype=np.int64)
+    machine.observer.accessed(
+        Access(agent, space, index, starts, size, kind, proxy, instruction, is_silent=is_silent)
+    )
 
 
 def locate_shared(cta: Cta, address: int, size: int, instruction: Instruction) -> tuple[Cta, int]:
@@ -126,22 +136,55 @@ def locate_shared(cta: Cta, address: int, size: int, instruction: Instruction) -
     """
     rank, offset = address >> SHARED_RANK_SHIFT, address & SHARED_OFFSET_MASK
     if not 0 <= rank < len(cta.cluster.ctas):
-        raise ExecutionError(
-            f"{instruction.span}: {instruction.opcode}: shared address 0x{address:x} names CTA "
-            f"rank {rank} of a cluster of {len(cta.cluster.ctas)}"
+        fault(
+            instruction,
+            f"shared address 0x{address:x} names CTA "
+            f"rank {rank} of a cluster of {len(cta.cluster.ctas)}",
         )
     target = cta.cluster.ctas[rank]
     if offset + size > len(target.shared):
-        raise ExecutionError(
-            f"{instruction.span}: {instruction.opcode}: shared address 0x{offset:x} + {size} bytes "
-            f"is beyond the CTA's {len(target.shared)} bytes"
+        fault(
+            instruction,
+            f"shared address 0x{offset:x} + {size} bytes "
+            f"is beyond the CTA's {len(target.shared)} bytes",
         )
     if target.exited:
-        cta.machine.complain(
-            "error",
-            "exited-cta",
-            f"access to shared memory of cta {target.ctaid}, which has exited",
-            None,
-            instruction,
-        )
+        message = f"access to shared memory of cta {target.ctaid}, which has exited"
+        cta.machine.complain("error", "exited-cta", message, None, instruction)
     return target, offset
+
+
+# Bytes of parameters: the kernel's, and those that a function declares to pass to a call.
+
+
+def frame_bytes(warp: Warp, name: str) -> NDArray[np.uint8] | None:
+    """The bytes (32, size) of a .param variable of the function body; None for another name."""
+    return _frames(warp).get(name)
+
+
+def _empty_frames(warp: Warp) -> dict[str, NDArray[np.uint8]]:
+    return {
+        variable.name: np.zeros((WARP_SIZE, variable.size), dtype=np.uint8)
+        for variable in warp.program.function.variables
+        if variable.space == "param"
+    }
+
+
+_frames = EngineState(_empty_frames)
+
+
+def parameter_bytes(
+    warp: Warp, name: str, offset: int, size: int, instruction: Instruction
+) -> bytes:
+    """Bytes of a kernel parameter.
+
+    Raises:
+        ExecutionError: they are not all in the parameter block.
+    """
+    machine = warp.cta.machine
+    start = machine.layout.symbol_address(name) - PARAM_WINDOW + offset
+    block = machine.launch.parameters
+    if not 0 <= start <= len(block) - size:
+        message = f"{name}+{offset} ({size} bytes) is outside the {len(block)} bytes of parameters"
+        fault(instruction, message)
+    return block[start : start + size]

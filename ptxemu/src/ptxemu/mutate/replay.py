@@ -2,22 +2,93 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
 from collections.abc import Callable, Collection
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.api import Module, array_bytes
+from ptxemu.check import Finding
 from ptxemu.check.checker import Checker
 from ptxemu.errors import DeadlockError, ExecutionError
 from ptxemu.events import Access, AccessKind, Agent, FanOut, Observer, Space
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.mutate.effects import EffectRecorder, Effects
-from ptxemu.mutate.runner import Fault, Outcome
 from ptxemu.sched.policy import Policy
+from ptxemu.syntax.ast import Function
+
+_DIGITS = 16
+_NUMBER_IN_MODULE = re.compile(r"(?<=L__BB)\d+(?=_)")
+"""Number of the function, in the compiler's labels."""
+
+
+def fingerprint(function: Function) -> str:
+    """A short name of a kernel's code, by which results are known to be of it: hexadecimal digits
+    that differ where instructions, guards or targets of branches do.
+
+    Names of the kernel and of its parameters, its position in the module, comments, positions in
+    the source and lines count for nothing.
+    """
+    labels: dict[int, list[str]] = {}
+    for name, pc in function.labels.items():
+        labels.setdefault(pc, []).append(name)
+    own_name = re.compile(rf"\b{re.escape(function.name)}(?=\b|_param_)")
+    digest = hashlib.sha256()
+    for one in function.instructions:
+        guard = "" if one.guard is None else f"{'!' * one.guard.negated}{one.guard.register.name}"
+        line = f"{sorted(labels.get(one.pc, []))} @{guard} {one.text}\n"
+        digest.update(_NUMBER_IN_MODULE.sub("", own_name.sub("", line)).encode())
+    return digest.hexdigest()[:_DIGITS]
+
+
+class Fault(NamedTuple):
+    """Properties of a finding that tell whether another run has the same one."""
+
+    level: str
+    code: str
+    first_line: int | None
+    second_line: int | None
+
+    @classmethod
+    def of(cls, finding: Finding) -> Fault:
+        """Return the Fault of a finding of the check."""
+        first, second = finding.first, finding.second
+        return cls(
+            finding.level,
+            finding.code,
+            None if first is None else first.ptx_line,
+            None if second is None else second.ptx_line,
+        )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Results of one run."""
+
+    faults: dict[Fault, str]
+    """The findings with their messages."""
+    outputs: list[NDArray[np.uint8]]
+    """The results after the run: everything that the kernel could write, but for scratch memory."""
+    is_exact: list[NDArray[np.bool_]] = field(default_factory=list)
+    """True for bytes of `outputs` that no order of additions decides; for a run of the original."""
+    error_kind: str = ""
+    """deadlock or error, where the run failed."""
+    error: str | None = None
+    reached: set[int] = field(default_factory=set)
+    """PTX lines of the visible instructions that were executed."""
+    waited: set[int] = field(default_factory=set)
+    """Lines of `reached` where a warp had to wait."""
+    warp_instructions: int = 0
+    seconds: float = 0.0
+    effects: Effects = field(default_factory=Effects)
+    """Effects of a run of the original."""
+
 
 # Bytes whose values depend on the order of floating-point additions.
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.api import Module
-from ptxemu.check import Finding
 from ptxemu.errors import (
     IllegalInstructionError,
     LaunchError,
@@ -24,6 +23,7 @@ from ptxemu.mutate.effects import Effects
 from ptxemu.mutate.equivalents import Equivalents
 from ptxemu.mutate.groups import ONE_MORE, family_of
 from ptxemu.mutate.mutations import REMOVED, Mutation, mutations_of
+from ptxemu.mutate.replay import Fault, Outcome, Replay
 from ptxemu.sched.policy import Policy
 
 POLICIES = (
@@ -54,71 +54,6 @@ _REASONS = {
 }
 """Why an instruction without effect had none; the other categories always count as needed."""
 _SAME_GROUPS = "nothing more would be pending when the warp does something that depends on it"
-
-
-class Fault(NamedTuple):
-    """Properties of a finding that tell whether another run has the same one."""
-
-    level: str
-    code: str
-    first_line: int | None
-    second_line: int | None
-
-    @classmethod
-    def of(cls, finding: Finding) -> Fault:
-        """Return the Fault of a finding of the check."""
-        first, second = finding.first, finding.second
-        return cls(
-            finding.level,
-            finding.code,
-            None if first is None else first.ptx_line,
-            None if second is None else second.ptx_line,
-        )
-
-
-@dataclass(slots=True)
-class Outcome:
-    """Results of one run."""
-
-    faults: dict[Fault, str]
-    """The findings with their messages."""
-    outputs: list[NDArray[np.uint8]]
-    """The results after the run: everything that the kernel could write, but for scratch memory."""
-    is_exact: list[NDArray[np.bool_]] = field(default_factory=list)
-    """True for bytes of `outputs` that no order of additions decides; for a run of the original."""
-    error_kind: str = ""
-    """deadlock or error, where the run failed."""
-    error: str | None = None
-    reached: set[int] = field(default_factory=set)
-    """PTX lines of the visible instructions that were executed."""
-    waited: set[int] = field(default_factory=set)
-    """Lines of `reached` where a warp had to wait."""
-    warp_instructions: int = 0
-    seconds: float = 0.0
-    effects: Effects = field(default_factory=Effects)
-    """Effects of a run of the original."""
-
-
-class Subject(Protocol):
-    """A kernel that can be run again and again (`replay.Replay`)."""
-
-    @property
-    def kernel(self) -> str:
-        """Name of the entry point."""
-
-    @property
-    def module(self) -> Module:
-        """The original."""
-
-    def run(
-        self,
-        module: Module,
-        policy: Policy,
-        *,
-        limit: int | None = None,
-        known: Collection[Fault] = (),
-    ) -> Outcome:
-        """Run a module instead of the original, on the original's inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +93,9 @@ class Baseline:
 
 
 def mutate(
-    subject: Subject,
+    subject: Replay,
     *,
-    also: Sequence[Subject] = (),
+    also: Sequence[Replay] = (),
     only: Sequence[str] = (),
     limit: int | None = None,
     jobs: int = 1,
@@ -216,7 +151,7 @@ def mutate(
     return trial.merged, [results[index] for index in range(len(chosen))]
 
 
-def measure(subject: Subject, policies: Sequence[Policy]) -> Baseline:
+def measure(subject: Replay, policies: Sequence[Policy]) -> Baseline:
     """Run the original under every policy.
 
     Raises:
@@ -225,7 +160,7 @@ def measure(subject: Subject, policies: Sequence[Policy]) -> Baseline:
     return _baseline([_original(subject, policy) for policy in policies])
 
 
-def _original(subject: Subject, policy: Policy) -> Outcome:
+def _original(subject: Replay, policy: Policy) -> Outcome:
     outcome = subject.run(subject.module, policy)
     if outcome.error is not None:
         raise PtxEmuError(f"the original fails under {policy}: {outcome.error}")
@@ -254,7 +189,7 @@ class _Run:
     """One launch under one policy."""
 
     launch: int
-    subject: Subject
+    subject: Replay
     baseline: Baseline
     policy: Policy
 
@@ -264,7 +199,7 @@ class Trial:
 
     def __init__(
         self,
-        subjects: Sequence[Subject],
+        subjects: Sequence[Replay],
         baselines: Sequence[Baseline],
         policies: Sequence[Policy],
         mutations: Sequence[Mutation],

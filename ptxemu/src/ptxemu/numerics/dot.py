@@ -11,6 +11,8 @@ exact; int32 accumulators wrap around, or are clamped with .satfinite.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ptxemu.numerics.dtypes import F2, F4, F8, I4, I8, U1, U2, U4, Array
@@ -113,6 +115,13 @@ def product(a: Array, b: Array) -> Array:
     """A (m, k) times B, given as (n, k): the sums in float64, (m, n)."""
     result: Array = a @ b.T
     return result
+
+
+BIT_PRODUCTS: dict[str, Callable[[Array, Array], Array]] = {
+    "xor": lambda a, b: product(a, 1 - b) + product(1 - a, b),
+    "and": product,
+}
+"""Counts of the bits of k that an operation leaves of a row and a column."""
 
 
 def accumulated(

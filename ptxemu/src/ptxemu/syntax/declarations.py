@@ -158,18 +158,9 @@ _MOST_DIMENSIONS = 8
 
 _DIRECTIVES = frozenset(
     (
-        "reqntid",
-        "maxntid",
-        "minnctapersm",
-        "maxnctapersm",
-        "maxnreg",
-        "reqnctapercluster",
-        "explicitcluster",
-        "maxclusterrank",
-        "blocksareclusters",
-        "noreturn",
-        "abi_preserve",
-        "abi_preserve_control",
+        *("reqntid", "maxntid", "minnctapersm", "maxnctapersm", "maxnreg", "reqnctapercluster"),
+        *("explicitcluster", "maxclusterrank", "blocksareclusters", "noreturn", "abi_preserve"),
+        *("abi_preserve_control",),
     )
 )
 """Directives allowed between a function's parameters and body, besides .pragma and .attribute."""

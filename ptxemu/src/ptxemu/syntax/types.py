@@ -24,39 +24,27 @@ class PtxType:
         return (self.bits + 7) // 8
 
 
-def _table() -> dict[str, PtxType]:
-    types = [PtxType("pred", 1, "pred")]
-    types += [PtxType(f"b{bits}", bits, "bits") for bits in (1, 4, 8, 16, 32, 64, 128)]
-    for bits in (4, 8, 16, 32, 64):
-        types += [PtxType(f"u{bits}", bits, "int"), PtxType(f"s{bits}", bits, "int", signed=True)]
-    for lanes, bits in ((2, 16), (4, 8)):
-        types += [
-            PtxType(f"u{bits}x{lanes}", bits * lanes, "int", lanes=lanes),
-            PtxType(f"s{bits}x{lanes}", bits * lanes, "int", signed=True, lanes=lanes),
-        ]
-    for bits in (16, 32, 64):
-        types.append(PtxType(f"f{bits}", bits, "float", signed=True))
-    for name, bits in (("bf16", 16), ("tf32", 32), ("e2m1", 4), ("e2m3", 6), ("e3m2", 6)):
-        types.append(PtxType(name, bits, "float", signed=True))
-    for name, bits in (("e4m3", 8), ("e5m2", 8)):
-        types.append(PtxType(name, bits, "float", signed=True))
-    for name in ("ue8m0", "ue4m3"):
-        types.append(PtxType(name, 8, "float"))
-    for name, bits in (("f16", 16), ("bf16", 16), ("f32", 32), ("e4m3", 8), ("e5m2", 8)):
-        types.append(PtxType(f"{name}x2", bits * 2, "float", signed=True, lanes=2))
+_ROWS: tuple[tuple[TypeClass, bool, int, str], ...] = (
+    ("pred", False, 1, "pred"),
+    *(("bits", False, bits, f"b{bits}") for bits in (1, 4, 8, 16, 32, 64, 128)),
+    *(("int", s == "s", bits, f"{s}{bits}") for bits in (4, 8, 16, 32, 64) for s in "us"),
+    *(("int", s == "s", 32, f"{s}16x2 {s}8x4") for s in "us"),
     # NOTE: a packed type pads a 6-bit float to a byte, and packs 4-bit floats tightly.
-    for name, bits in (("e2m1x2", 8), ("e2m3x2", 16), ("e3m2x2", 16)):
-        types.append(PtxType(name, bits, "float", signed=True, lanes=2))
-    for name, bits in (("e2m1x4", 16), ("e2m3x4", 32), ("e3m2x4", 32)):
-        types.append(PtxType(name, bits, "float", signed=True, lanes=4))
-    for name in ("e4m3x4", "e5m2x4"):
-        types.append(PtxType(name, 32, "float", signed=True, lanes=4))
-    for name in ("ue8m0x2", "s2f6x2"):
-        types.append(PtxType(name, 16, "float", lanes=2))
-    return {t.name: t for t in types}
-
-
-TYPES: dict[str, PtxType] = _table()
+    ("float", True, 4, "e2m1"),
+    ("float", True, 6, "e2m3 e3m2"),
+    ("float", True, 8, "e4m3 e5m2 e2m1x2"),
+    ("float", True, 16, "f16 bf16 e4m3x2 e5m2x2 e2m3x2 e3m2x2 e2m1x4"),
+    ("float", True, 32, "f32 tf32 f16x2 bf16x2 e4m3x4 e5m2x4 e2m3x4 e3m2x4"),
+    ("float", True, 64, "f64 f32x2"),
+    ("float", False, 8, "ue8m0 ue4m3"),
+    ("float", False, 16, "ue8m0x2 s2f6x2"),
+)
+"""Class, whether it has a sign, bits and names; what follows an x is the number of lanes."""
+TYPES: dict[str, PtxType] = {
+    name: PtxType(name, bits, kind, signed, int(name.partition("x")[2] or 1))
+    for kind, signed, bits, names in _ROWS
+    for name in names.split()
+}
 """Every type name that may stand in a declaration or in an opcode."""
 
 FUNDAMENTAL: frozenset[str] = frozenset(

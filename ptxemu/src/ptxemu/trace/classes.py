@@ -7,18 +7,8 @@ from typing import Any
 from ptxemu.syntax.ast import Instruction
 
 CLASSES = (
-    "integer",
-    "float",
-    "convert",
-    "compare",
-    "move",
-    "warp",
-    "memory",
-    "copy",
-    "tmem",
-    "tensor",
-    "sync",
-    "control",
+    *("integer", "float", "convert", "compare", "move", "warp", "memory", "copy", "tmem", "tensor"),
+    *("sync", "control"),
 )
 """control: branches, calls, exits, and instructions whose guard held in no lane."""
 

@@ -7,7 +7,7 @@ every 256 bytes of shared memory that it reads or writes.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any, Protocol
+from typing import Any
 
 from ptxemu.events import Agent
 
@@ -15,11 +15,12 @@ BYTES_PER_TICK = 256
 CLOCKS = ("parallel", "schedule")
 
 
-class Clock(Protocol):
-    """Tells the time of an agent from the events of the run."""
+class Clock:
+    """Tells the time of an agent from the events of a run, of which most take no time."""
 
     def now(self, agent: Agent) -> float:
         """The agent's time."""
+        raise NotImplementedError
 
     def executed(self, agent: Agent, count: int) -> None:
         """A warp executed `count` instructions."""
@@ -29,6 +30,7 @@ class Clock(Protocol):
 
     def begun(self, operation: Agent) -> float | None:
         """An operation does its first step: since when it is at work, if that is not its issue."""
+        return None
 
     def moved(self, operation: Agent, size: int) -> None:
         """An operation has read or written `size` bytes of shared memory."""
@@ -46,7 +48,7 @@ class Clock(Protocol):
         """A wait for an operation is over."""
 
 
-class ScheduleClock:
+class ScheduleClock(Clock):
     """One clock for all: the events in the order in which this run had them."""
 
     def __init__(self) -> None:
@@ -64,27 +66,8 @@ class ScheduleClock:
         """A completion is a tick."""
         self._now += 1
 
-    def issued(self, operation: Any, issuer: Agent) -> None:
-        """Takes no time."""
 
-    def begun(self, operation: Agent) -> float | None:
-        """An operation is shown from its issue on: its steps take no time."""
-        return None
-
-    def moved(self, operation: Agent, size: int) -> None:
-        """Takes no time."""
-
-    def released(self, agent: Agent, token: Hashable) -> None:
-        """Takes no time."""
-
-    def acquired(self, agent: Agent, token: Hashable) -> None:
-        """Takes no time."""
-
-    def joined(self, agent: Agent, operation: Agent) -> None:
-        """Takes no time."""
-
-
-class ParallelClock:
+class ParallelClock(Clock):
     """A clock for each agent, as if all ran at once: a wait ends when what it waits for is there.
 
     It follows barriers, groups and the order of asynchronous operations, whatever the schedule was;

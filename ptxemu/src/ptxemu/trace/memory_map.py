@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.events import Access, AccessKind, Agent, Observer, Space
+from ptxemu.events import Access, AccessKind, Observer, Space
 from ptxemu.machine.regions import TMEM_LANE_BYTES
 from ptxemu.trace.classes import unit_of
-from ptxemu.trace.clock import Clock, clock
+from ptxemu.trace.recorder import Recorder
 from ptxemu.trace.roles import Roles, role_of
 
 MAX_ACCESSES = 1_000_000
@@ -62,52 +61,18 @@ class Raster:
 class MemoryMap(Observer):
     """Listens to a run and keeps who wrote and read SMEM and TMEM."""
 
-    def __init__(self, *, time: str = "parallel", max_accesses: int = MAX_ACCESSES) -> None:
-        self.clock: Clock = clock(time)
+    def __init__(self, recorder: Recorder, *, max_accesses: int = MAX_ACCESSES) -> None:
+        """`recorder`: it hears of every event first, and tells the time."""
+        self._now = recorder.clock.now
+        self.ctas = recorder.ctas
         self.touches: dict[Memory, list[Touch]] = {}
-        self.ctas: dict[int, str] = {}
         self.truncated = False
         self._left = max_accesses
-
-    def cta_started(self, cta: Any) -> None:
-        """Remember its name."""
-        self.ctas[cta.index] = f"cta ({','.join(map(str, cta.ctaid))})"
-
-    def instruction_executed(self, agent: Agent, instruction: Any, lanes: int) -> None:
-        """Time passes."""
-        self.clock.executed(agent, 1)
-
-    def block_executed(self, agent: Agent, first_pc: int, count: int, lanes: int) -> None:
-        """Time passes."""
-        self.clock.executed(agent, count)
-
-    def released(self, agent: Agent, token: Hashable, scope: str) -> None:
-        """Tell the clock of a release."""
-        self.clock.released(agent, token)
-
-    def acquired(self, agent: Agent, token: Hashable, scope: str) -> None:
-        """Tell the clock of an acquire."""
-        self.clock.acquired(agent, token)
-
-    def async_issued(self, operation: Any, issuer: Agent) -> None:
-        """Tell the clock of an issue."""
-        self.clock.issued(operation, issuer)
-
-    def async_completed(self, operation: Any) -> None:
-        """Tell the clock of a completion."""
-        self.clock.completed(operation)
-
-    def async_joined(self, agent: Agent, operation: Any, reads_only: bool) -> None:
-        """Tell the clock of a join."""
-        self.clock.joined(agent, operation)
 
     def accessed(self, access: Access) -> None:
         """Keep accesses to shared memory and TMEM."""
         agent: Any = access.agent
         is_operation = hasattr(agent, "issuer")
-        if is_operation:
-            size = len(access.starts) * access.size
-            self.clock.moved(agent, size if access.space is Space.SHARED else 0)
         if access.owner is None or access.space not in (Space.SHARED, Space.TMEM):
             return
         if access.instruction.modifiers[:2] == DEALLOC:
@@ -117,7 +82,7 @@ class MemoryMap(Observer):
             return
         self._left -= 1
         touch = Touch(
-            self.clock.now(agent),
+            self._now(agent),
             unit_of(agent) if is_operation else agent.index,
             access.kind is not AccessKind.READ,
             ranges_of(access),
