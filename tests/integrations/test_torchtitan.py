@@ -96,7 +96,7 @@ def test_an_enabled_model_takes_its_mask_and_its_classes(kind: str, indexer: str
 
 
 def small_in_shards() -> None:
-    """A rank has a sequence, and half of each layer's parameters: `tests/examples/test_two_ranks.py`
+    """A rank has a sequence, and half of each layer's parameters: tests/examples/test_two_ranks.py
     runs it on two."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -112,4 +112,3 @@ def small_in_shards() -> None:
     got, ours = step(model, slice(rank, rank + 1))
     assert small.error(got, expected[rank : rank + 1]) < 3e-6
     assert small.worst({name: 2 * one for name, one in ours.items()}, gradients) < 1e-5
-

@@ -54,7 +54,8 @@ def test_rows_without_rope_in_pages(size: int) -> None:
     run(case, size, Policy(asynchronous=asynchronous, seed=3), FewHeadsPlan(NO_ROPE))
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 1])
 def test_pages_of_v4(size: int) -> None:
     """Scales behind the rows of a page, bf16 columns of the value."""
     check_pages(FewHeadsPlan(ROW_FORMATS["v4"]), size, 2, 24)
@@ -82,7 +83,7 @@ def test_every_code_of_rows_without_rope_beside_every_scale() -> None:
 
 
 def test_every_code_of_v4_beside_scales_far_apart() -> None:
-    """Likewise; the bf16 columns are those that f16 holds."""
+    """Likewise, of two sources in turn; the bf16 columns are those that f16 holds."""
     form = ROW_FORMATS["v4"]
     rows = flashdsa.quantize_kv(torch.zeros(4, 512), kv_format="v4")
     codes = (torch.arange(448) + torch.arange(4)[:, None] * 64) % 256
@@ -92,9 +93,11 @@ def test_every_code_of_v4_beside_scales_far_apart() -> None:
     rows[:, form.scales_at : form.scales_at + 7] = scales
     rope = torch.tensor([65280.0, -65280, 2.0**-24, -(2.0**-14), 1.0, 0]).repeat(11)[:64]
     rows[:, form.rope_at : form.rope_at + 128] = rope.bfloat16().view(torch.uint8)
-    slots = torch.arange(4, dtype=torch.int32)[:, None]
-    operands = SparseMlaOperands(torch.zeros(4, 9, 512).bfloat16(), pages_of("v4", rows, 2), slots)
-    O, lse = launched(FewHeadsPlan(form), operands, 1, 1.0)
+    slots, pages = torch.arange(4, dtype=torch.int32)[:, None], pages_of("v4", rows, 2)
+    even, odd = (torch.where(slots % 2 == first, slots, -1) for first in range(2))
+    sources = {"extra_kv": pages, "extra_indices": odd}
+    operands = SparseMlaOperands(torch.zeros(4, 9, 512).bfloat16(), pages, even, **sources)
+    O, lse = launched(FewHeadsPlan(form, joined=True), operands, 1, 1.0)
     expected = reference.unpack_kv(rows, "v4")[:, None].expand_as(O)
     assert torch.equal(O, expected.half().bfloat16())
     assert not lse.any()

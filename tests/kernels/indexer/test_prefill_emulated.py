@@ -190,7 +190,7 @@ def test_whoever_runs_next(seed: int, size: int, plateaus: bool) -> None:
 @pytest.mark.parametrize("size", [2, pytest.param(5, marks=LATER)])
 def test_logs_that_are_cut_and_segments(size: int) -> None:
     """However keys are shared, in another order of warps."""
-    case = PrefillCase("scores", (*causal(4, 5200), (9, 200)), 300, 64)
+    case = PrefillCase("scores", (*causal(2, 4200), (9, 200)), 300, 64)
     assert_exact(case, size, seed=1, segment_keys=CHUNK, log_keys=350)
 
 
