@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -185,14 +185,6 @@ def test_dq_is_written_by_whole_sectors() -> None:
     rest = torch.empty(0)
     with pytest.raises(ArgumentValueError, match=r"dQ: .* aligned to 32 bytes"):
         launch_checked(lambda *_: None, q, q, dO, rest, dO, rest, rest, rest, dq, q, 1.0, 1)
-
-
-@pytest.mark.slow
-def test_a_missing_arrival_is_found(one_more_arrival: Callable[[str], None]) -> None:
-    """The plan's counts are the kernel's: one too many, and the cluster waits for ever."""
-    one_more_arrival("partial_free")
-    with pytest.raises(Exception, match=r"(?i)deadlock"):
-        launch(CASES[1], BwdPlan(index_stages=3))  # not one that is compiled already
 
 
 def test_the_instructions_that_make_it_this_kernel() -> None:

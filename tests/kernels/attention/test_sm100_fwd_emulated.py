@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -93,15 +92,6 @@ def test_groups_of_queries_with_fewer_heads(group: int) -> None:
     run(case, FwdPlan(group=group))
 
 
-@pytest.mark.slow
-def test_queries_whose_unions_have_no_room_are_launched_in_parts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
-    setups = run(PAIRS, FwdPlan(group=2)).setups
-    assert len(setups) == 6  # of each group its union, the forward, and what mends O
-
-
 def test_nothing_to_do_and_heads_that_it_does_not_take() -> None:
     for case in (
         SparseMlaCase("no key", 2, 0, HEADS, 32),
@@ -165,14 +155,6 @@ def test_the_launch_is_what_the_plan_says() -> None:
     assert counts == wanted
 
 
-@pytest.mark.slow
-def test_a_missing_arrival_is_found(one_more_arrival: Callable[[str], None]) -> None:
-    """The plan's counts are the kernel's: one too many, and the pair waits for ever."""
-    one_more_arrival("p_ready")
-    with pytest.raises(Exception, match=r"(?i)deadlock"):
-        run(SparseMlaCase("one tile", 1, 50, HEADS, 64), FwdPlan(lazy_log2=7.0))  # compiled anew
-
-
 def test_the_instructions_that_make_it_this_kernel() -> None:
     text = ptx_of(SPARSE_MLA_FWD_SM100, PLAN)
     products = re.findall(r"tcgen05\.mma\S*\s+\[[^]]+\], (\[?)%", text)
@@ -196,17 +178,6 @@ def test_nothing_is_spilled_and_no_arrival_waits_for_memory_of_the_gpu() -> None
     code = disassembler.text(kept.cubin, "-c")
     assert code.count("MEMBAR.ALL.GPU") == 1
     assert "STL" not in code and "LDL" not in code
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("group", [1, 2, 4, 8])
-def test_the_order_of_warps_does_not_matter(group: int) -> None:
-    case = SparseMlaCase(
-        "three tiles", group, 150, HEADS // group, 150, duplicates=True, invalid=True
-    )
-    for seed in range(3):
-        run(case, FwdPlan(group=group), policy=Policy(seed=seed))
 
 
 @pytest.mark.slow

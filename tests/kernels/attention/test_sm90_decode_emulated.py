@@ -174,13 +174,6 @@ def check_pages(plan: DecodePlan | FewHeadsPlan, size: int, queries: int, page_s
     assert_near(launched(plan, operands, size, 512**-0.5, LATE), expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [("v4", 2), ("v32_no_rope", 1)])
-def test_pages_of_two_sources_of_one_format(name: str, size: int) -> None:
-    plan = DecodePlan(packed=True, joined=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
-    check_pages_of_two_sources(plan, size, 1)
-
-
 def check_pages_of_two_sources(plan: DecodePlan | FewHeadsPlan, size: int, queries: int) -> None:
     """Ids beside a range; pages of either source have sizes of their own, one no power of two."""
     draw, name = torch.Generator().manual_seed(0), plan.form.name
@@ -299,16 +292,6 @@ def test_scales_that_f16_has_no_room_for_are_right() -> None:
 def test_every_cluster_and_two_blocks_of_heads(packed: str, size: int) -> None:
     case = SparseMlaCase("heads", 1, 300, 70, 900, packed=packed, invalid=True, attn_sink="finite")
     run(case, size)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("packed", ["", "ue8m0"])
-def test_the_order_of_warps_does_not_matter(packed: str) -> None:
-    case = SparseMlaCase("steps", 1, 90, 64, 500, packed=packed, topk_length=True)
-    for seed in range(5):
-        run(case, 1, Policy(seed=seed))
-        run(case, 2, Policy(seed=seed))
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -132,28 +131,10 @@ def test_rows_that_are_k_and_v_alike_and_logits_that_nobody_asked_for(
     run(case, plan, Policy(asynchronous="late"))
 
 
-@pytest.mark.slow
-def test_queries_whose_unions_have_no_room_are_launched_in_parts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In turns; drawn items are in test_sm90_fwd_drawn.py."""
-    monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
-    setups = run(GROUP, FwdPlan(group=4)).setups
-    assert len(setups) == 6  # of each group its union, the forward, and what mends O
-
-
 def test_nothing_to_do() -> None:
     for case in (SparseMlaCase("no key", 2, 0, 64, 32), SparseMlaCase("no query", 0, 9, 64, 32)):
         inputs = make_sparse_mla_inputs(case, 0, "cpu")
         assert failures(check_forward(inputs, "emulate-sm90")) == []
-
-
-@pytest.mark.slow
-def test_a_missing_arrival_is_found(one_more_arrival: Callable[[str], None]) -> None:
-    """The plan's counts are the kernel's: one too many, and the CTA waits for ever."""
-    one_more_arrival("p1_full")
-    with pytest.raises(Exception, match=r"(?i)deadlock"):
-        run(SparseMlaCase("one step", 1, 50, 64, 64), FwdPlan(lazy_log2=7.0))  # compiled anew
 
 
 def test_the_instructions_that_make_it_this_kernel() -> None:
@@ -170,24 +151,9 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_order_of_warps_does_not_matter() -> None:
-    for seed in range(5):
-        run(TWO_STEPS, FwdPlan(), Policy(seed=seed))
-        run(GROUP, FwdPlan(group=4), Policy(seed=seed))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("heads", "group"), [(32, 2), (8, 8)])
 def test_groups_of_two_and_of_eight(heads: int, group: int) -> None:
     run(SparseMlaCase("group", group + 1, 90, heads, 70, invalid=True), FwdPlan(group=group))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_the_models_sizes() -> None:
-    case = SparseMlaCase("model's topk", 1, 3000, 128, 2048, invalid=True)
-    run(case, FwdPlan(), Policy(asynchronous="eager"))
 
 
 KEYS = 900

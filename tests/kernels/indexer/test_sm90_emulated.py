@@ -74,11 +74,6 @@ def test_ids_are_positions(plan: IndexerPlan, by_score: bool) -> None:
     assert_as_the_cpu(plan, bad, 1, 2, warnings=OF_BAD_PAGES, **how)
 
 
-@pytest.mark.slow
-def test_lengths_around_a_page_and_topk_sorted() -> None:
-    assert_as_the_cpu(MODEL, make_inputs([0, 2049]), 1, 2, topk=2048, by_score=True)
-
-
 @pytest.mark.parametrize(
     ("plan", "topk", "by_score"),
     [
@@ -418,21 +413,6 @@ def test_the_launch_is_what_the_plan_says() -> None:
     wanted = {first + 8 * at: arrivals for at, arrivals in enumerate(counts)}
     setup.launch(observer=Exits())
     assert found == [wanted] * 3
-
-
-@pytest.mark.slow
-def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan's counts are the kernel's: one too many, and the cluster waits for ever."""
-    from flashdsa.plan import Barrier
-
-    right = Barrier.arrivals.fget  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        Barrier, "arrivals", property(lambda self: right(self) + (self.name == "fine_full"))
-    )
-    plan = replace(SMALL, lists=Lists(max_compared=32))  # not one that is compiled already
-    inputs = make_inputs([600], num_heads=16)
-    with pytest.raises(Exception, match=r"(?i)deadlock"):
-        emulate_indexer(plan, TopkIndexerOperands(*inputs, inputs.output(512)), clusters=(1, 2))
 
 
 def test_rows_of_the_table_may_lie_apart() -> None:
