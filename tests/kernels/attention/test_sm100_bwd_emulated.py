@@ -202,19 +202,10 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
     assert "tile::gather4" in text
 
 
-MODELS_TOPK = SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True)
-
-
 def test_a_list_that_fills_every_ring_several_times() -> None:
     """The model's topk is a slow test, and does no more than this but for longer."""
     case = SparseMlaCase("long list", 1, 500, HEADS, 320, invalid=True)
     launch(case, policy=Policy(asynchronous="eager"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_the_models_topk_at_random_moments() -> None:
-    launch(MODELS_TOPK)
 
 
 @pytest.mark.slow

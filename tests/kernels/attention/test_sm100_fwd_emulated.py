@@ -35,9 +35,8 @@ SEVEN_TILES = SparseMlaCase(
     "seven tiles: every ring goes round", 1, 300, HEADS, 420, duplicates=True, invalid=True,
     poison=True, max_logits=True,
 )  # fmt: skip
-PAIRS = SparseMlaCase(
-    "a pair and a half", 3, 90, 64, 70, invalid=True, attn_sink="finite", max_logits=True
-)
+
+
 ALL_AT_ONCE = SparseMlaCase(
     "every feature", 3, 60, HEADS, 70, attn_sink="infinite", max_logits=True, **EVERY_FEATURE
 )
@@ -75,12 +74,6 @@ def test_any_finite_scale(scale: float) -> None:
 @pytest.mark.slow
 def test_finite_inputs_do_not_overflow_however_large_the_logits() -> None:
     run(SparseMlaCase("huge", 1, 50, HEADS, 130, logit_scale=1e30))
-
-
-@pytest.mark.slow
-def test_two_queries_of_64_heads_over_the_union_of_their_rows() -> None:
-    """Three queries: a whole pair of CTAs, and one whose second CTA has no rows."""
-    run(PAIRS, FwdPlan(group=2))
 
 
 @pytest.mark.parametrize("group", [pytest.param(4, marks=pytest.mark.slow), 8])
@@ -178,12 +171,6 @@ def test_nothing_is_spilled_and_no_arrival_waits_for_memory_of_the_gpu() -> None
     code = disassembler.text(kept.cubin, "-c")
     assert code.count("MEMBAR.ALL.GPU") == 1
     assert "STL" not in code and "LDL" not in code
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_the_models_topk() -> None:
-    run(SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True))
 
 
 CASE = SparseMlaCase("3 queries of 16 heads, two tiles", 3, 90, 16, 50, invalid=True,

@@ -22,7 +22,6 @@ from flashdsa.backends.sm90.sparse_mla import bind_decode
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
-from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.row_formats import ROW_FORMATS
@@ -120,14 +119,6 @@ def test_clusters_of_any_size_give_the_same(packed: str, sizes: tuple[int, ...])
         # P is rounded against other maxima.
         assert (O.double() - first_O.double()).norm() <= 2e-3 * first_O.double().norm()
         torch.testing.assert_close(lse, first_lse, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_rows_that_are_k_and_v_alike() -> None:
-    """Shares of three CTAs are not equal: what they send has no room in the keys of a tile."""
-    plan = DecodePlan(tile=WITHOUT_ROPE)
-    assert plan.staged_at > plan.tile.bytes
-    run(replace(TWO_STEPS, d_qk=512, num_heads=64), 3, Policy(asynchronous="late"))
 
 
 def pages_of(name: str, rows: Tensor, page_size: int) -> Tensor:
@@ -283,15 +274,6 @@ def test_scales_that_f16_has_no_room_for_are_right() -> None:
     operands = SparseMlaOperands(q, kv, indices, None, None)
     got = launched(DecodePlan(packed=True), operands, 1, 576**-0.5)
     assert_near(got, reference.sparse_mla_fwd(q, kv, indices))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("packed", ["", "fp32"])
-@pytest.mark.parametrize("size", CLUSTER_SIZES)
-def test_every_cluster_and_two_blocks_of_heads(packed: str, size: int) -> None:
-    case = SparseMlaCase("heads", 1, 300, 70, 900, packed=packed, invalid=True, attn_sink="finite")
-    run(case, size)
 
 
 @pytest.mark.slow

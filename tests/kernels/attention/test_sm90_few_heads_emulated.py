@@ -12,7 +12,6 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa import reference
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE_FEW_HEADS
 from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.row_formats import ROW_FORMATS, RowFormat
@@ -22,7 +21,6 @@ from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inpu
 from ptxemu import Policy
 from tests.kernels.attention.test_row_formats import rows_of_every_code
 from tests.kernels.attention.test_sm90_decode_emulated import (
-    check_pages,
     check_pages_of_two_sources,
     launched,
     pages_of,
@@ -52,13 +50,6 @@ def test_rows_without_rope_in_pages(size: int) -> None:
     )  # fmt: skip
     asynchronous = "late" if size == 1 else "eager"
     run(case, size, Policy(asynchronous=asynchronous, seed=3), FewHeadsPlan(NO_ROPE))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 1])
-def test_pages_of_v4(size: int) -> None:
-    """Scales behind the rows of a page, bf16 columns of the value."""
-    check_pages(FewHeadsPlan(ROW_FORMATS["v4"]), size, 2, 24)
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.slow)])
@@ -138,14 +129,6 @@ def test_scales_of_a_query_may_be_far_apart() -> None:
         ref_O, ref_lse = reference.sparse_mla_fwd(q, kv, rows)
         assert (O.double() - ref_O).norm() <= 2.5e-3 * ref_O.norm()
         torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("size", CLUSTER_SIZES)
-def test_every_cluster_and_three_items_of_a_query(size: int) -> None:
-    case = SparseMlaCase("heads", 1, 300, 37, 900, packed="fp32", invalid=True, attn_sink="finite")
-    run(case, size, plan=FewHeadsPlan())
 
 
 @pytest.mark.slow

@@ -149,13 +149,6 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
     assert registers == {role.registers for role in FwdPlan().roles}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("heads", "group"), [(32, 2), (8, 8)])
-def test_groups_of_two_and_of_eight(heads: int, group: int) -> None:
-    run(SparseMlaCase("group", group + 1, 90, heads, 70, invalid=True), FwdPlan(group=group))
-
-
 KEYS = 900
 MANY, FEW, NONE, ONE, LAST = 0.6, 0.1, 0.0, -1.0, -2.0
 """Shares of a list's slots that name a row; no more than one, and that is the last."""
