@@ -22,7 +22,6 @@ from flashdsa.ops.indexer import TopkIndexerOperands
 from flashdsa.ops.indexer_training import IndexerBwdOperands
 from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
-from flashdsa.verify.layouts import pages_apart, strided_copy
 
 
 class Pretended:
@@ -328,27 +327,6 @@ def test_a_bound_indexer_takes_other_tensors_and_pages_of_either_byte(dtype: tor
         assert same(order, rest[2:4])
         assert cache.dtype is torch.uint8 and cache.data_ptr() == x[1].data_ptr()
     assert len(runner.asked) == 2
-
-
-def test_a_bound_indexer_copies_what_its_kernel_cannot_read_at_every_call() -> None:
-    runner, dense = Pretended(), pages_and_rows()
-    x = dense._replace(
-        q_index_fp8=strided_copy(dense.q_index_fp8.view(torch.uint8)).view(torch.float8_e4m3fn),
-        k_index_cache_fp8=pages_apart(dense.k_index_cache_fp8),
-        weights=strided_copy(dense.weights),
-        seq_lens=strided_copy(dense.seq_lens[:, None])[:, 0],
-        topk_indices=strided_copy(dense.topk_indices),
-    )
-    serve = indexer.bind(runner, x, **INDEXER_OPTIONS)
-    for _ in range(2):
-        x.weights.mul_(2)
-        x.seq_lens.sub_(1)
-        serve(x)
-        _, (q, cache, weights, lengths, table, ids, *_) = runner.launched[-2]
-        assert same((cache, table), (x.k_index_cache_fp8, x.block_table))
-        for one, given in ((weights, x.weights), (lengths, x.seq_lens), (ids, x.topk_indices)):
-            assert one.is_contiguous() and torch.equal(one, given)
-        assert q.is_contiguous() and torch.equal(q.float(), x.q_index_fp8.float())
 
 
 @pytest.mark.parametrize(
