@@ -92,7 +92,7 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
     monkeypatch.setattr(Backward, "LEAST_ROUNDS", 1)
     invalid = named == "others"
     topk = {"others": 40, "one other": 64}.get(named, 70)
-    features = {"topk_length": True, "poison": True, "invalid": invalid, "empty_rows": invalid}
+    features = {"topk_length": True, **dict.fromkeys(("poison", "invalid", "empty_rows"), invalid)}
     inputs = make_sparse_mla_inputs(SparseMlaCase(named, 4, 79, 128, topk, **features), 0, "cpu")
     assert inputs.topk_length is not None
     if not invalid:
