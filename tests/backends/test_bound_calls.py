@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,15 +16,12 @@ from flashdsa.backends.runner import Allocate
 from flashdsa.backends.sm90 import indexer, indexer_bwd, prefill, sparse_mla, sparse_mla_ways
 from flashdsa.backends.sm100 import indexer as blackwell
 from flashdsa.errors import ArgumentValueError, UnsupportedError
-from flashdsa.heuristics.sparse_mla import Grouping
 from flashdsa.kernels.attention.operands import Operands
-from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.ops.indexer import TopkIndexerOperands
 from flashdsa.ops.indexer_training import IndexerBwdOperands
 from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
-from flashdsa.verify.layouts import pages_apart, strided_copy
 
 
 class Pretended:
@@ -243,62 +239,6 @@ def test_a_bound_forward_gives_new_results_of_other_tensors(queries: int, heads:
     assert len({id(one) for one in kept}) == 6 and len(runner.asked) == 1
 
 
-def test_sinks_lengths_and_packed_rows_come_as_the_kernel_reads_them() -> None:
-    runner = Pretended()
-    x = attention(
-        2,
-        64,
-        kv=torch.randint(-128, 127, (100, 656), dtype=torch.int8),
-        topk_length=torch.full((2, 2), 9, dtype=torch.int32)[:, 0],
-        attn_sink=torch.randn(64).bfloat16(),
-    )
-    sparse_mla.bind(runner, x, **OPTIONS)(x)
-    _, (_, kv, _, lengths, sink, *_) = runner.launched[0]
-    assert kv.dtype is torch.uint8 and lengths.is_contiguous()
-    assert sink.dtype is torch.float32 and torch.equal(sink, x.attn_sink.float())
-
-
-@pytest.mark.usefixtures("groups_cost_nothing")
-def test_groups_whose_lists_have_no_room_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
-    runner, x = Pretended(), attention(18, 16)
-    out, *_ = sparse_mla.bind(runner, x, **OPTIONS | {"max_logits": True})(x)
-    parts = [arguments[0].shape[0] for _, arguments in runner.launched]
-    assert parts == [4, 4, 4, 4, 2]
-    assert [arguments[5].data_ptr() for _, arguments in runner.launched] == [
-        out[first].data_ptr() for first in range(0, 18, 4)
-    ]
-
-
-@pytest.mark.usefixtures("groups_cost_nothing")
-@pytest.mark.parametrize(("heads", "group"), [(64, 1), (16, 4)])
-def test_items_are_drawn_where_lengths_are_given(heads: int, group: int) -> None:
-    runner, lengths = Pretended(), torch.arange(20, dtype=torch.int32)
-    x = attention(20, heads, topk_length=lengths)
-    sparse_mla.bind(runner, x, **OPTIONS)(x)
-    ((plan, arguments),) = runner.launched
-    assert plan == FwdPlan(group, drawn=True) and arguments[9] == 4  # CTAs
-    counters, choice = arguments[-2:]
-    assert counters.tolist() == [0] * 4 and choice.shape == (0,)
-
-
-def test_long_calls_launch_groups_and_single_queries_of_which_one_is_chosen(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Both are told of the same choice, in each part another one."""
-    sampled = replace(sparse_mla_ways.SPARSE_MLA, groupings={4: Grouping(0, math.inf, 0)})
-    monkeypatch.setattr(sparse_mla_ways, "SPARSE_MLA", sampled)
-    monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 8 * 70 * 5)
-    runner, x = Pretended(), attention(18, 16)
-    sparse_mla.bind(runner, x, **OPTIONS)(x)
-    plans = [plan for plan, _ in runner.launched]
-    assert plans == [FwdPlan(4, drawn=True), FwdPlan(1, drawn=True)] * 3
-    for (_, groups), (_, queries) in zip(runner.launched[::2], runner.launched[1::2], strict=True):
-        assert groups[0].data_ptr() == queries[0].data_ptr()  # of q
-        assert groups[-1] is queries[-1] and groups[-1].shape == (1,)
-        assert groups[0].shape[0] == queries[0].shape[0]
-
-
 def test_buffers_of_the_caller_must_be_writable_each_time() -> None:
     runner, x = Pretended(), attention(2, 64)
     out, lse = torch.empty(2, 64, 512).bfloat16(), torch.empty(2, 64)
@@ -387,27 +327,6 @@ def test_a_bound_indexer_takes_other_tensors_and_pages_of_either_byte(dtype: tor
         assert same(order, rest[2:4])
         assert cache.dtype is torch.uint8 and cache.data_ptr() == x[1].data_ptr()
     assert len(runner.asked) == 2
-
-
-def test_a_bound_indexer_copies_what_its_kernel_cannot_read_at_every_call() -> None:
-    runner, dense = Pretended(), pages_and_rows()
-    x = dense._replace(
-        q_index_fp8=strided_copy(dense.q_index_fp8.view(torch.uint8)).view(torch.float8_e4m3fn),
-        k_index_cache_fp8=pages_apart(dense.k_index_cache_fp8),
-        weights=strided_copy(dense.weights),
-        seq_lens=strided_copy(dense.seq_lens[:, None])[:, 0],
-        topk_indices=strided_copy(dense.topk_indices),
-    )
-    serve = indexer.bind(runner, x, **INDEXER_OPTIONS)
-    for _ in range(2):
-        x.weights.mul_(2)
-        x.seq_lens.sub_(1)
-        serve(x)
-        _, (q, cache, weights, lengths, table, ids, *_) = runner.launched[-2]
-        assert same((cache, table), (x.k_index_cache_fp8, x.block_table))
-        for one, given in ((weights, x.weights), (lengths, x.seq_lens), (ids, x.topk_indices)):
-            assert one.is_contiguous() and torch.equal(one, given)
-        assert q.is_contiguous() and torch.equal(q.float(), x.q_index_fp8.float())
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from flashdsa.bench.machine import Gpu, HostMachine
 from flashdsa.cli.availability import reason_against
 from flashdsa.cli.plan import choices_of, find_variant, planned_kernels
 from flashdsa.jit import loader
-from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.catalog import BACKENDS as BACKENDS_WITH_KERNELS
 from flashdsa.kernels.catalog import variants_of
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -168,35 +167,6 @@ def test_bad_input_is_one_line(run: Run, arguments: tuple[str, ...], message: st
     assert message in result.output
 
 
-def test_mla_bwds_json_is_the_plan(run: Run) -> None:
-    document = json.loads(run("plan", "mla_bwd", "--json").stdout)
-    plan = BwdPlan()
-    regions = {region["name"]: region for region in document["smem"]["regions"]}
-    assert [r["offset"] for r in document["smem"]["regions"]] == list(plan.smem.offsets)
-    assert regions["do"]["shares_with"] == []
-    assert regions["kv"]["live"][0] == {"holds": "K(b)", "stage": 0, "from": "load", "to": "dQ"}
-    columns = {region["name"]: region for region in document["tmem"]["regions"]}
-    assert columns["ds"]["column"] == columns["dp"]["column"]
-    assert columns["ds"]["shares_with"] == ["dp"] and columns["dq"]["shares_with"] == []
-    assert document["tmem"]["allocated"] == 512
-    barriers = {barrier["name"]: barrier for barrier in document["barriers"]}
-    assert barriers["rows_free"]["producer"] == "softmax, reduce"
-    assert barriers["partial_free"]["producer"] == "peer's softmax"
-    assert barriers["do_full"]["consumer"] == "reduce, mma"
-
-
-@pytest.mark.parametrize("option", [(), ("--markdown",)], ids=str)
-def test_mla_bwd_shows_every_table_in_100_columns(run: Run, option: tuple[str]) -> None:
-    output = run("plan", "mla_bwd", "--arch", "sm_100a", *option).output
-    for text in (
-        "230,148 of 232,448 bytes", "512 of 512 columns", "partial_free", "65,536 of 65,536",
-        "dP(b+1) = dO K^T",
-    ):  # fmt: skip
-        assert text in output
-    if option != ("--markdown",):
-        assert max(len(line) for line in output.splitlines()) <= 100
-
-
 @pytest.mark.parametrize(("name", "start"), [("plan.png", b"\x89PNG"), ("plan.svg", b"<?xml")])
 def test_mla_bwds_picture_is_drawn_beside_the_tables(
     run: Run, tmp_path: Path, name: str, start: bytes
@@ -204,22 +174,6 @@ def test_mla_bwds_picture_is_drawn_beside_the_tables(
     result = run("plan", "mla_bwd", "--json", "--picture", str(tmp_path / name))
     assert json.loads(result.stdout)["kernel"] == "mla_bwd"
     assert (tmp_path / name).read_bytes().startswith(start)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--picture", "plan.pdf"), "expected a name ending in .png, .svg, got 'plan.pdf'"),
-        (("--arch", "sm_90a"), "'sm_90a' is not 'sm_100a'"),
-        (("--json", "--markdown"), "--markdown: not together with --json"),
-    ],
-)
-def test_bad_input_for_mla_bwd_is_one_line(
-    run: Run, arguments: tuple[str, ...], message: str
-) -> None:
-    result = run("plan", "mla_bwd", *arguments)
-    assert result.exit_code == 2
-    assert message in result.output
 
 
 @pytest.mark.parametrize("spec", planned_kernels(), ids=lambda spec: f"{spec.name}-{spec.arch}")

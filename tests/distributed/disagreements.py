@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -367,10 +366,11 @@ def _restart(own_channel: bool) -> None:
     require_good_calls()
     dist.destroy_process_group()
     if rank == 1:
-        peer = [sys.executable, "-m", "tests.distributed.disagreements", str(root / "second")]
-        done = subprocess.run(
-            [*peer, str(int(own_channel))], check=False, timeout=120, capture_output=True, text=True
-        )
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload([__name__])
+        peer = processes.Process(target=_peer, args=(str(root / "second"), own_channel))
+        peer.start()
+        peer.join(120)
     else:
         _start(str(root / "second"), 0)
         require_good_calls()
@@ -378,14 +378,15 @@ def _restart(own_channel: bool) -> None:
         dist.destroy_process_group()
     _start(str(root / "third"), rank)
     if rank == 1:
-        assert done.returncode == 0, done.stderr
+        assert peer.exitcode == 0
     require_good_calls()
 
 
-if __name__ == "__main__":
+def _peer(store: str, own_channel: bool) -> None:
+    """The new process, whose errors are printed with rank 1's."""
     torch.set_num_threads(1)
-    _start(sys.argv[1], 1)
-    with without_cpu() if sys.argv[2] == "1" else nullcontext():
+    _start(store, 1)
+    with without_cpu() if own_channel else nullcontext():
         require_good_calls()
         check_ranks_that_differ_behind_good_calls()
         dist.destroy_process_group()

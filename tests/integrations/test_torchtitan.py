@@ -5,7 +5,6 @@ torchtitan 0.3 itself is not needed: what it does to a model is done here.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers", reason="needs transformers >= 5.17")
 
 from flashdsa.integrations.transformers import disable, enable  # noqa: E402
-from tests.distributed.ranks import run_ranks  # noqa: E402
 from tests.integrations import test_transformers as small  # noqa: E402
 
 THEIRS = "flex_torchtitan"
@@ -97,12 +95,9 @@ def test_an_enabled_model_takes_its_mask_and_its_classes(kind: str, indexer: str
         convert(model)
 
 
-def test_gradients_are_the_same_in_shards(tmp_path: Path) -> None:
-    assert run_ranks(tmp_path, 2, [small_in_shards]) == [{}, {}]
-
-
 def small_in_shards() -> None:
-    """A rank has a sequence, and half of each layer's parameters."""
+    """A rank has a sequence, and half of each layer's parameters: tests/examples/test_two_ranks.py
+    runs it on two."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -117,7 +112,3 @@ def small_in_shards() -> None:
     got, ours = step(model, slice(rank, rank + 1))
     assert small.error(got, expected[rank : rank + 1]) < 3e-6
     assert small.worst({name: 2 * one for name, one in ours.items()}, gradients) < 1e-5
-
-
-# Ranks import it by a name that pytest does not give this module.
-small_in_shards.__module__ = "tests.integrations.test_torchtitan"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flashdsa.jit import loader
 from flashdsa.jit.loader import installed_hash, load
 from flashdsa.jit.shared_object import is_from
 from flashdsa.kernels.catalog import MLA_BWD
@@ -82,49 +79,10 @@ def test_its_functions_load_without_a_compiler_and_know_their_arguments(built: P
     assert done.stdout.splitlines() == [f"Expects {number}" for number in numbers]
 
 
-@pytest.fixture
-def beside_hopper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The place of Blackwell's installed object; what is loaded from there is its path."""
-    monkeypatch.setattr(loader, "INSTALLED", tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def load_object(path: Path) -> Callable[[str], Any]:
-        return {plan.name: path for plan in MLA_BWD.plans}.__getitem__
-
-    monkeypatch.setattr(loader, "load_shared_object", load_object)
-    load.cache_clear()
-    return tmp_path / "sm100.so"
-
-
 @pytest.fixture(autouse=True)
 def _forget() -> Any:
     yield
     load.cache_clear()
-
-
-def _object_of(path: Path, sources: str) -> Path:
-    path.write_bytes(b"\x7fELF.." + f"flashdsa kernels of sources {sources};".encode() + b"\0..")
-    return path
-
-
-def test_the_installed_object_serves_where_its_sources_are_these(beside_hopper: Path) -> None:
-    _object_of(beside_hopper, installed_hash("sm100"))
-    assert [load(MLA_BWD, plan) for plan in MLA_BWD.plans] == [beside_hopper] * len(MLA_BWD.plans)
-
-
-@pytest.mark.parametrize("sources", ["0123456789abcdef", installed_hash("sm90")])
-def test_an_object_of_other_sources_is_refused_and_the_kernel_compiled(
-    beside_hopper: Path,
-    sources: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    _object_of(beside_hopper, sources)
-    monkeypatch.setattr(loader, "compile_plan", lambda *_: "compiled")
-    monkeypatch.setattr(shutil, "which", lambda _: None)  # no C compiler: nothing can be kept
-    with caplog.at_level(logging.WARNING, logger="flashdsa.jit"):
-        assert load(MLA_BWD, MLA_BWD.plans[0]) == "compiled"
-    assert "sm100.so was built from other sources" in caplog.text
 
 
 def _wheel(folder: Path) -> Path:

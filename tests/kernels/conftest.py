@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-
-from flashdsa.plan import Barrier
 
 
 @pytest.fixture
@@ -39,16 +37,3 @@ def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     runner.compiled.cache_clear()
     yield
     runner.compiled.cache_clear()
-
-
-@pytest.fixture
-def one_more_arrival(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A function that lets the barrier of a name expect an arrival more than there is."""
-    right = Barrier.arrivals.fget
-    assert right is not None
-
-    def expect(name: str) -> None:
-        arrivals = property(lambda self: right(self) + (self.name == name))
-        monkeypatch.setattr(Barrier, "arrivals", arrivals)
-
-    return expect

@@ -19,7 +19,7 @@ ALWAYS = {
     "sm100": {"mla_bwd", "mla_bwd_group8", "mla_bwd_deterministic"},
     "sm90": {
         "mla_fwd_drawn", "mla_fwd_group4_drawn", "mla_fwd_512_drawn_joined",
-        "mla_decode", "mla_decode_packed_alone", "mla_decode_v4", "mla_decode_512_joined",
+        "mla_decode", "mla_decode_packed", "mla_decode_v4", "mla_decode_512_joined",
         "mla_decode_dealt_packed", "mla_decode_heads16", "mla_decode_dealt_heads16",
         "mla_bwd_scores", "mla_bwd_dq_blocks4", "mla_bwd_dkv_blocks4", "mla_bwd_sink",
         "mla_bwd_padded_heads", "mla_used_slots", "attention_target_h128", "indexer_scores_h64",

@@ -14,10 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashdsa
 from flashdsa.backends import registry as registry_module
@@ -141,27 +138,6 @@ def test_a_call_that_was_served_is_launched_at_once(kernel: Kernel) -> None:
         call(ids="position")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("seq_lens", HELD.seq_lens.view(torch.uint32)),
-        ("block_table", HELD.block_table.view(torch.uint32)),
-        ("out", output().view(torch.uint32)),
-        ("out", output().float()),
-        ("seq_lens", 3),
-    ],
-    ids=["seq_lens", "block_table", "uint32 ids", "float ids", "no tensor"],
-)
-def test_what_the_kernel_would_take_wrongly_is_an_error_as_ever(
-    kernel: Kernel, name: str, value: Any
-) -> None:
-    message = rf"{name.replace('out', 'topk_indices')}: expected (dtype int32|a torch.Tensor); got"
-    call()
-    with pytest.raises(TypeError, match=message):
-        call(**{name: value})
-    assert kernel.calls == ["checked"]
-
-
 @pytest.mark.parametrize("name", ["seq_lens", "block_table"])
 @pytest.mark.parametrize("last", [False, True], ids=["first element", "last element"])
 def test_ids_that_share_memory_with_integers_are_an_error_as_ever(
@@ -260,64 +236,6 @@ def test_ids_in_the_end_of_a_wide_table_or_of_many_pages_are_found(
     assert kernel.calls == ["checked", "direct"]
 
 
-def test_the_environment_is_read_at_every_call(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    call()
-    for value in ("1", "0"):
-        monkeypatch.setenv("FLASHDSA_CHECK", value)
-        call()
-    with pytest.raises(ValueError, match="FLASHDSA_CHECK"):
-        monkeypatch.setenv("FLASHDSA_CHECK", "perhaps")
-        call()
-    monkeypatch.delenv("FLASHDSA_CHECK")
-    call()
-    assert kernel.calls == ["checked", "checked", "checked", "direct"]
-    monkeypatch.setenv("FLASHDSA_BACKEND", "cpu")
-    with pytest.raises(NotImplementedError, match="backend 'cpu'"):
-        call()
-    monkeypatch.setenv("FLASHDSA_BACKEND", "sm90")
-    call()
-    call()
-    monkeypatch.delenv("FLASHDSA_BACKEND")
-    call()
-    assert kernel.calls[4:] == ["checked", "direct", "direct"]
-
-
-class Seen(TorchDispatchMode):
-    """Notes the operations that pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[Any] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operations.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-class SeenFunctions(TorchFunctionMode):
-    """Notes the functions that pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[Any] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.operations.append(func)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("make", [Seen, SeenFunctions])
-def test_modes_see_the_operation(kernel: Kernel, make: type[Seen | SeenFunctions]) -> None:
-    call()
-    with make() as seen:
-        call()
-    assert OP in seen.operations
-    call()
-    assert kernel.calls[-1] == "direct"
-
-
 class Mine(Tensor):
     """Notes the functions that it passes through."""
 
@@ -337,13 +255,6 @@ def test_subclasses_see_the_operation(kernel: Kernel, name: str) -> None:
     Mine.seen.clear()
     call(**{name: mine})
     assert OP in Mine.seen
-
-
-def test_a_profile_shows_the_operation(kernel: Kernel) -> None:
-    call()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        call()
-    assert "flashdsa::dsa_topk_indexer" in {event.name for event in profile.events()}
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated")
@@ -375,21 +286,6 @@ def test_tracers_record_the_operation(kernel: Kernel) -> None:
     out = output()
     assert (torch.compile(compiled, fullgraph=True, backend=keep)(out) == 8).all()
     assert OP in [node.target for node in graphs[0].graph.nodes]
-
-
-def test_tensors_that_stand_for_others_go_the_whole_way(kernel: Kernel) -> None:
-    call()
-    with FakeTensorMode() as mode:
-        fake = mode.from_tensor(output())
-        call(fake, **{n: mode.from_tensor(x) for n, x in HELD._asdict().items()})
-    assert kernel.calls == ["checked"]
-    weights = HELD.weights
-    with pytest.raises(NotImplementedError, match=r"topk_indices: .* must have the batch's dim"):
-        torch.func.vmap(lambda w: call(weights=w) or w)(weights[None])
-    assert kernel.calls == ["checked"]
-    for way in ("checked", "direct"):  # by the dispatcher
-        call(weights=torch.nn.Parameter(weights))
-        assert kernel.calls[-1] == way
 
 
 @pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference_mode"])

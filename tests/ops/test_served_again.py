@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch._subclasses import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashdsa
@@ -346,6 +347,13 @@ class _Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _WatchFunctions(TorchFunctionMode):
+    """Changes nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
 def _under(context: object) -> Callable[[inputs.Attention], None]:
     def call(x: inputs.Attention) -> None:
         with context:  # type: ignore[attr-defined]
@@ -364,13 +372,14 @@ def _under(context: object) -> Callable[[inputs.Attention], None]:
         (_vmapped, True),
         (_under(torch.autocast("cpu", torch.bfloat16)), True),
         (_under(_Watch()), True),
+        (_under(_WatchFunctions()), True),
         (_under(FakeTensorMode(allow_non_fake_inputs=True)), True),
         (_under(torch.profiler.profile()), True),
         (_on_meta, True),
     ],
     ids=[
-        "plain", "inference", "gradient", "parameter", "vmap", "autocast", "mode", "fakes",
-        "profiler", "meta",
+        "plain", "inference", "gradient", "parameter", "vmap", "autocast", "mode", "function mode",
+        "fakes", "profiler", "meta",
     ],
 )  # fmt: skip
 def test_the_dispatcher_is_asked_where_it_has_something_to_do(

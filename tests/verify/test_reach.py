@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from flashdsa.backends.sm90 import mla_bwd
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import MORE
 from flashdsa.kernels.catalog import BACKENDS, KERNELS
 from flashdsa.reference import quant
-from flashdsa.verify import launch_list
+from flashdsa.verify import check_list, launch_list
 from flashdsa.verify.check_list import COMPOSED, NEEDS, OPERATIONS
 from flashdsa.verify.launch_list import Reached, list_launches
 
@@ -28,8 +29,10 @@ HELPERS = {"bind", "warm_up"}
 @pytest.fixture(scope="module", autouse=True)
 def zeros_for_draws() -> Iterator[None]:
     """Kernels are chosen by shapes and lists: to draw and round the other numbers takes most of
-    the time."""
+    the time, and backends share what is drawn."""
     with pytest.MonkeyPatch.context() as patch:
+        for make in (name for name in vars(check_list) if name.startswith("make_")):
+            patch.setattr(check_list, make, cache(getattr(check_list, make)))
         patch.setattr(
             torch, "randn", lambda *shape, generator=None, **kind: torch.zeros(*shape, **kind)
         )

@@ -199,26 +199,6 @@ def test_rows_beyond_2_to_the_31_elements_are_reached(backend, device, seed, wid
     torch.testing.assert_close(lse.double(), ref_lse, rtol=0, atol=1e-4)
 
 
-def test_lse_converts_to_base_2_and_back():
-    lse = torch.tensor([0.0, math.log(8), -3.0, math.inf])
-    base2 = flashdsa.lse_to_base2(lse)
-    torch.testing.assert_close(base2, torch.tensor([0.0, 3.0, -3.0 / math.log(2), math.inf]))
-    torch.testing.assert_close(flashdsa.lse_from_base2(base2), lse)
-
-
-def test_lse_for_merge_lets_a_part_without_rows_weigh_nothing():
-    """A query's rows in two parts, of which one may be empty: the merged lse is that of all."""
-    q, kv = torch.randn(3, 2, 16), torch.randn(9, 16)
-    left = torch.tensor([[0, 1], [-1, -1], [-1, -1]], dtype=torch.int32)
-    right = torch.tensor([[5, 7], [2, 4], [-1, -1]], dtype=torch.int32)
-    lses = [
-        flashdsa.lse_for_merge(flashdsa.sparse_mla_fwd(q, kv, ids, d_v=8)[1])
-        for ids in (left, right, torch.cat([left, right], dim=1))
-    ]
-    assert lses[1].isneginf().sum(0).tolist() == [1, 1] and not lses[2].isposinf().any()
-    torch.testing.assert_close(torch.logaddexp(lses[0], lses[1]), lses[2])
-
-
 FUZZED = 500
 BATCH = 50
 """Cases of one test."""

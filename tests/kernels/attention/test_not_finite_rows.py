@@ -38,11 +38,11 @@ class Call:
     """Operands; every query names six of the first `num_keys` rows, the first of which is NAMED for
     one query alone; the third has no valid slot."""
 
-    def __init__(self, heads: int, queries: int, what: str, device: str) -> None:
+    def __init__(self, heads: int, queries: int, what: str, device: str, d_qk: int = 576) -> None:
         generator = torch.Generator().manual_seed(heads)
         num_keys = 12
-        self.q = torch.randn(queries, heads, 576, generator=generator).bfloat16().to(device)
-        kv = torch.randn(num_keys, 576, generator=generator).bfloat16()
+        self.q = torch.randn(queries, heads, d_qk, generator=generator).bfloat16().to(device)
+        kv = torch.randn(num_keys, d_qk, generator=generator).bfloat16()
         column, value = NOT_FINITE[what]
         kv[NAMED, column] = value
         self.kv = kv.to(device)
@@ -221,11 +221,16 @@ def test_forward_of_blackwell(heads: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "deterministic"), [(16, False), pytest.param(32, True, marks=pytest.mark.slow)]
+    ("heads", "d_qk", "deterministic"),
+    [
+        (8, 512, False),  # a kernel that other tests compile, too
+        pytest.param(16, 576, False, marks=pytest.mark.slow),
+        pytest.param(32, 576, True, marks=pytest.mark.slow),
+    ],
 )
-def test_backward_of_hopper(heads: int, deterministic: bool) -> None:
+def test_backward_of_hopper(heads: int, d_qk: int, deterministic: bool) -> None:
     with emulation("emulate-sm90"):
-        call = Call(heads, 5, "RoPE" if deterministic else "NaN", "cpu")
+        call = Call(heads, 9, "RoPE" if deterministic else "NaN", "cpu", d_qk)
         call.judge_backward("emulate-sm90", deterministic=deterministic)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -187,14 +187,6 @@ def test_dq_is_written_by_whole_sectors() -> None:
         launch_checked(lambda *_: None, q, q, dO, rest, dO, rest, rest, rest, dq, q, 1.0, 1)
 
 
-@pytest.mark.slow
-def test_a_missing_arrival_is_found(one_more_arrival: Callable[[str], None]) -> None:
-    """The plan's counts are the kernel's: one too many, and the cluster waits for ever."""
-    one_more_arrival("partial_free")
-    with pytest.raises(Exception, match=r"(?i)deadlock"):
-        launch(CASES[1], BwdPlan(index_stages=3))  # not one that is compiled already
-
-
 def test_the_instructions_that_make_it_this_kernel() -> None:
     text = ptx_of(MLA_BWD, PLAN)
     products = re.findall(r"tcgen05\.mma\S*\s+\[[^]]+\], (\[?)%", text)
@@ -210,19 +202,10 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
     assert "tile::gather4" in text
 
 
-MODELS_TOPK = SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True)
-
-
 def test_a_list_that_fills_every_ring_several_times() -> None:
     """The model's topk is a slow test, and does no more than this but for longer."""
     case = SparseMlaCase("long list", 1, 500, HEADS, 320, invalid=True)
     launch(case, policy=Policy(asynchronous="eager"))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_the_models_topk_at_random_moments() -> None:
-    launch(MODELS_TOPK)
 
 
 @pytest.mark.slow

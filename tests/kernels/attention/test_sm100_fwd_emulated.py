@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -36,9 +35,8 @@ SEVEN_TILES = SparseMlaCase(
     "seven tiles: every ring goes round", 1, 300, HEADS, 420, duplicates=True, invalid=True,
     poison=True, max_logits=True,
 )  # fmt: skip
-PAIRS = SparseMlaCase(
-    "a pair and a half", 3, 90, 64, 70, invalid=True, attn_sink="finite", max_logits=True
-)
+
+
 ALL_AT_ONCE = SparseMlaCase(
     "every feature", 3, 60, HEADS, 70, attn_sink="infinite", max_logits=True, **EVERY_FEATURE
 )
@@ -78,12 +76,6 @@ def test_finite_inputs_do_not_overflow_however_large_the_logits() -> None:
     run(SparseMlaCase("huge", 1, 50, HEADS, 130, logit_scale=1e30))
 
 
-@pytest.mark.slow
-def test_two_queries_of_64_heads_over_the_union_of_their_rows() -> None:
-    """Three queries: a whole pair of CTAs, and one whose second CTA has no rows."""
-    run(PAIRS, FwdPlan(group=2))
-
-
 @pytest.mark.parametrize("group", [pytest.param(4, marks=pytest.mark.slow), 8])
 def test_groups_of_queries_with_fewer_heads(group: int) -> None:
     case = SparseMlaCase(
@@ -91,15 +83,6 @@ def test_groups_of_queries_with_fewer_heads(group: int) -> None:
         invalid=True, topk_length=True, empty_rows=True,
     )  # fmt: skip
     run(case, FwdPlan(group=group))
-
-
-@pytest.mark.slow
-def test_queries_whose_unions_have_no_room_are_launched_in_parts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
-    setups = run(PAIRS, FwdPlan(group=2)).setups
-    assert len(setups) == 6  # of each group its union, the forward, and what mends O
 
 
 def test_nothing_to_do_and_heads_that_it_does_not_take() -> None:
@@ -165,14 +148,6 @@ def test_the_launch_is_what_the_plan_says() -> None:
     assert counts == wanted
 
 
-@pytest.mark.slow
-def test_a_missing_arrival_is_found(one_more_arrival: Callable[[str], None]) -> None:
-    """The plan's counts are the kernel's: one too many, and the pair waits for ever."""
-    one_more_arrival("p_ready")
-    with pytest.raises(Exception, match=r"(?i)deadlock"):
-        run(SparseMlaCase("one tile", 1, 50, HEADS, 64), FwdPlan(lazy_log2=7.0))  # compiled anew
-
-
 def test_the_instructions_that_make_it_this_kernel() -> None:
     text = ptx_of(SPARSE_MLA_FWD_SM100, PLAN)
     products = re.findall(r"tcgen05\.mma\S*\s+\[[^]]+\], (\[?)%", text)
@@ -196,23 +171,6 @@ def test_nothing_is_spilled_and_no_arrival_waits_for_memory_of_the_gpu() -> None
     code = disassembler.text(kept.cubin, "-c")
     assert code.count("MEMBAR.ALL.GPU") == 1
     assert "STL" not in code and "LDL" not in code
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("group", [1, 2, 4, 8])
-def test_the_order_of_warps_does_not_matter(group: int) -> None:
-    case = SparseMlaCase(
-        "three tiles", group, 150, HEADS // group, 150, duplicates=True, invalid=True
-    )
-    for seed in range(3):
-        run(case, FwdPlan(group=group), policy=Policy(seed=seed))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_the_models_topk() -> None:
-    run(SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True))
 
 
 CASE = SparseMlaCase("3 queries of 16 heads, two tiles", 3, 90, 16, 50, invalid=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +14,20 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm90 import mla_bwd, mla_bwd_choice, mla_bwd_grouped
-from flashdsa.backends.sm90.mla_bwd_choice import large_plans
 from flashdsa.backends.sm90.mla_bwd_per_item import LaunchPerItem, bind_per_item
 from flashdsa.errors import UnsupportedError
 from flashdsa.heuristics.h200 import Backward
 from flashdsa.kernels.attention.choice import FIRST, SECOND
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
+from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ
+from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_autograd, check_backward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.kernels.findings import EVERY_FEATURE
+from tests.support.compilations import ptx_of
 
 
 def check(case: SparseMlaCase, **options: object) -> Emulator:
@@ -31,12 +36,6 @@ def check(case: SparseMlaCase, **options: object) -> Emulator:
     with emulation(SMALL) as emulator:
         assert failures(check_backward(inputs, "emulate-sm90", **options)) == []
     return emulator
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("heads", [8, 16, 32, 64, 128])
-def test_every_number_of_heads(heads: int) -> None:
-    check(SparseMlaCase("heads", 3, 90, heads, 40, invalid=True, poison=True, empty_rows=True))
 
 
 def test_every_feature() -> None:
@@ -74,8 +73,9 @@ def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.Mon
 def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
     named: str, sampled: int, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one other row in a whole tile, two queries have two tiles. The kernel of single queries
-    is that of lists with lengths, which other tests compile, too."""
+    """With one other row in a whole tile, two queries have two tiles. The first group's list has a
+    tile and a tail, the second's six keys of one query, beside which another has none. The kernel
+    of single queries is that of lists with lengths, which other tests compile, too."""
     seen = []
 
     def spied(*given: Any) -> LaunchPerItem:
@@ -91,12 +91,14 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
     monkeypatch.setattr(mla_bwd, "bind_per_item", spied)
     monkeypatch.setattr(Backward, "LEAST_ROUNDS", 1)
     invalid = named == "others"
-    topk = 40 if invalid else 64
-    features = {"topk_length": True, "poison": True, "invalid": invalid, "empty_rows": invalid}
+    topk = {"others": 40, "one other": 64}.get(named, 70)
+    features = {"topk_length": True, **dict.fromkeys(("poison", "invalid", "empty_rows"), invalid)}
     inputs = make_sparse_mla_inputs(SparseMlaCase(named, 4, 79, 128, topk, **features), 0, "cpu")
     assert inputs.topk_length is not None
     if not invalid:
-        inputs.indices[:], inputs.topk_length[:] = torch.arange(64), topk
+        inputs.indices[:], inputs.topk_length[:] = torch.arange(topk), topk
+    if named == "the same":
+        inputs.topk_length[2:], inputs.do[3] = torch.tensor([6, 0]), torch.nan
     if named == "one other":
         inputs.indices[::2, 9] = 70
     with emulation(SMALL):
@@ -120,29 +122,6 @@ def test_any_number_of_heads(heads: int) -> None:
     """The next number that kernels are made for; of more than 128 some after the others: 128, 8."""
     features = {"invalid": True, "poison": True, "empty_rows": True, "attn_sink": "infinite"}
     check(SparseMlaCase("padded", 5, 60, heads, 40, topk_length=True, **features))
-
-
-ALIKE = {"d_qk": 512, "attn_sink": "finite", **EVERY_FEATURE}
-"""Rows that are K and V alike."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("in_order", [False, True])
-@pytest.mark.parametrize("heads", [8, 16, 32, 64, 128])
-def test_rows_of_512_columns(heads: int, in_order: bool) -> None:
-    check(SparseMlaCase("512 columns", 5, 60, heads, 40, **ALIKE), deterministic=in_order)
-
-
-@pytest.mark.slow
-def test_groups_of_256_rows_of_512_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two queries of 128 heads name the same two tiles."""
-    monkeypatch.setattr(Backward, "LEAST_ROUNDS", 1)
-    inputs = make_sparse_mla_inputs(SparseMlaCase("alike", 4, 150, 128, 70, d_qk=512), 0, "cpu")
-    inputs.indices.copy_(inputs.indices[:1].expand_as(inputs.indices).clone())
-    with emulation(SMALL) as emulator:
-        assert failures(check_backward(inputs, "emulate-sm90")) == []
-    taken = large_plans(WITHOUT_ROPE)
-    assert {plan.smem_bytes for plan in taken} <= {setup.smem for setup in emulator.setups}
 
 
 JOINED = {
@@ -172,14 +151,6 @@ def test_gradients_of_two_sources(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "in_order"), [*((name, False) for name in JOINED), ("pools of 4 and a tail", True)]
-)
-def test_gradients_of_two_sources_of_more_heads(name: str, in_order: bool) -> None:
-    check(JOINED[name], deterministic=in_order)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("in_order", [False, True])
 def test_joint_lists_that_have_no_room_are_made_in_parts(
     in_order: bool, monkeypatch: pytest.MonkeyPatch
@@ -200,3 +171,26 @@ def test_what_the_kernels_do_not_take_is_refused() -> None:
     inputs = make_sparse_mla_inputs(SparseMlaCase("d_qk", 1, 40, 16, 32, d_qk=640), 0, "cpu")
     with pytest.raises(UnsupportedError, match="d_qk: takes 512, 576; got 640"):
         check_backward(inputs, "emulate-sm90")
+
+
+@pytest.mark.parametrize(
+    ("spec", "plan", "shapes"),
+    [
+        (MLA_BWD_DQ, DqPlan(), {"m64n192": 8}),
+        pytest.param(
+            *(MLA_BWD_DQ, DqPlan(WITHOUT_ROPE), {"m64n192": 8, "m64n128": 8}),
+            marks=pytest.mark.slow,
+        ),
+        # Twice, of a slice with 192 latent dims and of the one with 128; four steps a matrix.
+        (MLA_BWD_DKV, DkvPlan(), {"m64n192": 48, "m64n128": 16}),
+        pytest.param(
+            *(MLA_BWD_DKV, DkvPlan(WITHOUT_ROPE), {"m64n192": 32, "m64n128": 32}),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_products_of_dq_and_dkv_are_those_of_the_design(
+    spec: KernelSpec, plan: Any, shapes: dict[str, int]
+) -> None:
+    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", ptx_of(spec, plan))
+    assert {shape: found.count(shape) for shape in found} == shapes

@@ -21,7 +21,7 @@ from flashdsa.backends.sm90 import mla_bwd, mla_bwd_choice
 from flashdsa.heuristics.h200 import Backward
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.lists import Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item import plan, slots_choice, tickets
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan, slots_choice
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import DRAWN, MET, ORDER, WAY
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     FREE,
@@ -87,34 +87,6 @@ def test_dq_has_the_bits_of_items_in_turns(
     monkeypatch.setattr(mla_bwd, "choose", without_tickets)
     in_turns = gradients_of(heads, queries, device, Policy())[0]
     assert torch.equal(drawn, in_turns) and torch.equal(paced, in_turns)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("item_lengths")
-@pytest.mark.parametrize(
-    ("heads", "queries", "varied", "polls"),
-    [
-        (64, 7, False, 512),
-        (64, 7, False, 1),  # all waits are too long
-        (128, 5, True, 512),
-        (16, 30, False, 512),
-    ],
-)
-def test_dq_has_the_bits_of_items_in_turns_where_ctas_meet_often(
-    heads: int,
-    queries: int,
-    varied: bool,
-    polls: int,
-    monkeypatch: pytest.MonkeyPatch,
-    afresh: None,
-) -> None:
-    monkeypatch.setattr(Backward, "PACED_ROWS", {heads: 0})
-    monkeypatch.setattr(tickets, "MOST_POLLS", polls)
-    monkeypatch.setattr(tickets, "PACE_TILES", 2)
-    policy = Policy(asynchronous="random", seed=4)
-    paced = gradients_of(heads, queries, TWO_SMS, policy, varied)[0]
-    monkeypatch.setattr(mla_bwd, "choose", without_tickets)
-    assert torch.equal(paced, gradients_of(heads, queries, TWO_SMS, Policy(), varied)[0])
 
 
 ORDER_THREADS = 64

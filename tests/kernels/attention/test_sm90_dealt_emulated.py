@@ -16,8 +16,6 @@ import cutlass
 from cutlass import Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
-import flashdsa
-from flashdsa import reference
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.decode_cuts import cut_line, deal
@@ -39,10 +37,11 @@ from ptxemu import Policy
 from ptxemu.cutedsl import emulate
 
 PACKED, BF16, FEW = DealtPlan(packed=True), DealtPlan(), DealtFewHeadsPlan()
-FEW_OF_512 = DealtFewHeadsPlan(ROW_FORMATS["v32_no_rope"])
-OF_512 = DealtPlan(tile=WITHOUT_ROPE)
+
+
 OF_TWO_SOURCES = DealtPlan(packed=True, joined=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE)
-LATER = pytest.mark.slow
+
+
 A_WAVE_AND_ONE = SparseMlaCase(
     "five items", 5, 700, 64, 274, packed="ue8m0", invalid=True, attn_sink="finite"
 )
@@ -126,12 +125,6 @@ def test_few_heads_are_dealt_and_calls_are_bit_equal() -> None:
     assert len(eager.emulator.workspaces) == 1
 
 
-@LATER
-def test_few_heads_of_512_columns_are_dealt() -> None:
-    case = replace(FEW_HEADS, d_qk=512, kv_format=FEW_OF_512.form.name)
-    Launcher(FEW_OF_512, Policy(asynchronous="late"))(case, FEW_LENGTHS)
-
-
 def test_few_heads_have_items_alone_and_items_of_four_ctas() -> None:
     case = SparseMlaCase("one long", 3, 800, 16, 800, packed="ue8m0", topk_length=True)
     Launcher(FEW)(case, [-5, 800, 1])
@@ -148,41 +141,6 @@ def test_nothing_but_empty_queries() -> None:
     """One CTA takes a line that is short."""
     case = SparseMlaCase("empty", 3, 50, 64, 100, packed="ue8m0", topk_length=True)
     Launcher(PACKED)(case, [0, 0, 0])
-
-
-@pytest.mark.parametrize("plan", [BF16, pytest.param(OF_512, marks=LATER)], ids=["576", "512"])
-def test_bf16_rows_are_dealt_and_each_half_of_a_part_has_its_scale(plan: DealtPlan) -> None:
-    case = SparseMlaCase(
-        "bf16", 5, 600, 64, 300, invalid=True, empty_rows=True, attn_sink="infinite"
-    )
-    assert parts_of([5] * 5).count(2) == 2
-    Launcher(plan)(replace(case, d_qk=plan.tile.d_qk))
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [
-        DealtFewHeadsPlan(ROW_FORMATS["v4"]),
-        *(
-            DealtPlan(packed=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
-            for name in ("v4", "v41_fp4")
-        ),
-    ],
-    ids=lambda plan: plan.name,
-)
-@LATER
-def test_rows_of_other_formats_are_dealt(plan: Dealt) -> None:
-    """V4's of two sources is always run in test_sm90_joined_emulated.py."""
-    name = plan.form.name
-    assert parts_of([5] * 5).count(2) == 2
-    draw = torch.Generator().manual_seed(0)
-    rows = flashdsa.quantize_kv(torch.randn(600, 512, generator=draw), kv_format=name)
-    q = torch.randn(5, plan.group_heads, 512, generator=draw).bfloat16()
-    indices = torch.randint(-1, 600, (5, 300), generator=draw).int()
-    O, lse = Launcher(plan).launch(SparseMlaOperands(q, rows, indices), 512**-0.5)
-    ref_O, ref_lse = reference.sparse_mla_fwd(q, reference.unpack_kv(rows, name), indices)
-    assert (O.double() - ref_O).norm() <= 2.5e-3 * ref_O.norm()
-    torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-6, atol=1e-6)
 
 
 PLAN = DealtPlan()

@@ -22,7 +22,6 @@ from flashdsa.backends.sm90.sparse_mla import bind_decode
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
-from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.row_formats import ROW_FORMATS
@@ -122,14 +121,6 @@ def test_clusters_of_any_size_give_the_same(packed: str, sizes: tuple[int, ...])
         torch.testing.assert_close(lse, first_lse, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.slow
-def test_rows_that_are_k_and_v_alike() -> None:
-    """Shares of three CTAs are not equal: what they send has no room in the keys of a tile."""
-    plan = DecodePlan(tile=WITHOUT_ROPE)
-    assert plan.staged_at > plan.tile.bytes
-    run(replace(TWO_STEPS, d_qk=512, num_heads=64), 3, Policy(asynchronous="late"))
-
-
 def pages_of(name: str, rows: Tensor, page_size: int) -> Tensor:
     """Packed rows (S_kv, row_bytes) in pages as servers have them, with NaN in the padding."""
     form, num_pages = ROW_FORMATS[name], -(-len(rows) // page_size)
@@ -172,13 +163,6 @@ def check_pages(plan: DecodePlan | FewHeadsPlan, size: int, queries: int, page_s
     rows[85:] = 0xFF
     operands = SparseMlaOperands(q, pages_of(name, rows, page_size), indices, **given)
     assert_near(launched(plan, operands, size, 512**-0.5, LATE), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "size"), [("v4", 2), ("v32_no_rope", 1)])
-def test_pages_of_two_sources_of_one_format(name: str, size: int) -> None:
-    plan = DecodePlan(packed=True, joined=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
-    check_pages_of_two_sources(plan, size, 1)
 
 
 def check_pages_of_two_sources(plan: DecodePlan | FewHeadsPlan, size: int, queries: int) -> None:
@@ -294,25 +278,6 @@ def test_scales_that_f16_has_no_room_for_are_right() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("packed", ["", "fp32"])
-@pytest.mark.parametrize("size", CLUSTER_SIZES)
-def test_every_cluster_and_two_blocks_of_heads(packed: str, size: int) -> None:
-    case = SparseMlaCase("heads", 1, 300, 70, 900, packed=packed, invalid=True, attn_sink="finite")
-    run(case, size)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("packed", ["", "ue8m0"])
-def test_the_order_of_warps_does_not_matter(packed: str) -> None:
-    case = SparseMlaCase("steps", 1, 90, 64, 500, packed=packed, topk_length=True)
-    for seed in range(5):
-        run(case, 1, Policy(seed=seed))
-        run(case, 2, Policy(seed=seed))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("scale", [0.0, -0.05])
 @pytest.mark.parametrize("packed", ["", "ue8m0"])
 def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
@@ -324,7 +289,7 @@ def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
     "plan",
     [
         DecodePlan(),
-        DecodePlan(packed=True, alone=True),
+        DecodePlan(packed=True),
         DecodePlan(packed=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE),
     ],
     ids=lambda plan: plan.name,

@@ -12,7 +12,6 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa import reference
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE_FEW_HEADS
 from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.row_formats import ROW_FORMATS, RowFormat
@@ -22,7 +21,6 @@ from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inpu
 from ptxemu import Policy
 from tests.kernels.attention.test_row_formats import rows_of_every_code
 from tests.kernels.attention.test_sm90_decode_emulated import (
-    check_pages,
     check_pages_of_two_sources,
     launched,
     pages_of,
@@ -54,12 +52,6 @@ def test_rows_without_rope_in_pages(size: int) -> None:
     run(case, size, Policy(asynchronous=asynchronous, seed=3), FewHeadsPlan(NO_ROPE))
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_pages_of_v4(size: int) -> None:
-    """Scales behind the rows of a page, bf16 columns of the value."""
-    check_pages(FewHeadsPlan(ROW_FORMATS["v4"]), size, 2, 24)
-
-
 @pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_pages_of_two_sources_of_v4(size: int) -> None:
     check_pages_of_two_sources(FewHeadsPlan(ROW_FORMATS["v4"], joined=True), size, 2)
@@ -82,7 +74,7 @@ def test_every_code_of_rows_without_rope_beside_every_scale() -> None:
 
 
 def test_every_code_of_v4_beside_scales_far_apart() -> None:
-    """Likewise; the bf16 columns are those that f16 holds."""
+    """Likewise, of two sources in turn; the bf16 columns are those that f16 holds."""
     form = ROW_FORMATS["v4"]
     rows = flashdsa.quantize_kv(torch.zeros(4, 512), kv_format="v4")
     codes = (torch.arange(448) + torch.arange(4)[:, None] * 64) % 256
@@ -92,9 +84,11 @@ def test_every_code_of_v4_beside_scales_far_apart() -> None:
     rows[:, form.scales_at : form.scales_at + 7] = scales
     rope = torch.tensor([65280.0, -65280, 2.0**-24, -(2.0**-14), 1.0, 0]).repeat(11)[:64]
     rows[:, form.rope_at : form.rope_at + 128] = rope.bfloat16().view(torch.uint8)
-    slots = torch.arange(4, dtype=torch.int32)[:, None]
-    operands = SparseMlaOperands(torch.zeros(4, 9, 512).bfloat16(), pages_of("v4", rows, 2), slots)
-    O, lse = launched(FewHeadsPlan(form), operands, 1, 1.0)
+    slots, pages = torch.arange(4, dtype=torch.int32)[:, None], pages_of("v4", rows, 2)
+    even, odd = (torch.where(slots % 2 == first, slots, -1) for first in range(2))
+    sources = {"extra_kv": pages, "extra_indices": odd}
+    operands = SparseMlaOperands(torch.zeros(4, 9, 512).bfloat16(), pages, even, **sources)
+    O, lse = launched(FewHeadsPlan(form, joined=True), operands, 1, 1.0)
     expected = reference.unpack_kv(rows, "v4")[:, None].expand_as(O)
     assert torch.equal(O, expected.half().bfloat16())
     assert not lse.any()
@@ -135,14 +129,6 @@ def test_scales_of_a_query_may_be_far_apart() -> None:
         ref_O, ref_lse = reference.sparse_mla_fwd(q, kv, rows)
         assert (O.double() - ref_O).norm() <= 2.5e-3 * ref_O.norm()
         torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("size", CLUSTER_SIZES)
-def test_every_cluster_and_three_items_of_a_query(size: int) -> None:
-    case = SparseMlaCase("heads", 1, 300, 37, 900, packed="fp32", invalid=True, attn_sink="finite")
-    run(case, size, plan=FewHeadsPlan())
 
 
 @pytest.mark.slow

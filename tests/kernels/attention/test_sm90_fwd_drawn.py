@@ -47,8 +47,8 @@ from tests.kernels.findings import EVERY_FEATURE
 from tests.support.attention_launches import forward_operands
 
 PAIR = Device(2, {1: 2})
-LENGTHS = SparseMlaCase("lengths", 7, 90, 64, 300, topk_length=True, invalid=True, max_logits=True)
-"""Lists of two steps, none, three, none, three, one and three."""
+
+
 GROUPS = SparseMlaCase(
     "groups", 11, 90, 16, 100, topk_length=True, invalid=True, max_logits=True, poison=True
 )
@@ -214,18 +214,6 @@ def test_parts_of_a_call_choose_for_themselves(monkeypatch: pytest.MonkeyPatch) 
     groups, queries = (call(emulator_of(PAIR), inputs, by(FwdPlan(group))) for group in (4, 1))
     for own, first, second in zip(results, groups, queries, strict=True):
         assert torch.equal(own[:8], first[:8]) and torch.equal(own[8:], second[8:])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("when", ["eager", "late", "slow"])
-def test_the_order_of_warps_does_not_matter(when: str) -> None:
-    for seed in range(3):
-        policy = Policy(asynchronous=when, warps="random", seed=seed)
-        emulator = emulator_of(PAIR, policy)
-        assert_equal(
-            call(emulator, inputs_of(LENGTHS), by(FwdPlan(1, drawn=True))), turns(LENGTHS, 1)
-        )
 
 
 STEP_KEYS = 128

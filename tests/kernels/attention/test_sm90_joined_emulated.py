@@ -43,10 +43,7 @@ WINDOW = SparseMlaCase(
 SMALL = SparseMlaCase(
     "no row, and 5", 3, 0, 20, 64, d_qk=512, extra_keys=5, extra_topk=4, duplicates=True
 )
-IN_GROUPS = SparseMlaCase(
-    "a group and a half", 3, 150, 32, 60, d_qk=512, extra_keys=40, extra_topk=30, duplicates=True,
-    invalid=True, nan_row=True, attn_sink="finite",
-)  # fmt: skip
+
 
 LONG = SparseMlaCase(
     "ids and a window of four items", 4, 384, 64, 300, d_qk=512, extra_keys=256, extra_topk=200,
@@ -81,17 +78,6 @@ def test_the_forward_joins_both_sources(case: SparseMlaCase, when: str) -> None:
     drawn = case.topk_length or bool(case.ranges)
     plan = FwdPlan(drawn=drawn, joined=True, tile=Tile(case.d_qk))
     assert (setup.grid[0], setup.smem) == (1, plan.smem.total)
-
-
-@LATER
-def test_groups_of_few_heads_have_the_union_over_both_sources(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """O of the query that does not name the NaN row is mended; largest logits go nowhere."""
-    quick = replace(sparse_mla_ways.SPARSE_MLA, group_lists=0.0)  # beside so few queries
-    monkeypatch.setattr(sparse_mla_ways, "SPARSE_MLA", quick)
-    setups = run(IN_GROUPS, Device(1, {1: 1}))
-    assert len(setups) == 4  # joint lists, unions, the forward, and what mends O
 
 
 @pytest.mark.parametrize(

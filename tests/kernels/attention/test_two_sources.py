@@ -13,7 +13,6 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.errors import UnsupportedError
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
-from tests.support.cases import SPARSE_MLA_CASES
 
 F64 = {"dtype": torch.float64}
 LN2, LN3, LN4 = (math.log(n) for n in (2, 3, 4))
@@ -86,47 +85,10 @@ def test_a_row_that_both_lists_name_counts_twice():
     assert both == [[1, 3, 4, 4, 4]]
 
 
-def test_ids_of_blocks_do_not_wrap():
-    """Their first rows are 0 modulo 2^32, or 2^64."""
-    wraps = ids([2**30, -(2**31), 2**31 - 1, -1, 1])
-    assert named_rows(6, 1, wraps, index_block=4) == [[4, 5]]
-    assert named_rows(6, 1, ids([0, 4, -(2**31), -1]), index_block=2**30) == [[0, 1, 2, 3, 4, 5]]
-
-
 def test_values_that_int32_does_not_hold_bound_a_range():
     starts, ends = torch.tensor([-(2**40), 3, 2**40]), torch.tensor([2, 2**40, 2**41])
     assert named_rows(5, 3, (starts, ends)) == [[0, 1], [3, 4], []]
     assert named_rows(5, 3, (starts.clamp(-9, 9).int(), ends)) == [[0, 1], [3, 4], []]
-
-
-@pytest.mark.parametrize("name", ["two sources, every feature", "a range beside ids", "two ranges"])
-def test_parts_merged_by_lse_are_the_whole(name, seed):
-    inputs = make_sparse_mla_inputs(case_of(name), seed)
-    options = {"d_v": 512, "sm_scale": 0.05}
-    whole = flashdsa.sparse_mla_fwd(
-        inputs.q,
-        inputs.kv,
-        inputs.rows,
-        topk_length=inputs.topk_length,
-        **inputs.of_extra,
-        **options,
-    )
-    extra = inputs.of_extra
-    lists = (
-        (inputs.kv, inputs.rows, inputs.topk_length),
-        (extra["extra_kv"], extra["extra_indices"], extra["extra_topk_length"]),
-    )
-    parts = [
-        flashdsa.sparse_mla_fwd(inputs.q, kv, rows, topk_length=length, **options)
-        for kv, rows, length in lists
-    ]
-    merged = flashdsa.merge_attention(*(torch.stack(each) for each in zip(*parts, strict=True)))
-    torch.testing.assert_close(merged[0].float(), whole[0].float(), rtol=2e-2, atol=2e-2)
-    torch.testing.assert_close(merged[1], whole[1], rtol=1e-6, atol=1e-5)
-
-
-def case_of(name):
-    return next(case for case in SPARSE_MLA_CASES if case.name == name)
 
 
 def leaves(seed, *shapes):
@@ -195,28 +157,6 @@ def test_gradients_of_layers_add_up_in_the_buffers_that_they_are_given(seed):
         torch.testing.assert_close(got, (dq, 1 + layer * dkv, layer * dextra_kv, d_sink))
     got = backward(extra_dkv=of_extra)
     torch.testing.assert_close(got, (dq, dkv, 3 * dextra_kv, d_sink))
-
-
-@pytest.mark.parametrize(
-    ("buffers", "message"),
-    [
-        ({"dkv": torch.zeros(7, 5)}, "dkv: expected dtype float64; got float32"),
-        ({"dkv": torch.zeros(7, 4, **F64)}, r"dkv: expected shape that of kv = \[7, 5\]; got"),
-        ({"extra_dkv": torch.zeros(5, 5, 1, **F64)}, "extra_dkv: expected shape that of extra_kv"),
-        ({"dkv": [0.0]}, "dkv: expected a torch.Tensor; got list"),
-        ({"dkv": torch.zeros(7, 5, **F64, device="meta")}, "dkv: expected device cpu"),
-    ],
-)
-def test_a_buffer_for_a_gradient_is_like_it(buffers, message, seed):
-    backward, _ = backward_of(seed)
-    with pytest.raises((TypeError, ValueError), match=message):
-        backward(**buffers)
-
-
-def test_a_buffer_without_a_second_source_is_an_error(seed):
-    q, kv = (x.detach() for x in leaves(seed, (3, 2, 5), (7, 5)))
-    with pytest.raises(ValueError, match="extra_dkv: expected extra_kv beside it; got None"):
-        flashdsa.mla_bwd(q, kv, q, q[..., 0], q, LISTS["ids"]["indices"], extra_dkv=kv)
 
 
 @pytest.mark.parametrize("shape", [(128, 1, 5), (2, 64, 5), (4, 32, 1, 5)])

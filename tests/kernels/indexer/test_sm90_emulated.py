@@ -6,8 +6,10 @@ Scores are exact in any order of additions (see inputs.py), so the ids must be e
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -43,9 +45,7 @@ SCHEDULED = replace(SMALL, rows=By.CLUSTERS)
 TIGHT = replace(
     SMALL, lists=Lists(capacity=2048, first_fill_pages=10, fill_step_pages=2, most_topk=512)
 )
-MIDDLE = IndexerPlan(num_heads=32, rows=By.CLUSTERS)
 LATER = pytest.mark.slow
-EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049]
 
 # A bad page is not loaded, its stage is multiplied as it is, and no score of it is kept.
 OF_BAD_PAGES = {("uninitialised-async-read", "score.py"), ("uninitialised-read", "score.py")}
@@ -57,8 +57,82 @@ BEHIND_THE_LIST = {("uninitialised-read", "smem.py")}
 ANY_ORDER = {("weak-order", "launch.py")}
 
 
-def test_lengths_around_a_page_and_topk() -> None:
-    assert_as_the_cpu(MODEL, make_inputs(EDGES), topk=2048)
+class Rows(NamedTuple):
+    """Rows of these lengths and values by a plan, and by so many clusters of so many CTAs."""
+
+    plan: IndexerPlan
+    lengths: list[int]
+    clusters: tuple[int, int] = (2, 2)
+    values: str = "random"
+    more: Mapping[str, Any] = MappingProxyType({})
+
+
+BITMAP = {"by_score": True, "warnings": BEHIND_THE_LIST | ANY_ORDER}
+SEVERAL, MANY = [513, 2000, 3, 900, 700, 1300, 512, 640], [5, 0, 3] * 21 + [600, 2, 530]
+ROWS = {
+    "around a page and topk": Rows(
+        MODEL, [0, 1, 63, 64, 65, 2047, 2048, 2049], more={"topk": 2048}
+    ),
+    "a plateau of one key": Rows(MODEL, [2500], (1, 3), "equal", {"topk": 2048}),
+    "a plateau of two keys": Rows(MODEL, [2500], (1, 1), "two", {"topk": 2048}),
+    # One row needs no scores, in parts of whole pages.
+    **{
+        f"NaN, topk {topk}": Rows(
+            SMALL,
+            [topk + 300, min(topk, 650)],
+            (1, 2),
+            "nan",
+            {"topk": topk, "by_score": topk == 100},
+        )
+        for topk in (512, 1, 700, 100)
+    },
+    "a CTA alone": Rows(SMALL, [1401], (1, 1)),
+    "unequal parts, the last page not full": Rows(SMALL, [1401], (1, 3)),
+    "10 pages for 16 CTAs": Rows(SMALL, [600], (1, 16)),
+    "sorted, fewer pages than CTAs": Rows(SCHEDULED, [65, 700], (1, 3), "two", {"by_score": True}),
+    "forwards and backwards": Rows(SMALL, SEVERAL),
+    "halved, sorted": Rows(SCHEDULED, [1100, 700], (1, 4), "two", {"by_score": True}),
+    # A cluster has room for the numbers of 64 rows: more are in the order of the batch.
+    "more than are ordered": Rows(SMALL, MANY, (1, 2)),
+    "more than are ordered, else by length": Rows(SCHEDULED, MANY, (1, 2)),
+    "both parts are compacted": Rows(TIGHT, [5000], (1, 2)),
+    # Of equal scores the first ones stay; of ascending ones every page replaces others.
+    "compacted, then a short row": Rows(SMALL, [600, 9000], (1, 1), "equal"),
+    "compacted at every page": Rows(SMALL, [600, 9000], (1, 1), "ascending"),
+    "the best lie with one CTA": Rows(SMALL, [5000], (1, 4), "descending"),
+    "turns in any order": Rows(SMALL, [900, 600], (1, 3), "two", {"seed": 1}),
+    "only long rows are split": Rows(SPLITS, [1500, 700], (4, 1), more={"seed": 1}),
+    "split parts are compacted": Rows(SPLITS, [7000], (2, 1), "ascending"),
+    # Ids from a bitmap have their words, those of a list that is not in the order of positions.
+    "words of a list that is cut": Rows(TIGHT, [3000, 700], (1, 1), "two", BITMAP),
+    "words of a split row": Rows(SPLITS, [2500, 700], (3, 1), "nan", BITMAP),
+}
+FURTHER = {
+    "32 heads, NaN, sorted": Rows(
+        replace(SCHEDULED, num_heads=32),
+        [1324, 650],
+        (1, 2),
+        "nan",
+        {"topk": 1024, "by_score": True},
+    ),
+    "longest first": Rows(SCHEDULED, SEVERAL),
+    "more entries than threads": Rows(
+        replace(SPLITS, lists=SMALL.lists), [5200], (2, 1), "descending", {"topk": 1024}
+    ),
+    "two windows of the bitmap": Rows(SMALL, [66_000, 700], (1, 1), more=BITMAP),
+}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [*ROWS.values(), *(pytest.param(x, marks=LATER) for x in FURTHER.values())],
+    ids=[*ROWS, *FURTHER],
+)
+def test_ids_are_the_cpus(rows: Rows) -> None:
+    assert len(MANY) > MAX_OWN_ROWS
+    assert 2 * TIGHT.lists.capacity < 5000 and 2 * SPLITS.lists.capacity < 7000
+    inputs = make_inputs(rows.lengths, num_heads=rows.plan.num_heads, values=rows.values)
+    assert_as_the_cpu(rows.plan, inputs, *rows.clusters, **rows.more)
 
 
 @pytest.mark.parametrize(
@@ -72,63 +146,6 @@ def test_ids_are_positions(plan: IndexerPlan, by_score: bool) -> None:
     bad.block_table[1, 0] = -1
     how = {"by_score": by_score, "positions": True}
     assert_as_the_cpu(plan, bad, 1, 2, warnings=OF_BAD_PAGES, **how)
-
-
-@pytest.mark.slow
-def test_lengths_around_a_page_and_topk_sorted() -> None:
-    assert_as_the_cpu(MODEL, make_inputs([0, 2049]), 1, 2, topk=2048, by_score=True)
-
-
-@pytest.mark.parametrize(
-    ("plan", "topk", "by_score"),
-    [
-        (SMALL, 512, False),
-        (SMALL, 1, False),
-        (SMALL, 700, False),
-        (SMALL, 100, True),
-        pytest.param(MIDDLE, 1024, True, marks=LATER),
-    ],
-    ids=lambda x: str(getattr(x, "num_heads", x)),
-)
-def test_other_sizes_with_nan_keys(plan: IndexerPlan, topk: int, by_score: bool) -> None:
-    """One of them: a row that needs no scores, in parts of whole pages."""
-    inputs = make_inputs([topk + 300, min(topk, 650)], num_heads=plan.num_heads, values="nan")
-    assert_as_the_cpu(plan, inputs, 1, 2, topk=topk, by_score=by_score)
-
-
-@pytest.mark.parametrize(
-    ("values", "cluster_size"), [("equal", 3), pytest.param("two", 3, marks=LATER), ("two", 1)]
-)
-def test_plateaus_end_at_the_smallest_positions(values: str, cluster_size: int) -> None:
-    assert_as_the_cpu(MODEL, make_inputs([2500], values=values), 1, cluster_size, topk=2048)
-
-
-@pytest.mark.parametrize("cluster_size", [1, 3, *(pytest.param(n, marks=LATER) for n in (2, 4))])
-def test_ctas_share_a_row(cluster_size: int) -> None:
-    """Parts of different numbers of pages, the last page not full."""
-    assert_as_the_cpu(SMALL, make_inputs([1401], num_heads=16), 1, cluster_size)
-
-
-def test_a_row_of_fewer_pages_than_the_largest_cluster() -> None:
-    """Parts without a page: 10 pages for 16 CTAs."""
-    assert_as_the_cpu(SMALL, make_inputs([600], num_heads=16), 1, 16)
-
-
-def test_sorted_rows_of_fewer_pages_than_ctas() -> None:
-    """All of them are scored, also those of at most topk tokens."""
-    inputs = make_inputs([65, 700], num_heads=16, values="two")
-    assert_as_the_cpu(SCHEDULED, inputs, 1, 3, by_score=True)
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [SMALL, pytest.param(SCHEDULED, marks=LATER)],
-    ids=["in the batch's order", "longest first"],
-)
-def test_clusters_with_several_rows(plan: IndexerPlan) -> None:
-    """Forwards and backwards; boxes are used again while rows follow."""
-    lengths = [513, 2000, 3, 900, 700, 1300, 512, 640]
-    assert_as_the_cpu(plan, make_inputs(lengths, num_heads=16), 2, 2)
 
 
 class Writers(Observer):
@@ -173,19 +190,6 @@ def test_rows_are_given_to_groups_that_end_together(
     assert seen.of_rows(len(lengths), 512) == writers
 
 
-def test_halved_clusters_sort_and_find_plateaus() -> None:
-    inputs = make_inputs([1100, 700], num_heads=16, values="two")
-    assert_as_the_cpu(SCHEDULED, inputs, 1, 4, by_score=True)
-
-
-@pytest.mark.parametrize("plan", [SMALL, SCHEDULED], ids=["never ordered", "else ordered"])
-def test_more_rows_than_are_ordered(plan: IndexerPlan) -> None:
-    """In the order of the batch: a cluster has room for the numbers of 64 rows."""
-    lengths = [5, 0, 3] * 21 + [600, 2, 530]
-    assert len(lengths) > MAX_OWN_ROWS
-    assert_as_the_cpu(plan, make_inputs(lengths, num_heads=16), 1, 2)
-
-
 def test_nan_wins_behind_a_list_that_was_compacted_with_few_entries() -> None:
     """There are fewer tokens than topk: all of them are winners, wherever they are."""
     inputs = make_inputs([5000], num_heads=16, values="nan")
@@ -194,19 +198,6 @@ def test_nan_wins_behind_a_list_that_was_compacted_with_few_entries() -> None:
     inputs.block_table[:] = -1
     inputs.block_table[0, kept] = pages
     assert_as_the_cpu(TIGHT, inputs, 1, 1, warnings=OF_BAD_PAGES)
-
-
-def test_parts_longer_than_the_list_are_compacted() -> None:
-    """Each by its CTA, before they meet."""
-    assert 2 * TIGHT.lists.capacity < 5000
-    assert_as_the_cpu(TIGHT, make_inputs([5000], num_heads=16), 1, 2)
-
-
-@pytest.mark.parametrize("values", ["equal", "ascending"])
-def test_a_part_is_compacted_and_then_followed_by_a_short_row(values: str) -> None:
-    """Of equal scores the first ones stay; of ascending ones every page replaces others."""
-    inputs = make_inputs([600, 9000], num_heads=16, values=values)
-    assert_as_the_cpu(SMALL, inputs, 1, 1)
 
 
 def test_equal_scores_between_both_ends_win_by_their_positions() -> None:
@@ -226,16 +217,6 @@ def test_growing_scores_are_listed_once() -> None:
     ]
     rising, falling = (launch._progress.warp_instructions for launch in launches)
     assert 0.9 < rising / falling < 1.1
-
-
-@pytest.mark.parametrize("values", [pytest.param("ascending", marks=LATER), "descending"])
-def test_a_row_whose_best_lie_with_one_of_its_ctas(values: str) -> None:
-    assert_as_the_cpu(SMALL, make_inputs([5000], num_heads=16, values=values), 1, 4)
-
-
-def test_warps_and_copies_take_turns_in_any_order() -> None:
-    inputs = make_inputs([900, 600], num_heads=16, values="two")
-    assert_as_the_cpu(SMALL, inputs, 1, 3, seed=1)
 
 
 def test_bad_pages_of_a_shared_row_leave_the_rest_empty() -> None:
@@ -261,39 +242,6 @@ def test_clusters_share_a_long_row(values: str, clusters: tuple[int, int]) -> No
     inputs = make_inputs([2500], num_heads=16, values=values)
     launch = assert_as_the_cpu(SPLITS, inputs, *clusters, warnings=BEHIND_THE_LIST)
     assert (published_counts(launch) != UNTOUCHED).sum() >= 2 * clusters[1]
-
-
-@pytest.mark.parametrize(
-    ("plan", "length", "values"),
-    [
-        (TIGHT, 3000, "two"),
-        (SPLITS, 2500, "nan"),
-        pytest.param(SPLITS, 2500, "random", marks=LATER),
-        pytest.param(SMALL, 66_000, "random", marks=LATER),
-    ],
-    ids=["a list that is cut", "split", "split, random", "two windows of the bitmap"],
-)
-def test_ids_from_a_bitmap_have_their_words(plan: IndexerPlan, length: int, values: str) -> None:
-    """Those of a list that is not in the order of positions."""
-    inputs = make_inputs([length, 700], num_heads=16, values=values)
-    clusters = (3, 1) if plan.splits else (1, 1)
-    how: dict[str, Any] = {"warnings": BEHIND_THE_LIST | ANY_ORDER, "by_score": True}
-    assert_as_the_cpu(plan, inputs, *clusters, **how)
-
-
-def test_clusters_share_long_rows_only_and_end_in_any_order() -> None:
-    assert_as_the_cpu(SPLITS, make_inputs([1500, 700], num_heads=16), 4, 1, seed=1)
-
-
-def test_split_rows_compact_their_parts() -> None:
-    assert 2 * SPLITS.lists.capacity < 7000
-    assert_as_the_cpu(SPLITS, make_inputs([7000], num_heads=16, values="ascending"), 2, 1)
-
-
-@pytest.mark.slow
-def test_a_cluster_publishes_more_entries_than_it_has_threads() -> None:
-    inputs = make_inputs([5200], num_heads=16, values="descending")
-    assert_as_the_cpu(replace(SPLITS, lists=SMALL.lists), inputs, 2, 1, topk=1024)
 
 
 @pytest.mark.parametrize(
@@ -418,21 +366,6 @@ def test_the_launch_is_what_the_plan_says() -> None:
     wanted = {first + 8 * at: arrivals for at, arrivals in enumerate(counts)}
     setup.launch(observer=Exits())
     assert found == [wanted] * 3
-
-
-@pytest.mark.slow
-def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan's counts are the kernel's: one too many, and the cluster waits for ever."""
-    from flashdsa.plan import Barrier
-
-    right = Barrier.arrivals.fget  # type: ignore[attr-defined]
-    monkeypatch.setattr(
-        Barrier, "arrivals", property(lambda self: right(self) + (self.name == "fine_full"))
-    )
-    plan = replace(SMALL, lists=Lists(max_compared=32))  # not one that is compiled already
-    inputs = make_inputs([600], num_heads=16)
-    with pytest.raises(Exception, match=r"(?i)deadlock"):
-        emulate_indexer(plan, TopkIndexerOperands(*inputs, inputs.output(512)), clusters=(1, 2))
 
 
 def test_rows_of_the_table_may_lie_apart() -> None:

@@ -60,13 +60,6 @@ def test_ties_and_ordered_scores_are_exact(values: str, by_score: bool) -> None:
         assert torch.equal(select(inputs, 2048, by_score), expected_ids(inputs, 2048, by_score))
 
 
-def test_the_cpu_backend_agrees() -> None:
-    inputs = make_inputs(EDGES)
-    expected = inputs.output(2048)
-    flashdsa.dsa_topk_indexer(*inputs, expected, backend="cpu")
-    assert torch.equal(select(inputs.to("cuda"), 2048).cpu(), expected)
-
-
 @pytest.mark.parametrize(
     "lengths",
     [[1_048_576], [1_048_576, 0, 1_048_575, 5, 300_000], [524_289]],
@@ -268,22 +261,6 @@ def test_normal_data_selects_by_scores_within_the_tolerance() -> None:
         assert int(chosen.sum()) == 2048
         error = 3e-4 * sizes.max()
         assert scores[~chosen].max() - scores[chosen].min() <= 2 * error
-
-
-def test_repeated_pages_and_an_int8_cache() -> None:
-    inputs = make_inputs([5000, 9000]).to("cuda")
-    inputs.block_table[0, :70], inputs.block_table[1, 3:90] = inputs.block_table[0, 2], 1
-    inputs = inputs._replace(k_index_cache_fp8=inputs.k_index_cache_fp8.view(torch.int8))
-    assert torch.equal(select(inputs, 2048), expected_ids(inputs, 2048))
-
-
-def test_empty_batches_tables_and_caches() -> None:
-    inputs = make_inputs([100, 3000]).to("cuda")
-    assert select(Inputs(*(x if x.dim() == 4 else x[:0] for x in inputs)), 2048).shape == (0, 2048)
-    no_table = inputs._replace(block_table=inputs.block_table[:, :0], seq_lens=inputs.seq_lens * 0)
-    no_pages = inputs._replace(k_index_cache_fp8=inputs.k_index_cache_fp8[:0])
-    for empty in (no_table, no_pages):
-        assert (select(empty, 2048) == -1).all()
 
 
 def test_one_row_of_wider_tensors_is_taken() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -171,43 +169,6 @@ def test_several_streams_at_once() -> None:
         assert all(torch.equal(got, expected) for got in ids)
 
 
-def test_torch_compile_takes_the_operation_whole() -> None:
-    inputs = make_inputs([3000, 5000]).to("cuda")
-    ids = inputs.output(2048)
-
-    def step(*operands: Tensor) -> Tensor:
-        flashdsa.dsa_topk_indexer(*operands, ids)
-        return ids + 1
-
-    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(*inputs) - 1, expected_ids(inputs, 2048))
-
-
-FIRST_CALL = """
-import sys, torch, flashdsa
-from flashdsa.jit.loader import installed_object
-if not installed_object("sm90").exists():
-    sys.exit("skip")
-from tests.kernels.indexer.inputs import make_inputs
-inputs = make_inputs([5000, 300]).to("cuda")
-ids = inputs.output(2048)
-flashdsa.dsa_topk_indexer  # importing the package is not the call
-flashdsa.dsa_topk_indexer(*inputs, ids)
-torch.cuda.synchronize()
-print("cutlass" in sys.modules)
-"""
-
-
-def test_the_first_call_needs_no_compiler_where_the_object_is_installed() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_CALL], capture_output=True, text=True, check=False
-    )
-    if done.stderr.strip() == "skip":
-        pytest.skip("no _kernels/sm90.so: make kernels")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "False"
-
-
 GUARD = 4096
 """Bytes around a guarded buffer; keeps its alignment."""
 
@@ -270,60 +231,3 @@ def test_nothing_outside_the_buffers_is_touched(make: Callable[[], Inputs], patt
     assert torch.equal(ids.tensor, expected_ids(operands, 2048))
     assert ids.guards_hold()
     assert all(g.unchanged() for g in guarded)
-
-
-@pytest.fixture
-def checking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("FLASHDSA_CHECK", "1")
-    yield
-
-
-@pytest.mark.usefixtures("checking")
-@pytest.mark.parametrize(
-    ("operand", "place", "value", "message"),
-    [
-        ("seq_lens", (1,), -1, r"seq_lens: expected values >= 0; got seq_lens\[1\] = -1"),
-        ("seq_lens", (0,), 9999, r"block_table: expected at least 157 pages for seq_lens\[0\]"),
-        ("block_table", (1, 2), -3, r"block_table: expected page ids .* block_table\[1, 2\] = -3"),
-        ("block_table", (0, 46), 500, r"got block_table\[0, 46\] = 500"),
-    ],
-)
-def test_checking_names_the_first_bad_value(
-    operand: str, place: tuple[int, ...], value: int, message: str
-) -> None:
-    inputs = make_inputs([3000, 200]).to("cuda")
-    getattr(inputs, operand)[place] = value
-    ids = inputs.output(2048)
-    with pytest.raises(ValueError, match=message):
-        flashdsa.dsa_topk_indexer(*inputs, ids)
-    assert (ids == -99).all()
-
-
-@pytest.mark.usefixtures("checking")
-def test_checking_passes_good_input_and_padding_of_the_table() -> None:
-    inputs = make_inputs([3000, 200]).to("cuda")
-    assert (inputs.block_table < 0).any()
-    assert torch.equal(select(inputs, 2048), expected_ids(inputs, 2048))
-
-
-def test_gaps_and_unaligned_addresses_are_named() -> None:
-    inputs = make_inputs([3000, 200]).to("cuda")
-    cache = inputs.k_index_cache_fp8
-    shifted = torch.zeros(cache.nbytes + 4, dtype=torch.uint8, device="cuda")[4:].view(cache.shape)
-    strided = torch.zeros(2, 2 * 47, dtype=torch.int32, device="cuda")[:, ::2]
-    for change, kind, message in (
-        ({"k_index_cache_fp8": shifted}, NotImplementedError, "k_index_cache_fp8: .* of 16; got"),
-        ({"block_table": strided}, ValueError, "block_table: .* contiguous"),
-    ):
-        with pytest.raises(kind, match=message):
-            select(inputs._replace(**change), 2048)
-
-
-def test_auto_takes_this_kernel_and_other_sizes_say_why_not() -> None:
-    inputs = make_inputs([3000]).to("cuda")
-    ids = inputs.output(2048)
-    flashdsa.warm_up("dsa_topk_indexer")
-    flashdsa.dsa_topk_indexer(*inputs, ids)
-    assert torch.equal(ids, expected_ids(inputs, 2048))
-    with pytest.raises(NotImplementedError, match="sm90: topk: takes 1 to 2048; got 2049"):
-        flashdsa.dsa_topk_indexer(*inputs, inputs.output(2049), backend="sm90")

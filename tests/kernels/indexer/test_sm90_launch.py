@@ -24,7 +24,7 @@ from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.catalog import INDEXER, INDEXER_ORDER
 from flashdsa.kernels.indexer.order.plan import OrderPlan
 from flashdsa.kernels.indexer.plan import By
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.ops.indexer import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
 from tests.kernels.indexer.inputs import Inputs, make_inputs
@@ -235,57 +235,12 @@ def test_given_scores_are_launched_alike(gpu: Gpu) -> None:
     assert clusters == [(4, 1), (4, 0), (1, 1)], "on 4 SMs"
 
 
-def test_nothing_is_launched_without_rows_or_pages(gpu: Gpu) -> None:
-    inputs = rows(2)
-    assert launch(Inputs(*(x if x.dim() == 4 else x[:0] for x in inputs))).shape == (0, 512)
-    no_pages = inputs._replace(k_index_cache_fp8=inputs.k_index_cache_fp8[:0])
-    assert (launch(no_pages) == -1).all()
-    launch(inputs)
-    assert (launch(no_pages) == -1).all()
-    assert len(gpu.launches) == 1
-
-
 def test_an_int8_cache_goes_in_as_bytes_and_the_current_device_comes_back(gpu: Gpu) -> None:
     gpu.device = 1
     inputs = rows(2)
     launch(inputs._replace(k_index_cache_fp8=inputs.k_index_cache_fp8.view(torch.int8)))
     assert gpu.launches[0][1].dtype is torch.uint8
     assert (gpu.launched_on, gpu.device) == (0, 1)
-
-
-def test_checked_calls_check_values_where_that_is_asked_for(
-    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def checked(inputs: Inputs, check: bool) -> None:
-        operands = TopkIndexerOperands(*inputs, inputs.output(512))
-        options = {"sorted": False, "positions": False, "table_page_size": 64}
-        indexer.bind(gpu_runner(GPU), operands, check=check, **options)(operands)
-
-    inputs = rows(2)
-    inputs.seq_lens[1] = -4
-    checked(inputs, True)
-    monkeypatch.setenv("FLASHDSA_CHECK", "1")
-    checked(inputs, False)
-    assert len(gpu.launches) == 2
-    with pytest.raises(ValueError, match=r"seq_lens\[1\] = -4"):
-        checked(inputs, True)
-    gpu.capturing = True
-    checked(inputs, True)
-    assert len(gpu.launches) == 3
-
-
-@pytest.mark.parametrize(("next_n", "scored"), [(1, By.CLUSTER), (3, By.CLUSTER), (4, By.PAIRS)])
-def test_two_launches_score_and_rank(gpu: Gpu, next_n: int, scored: By) -> None:
-    """Two rows of a request are scored together; the table has a row a request."""
-    inputs, count = rows(2 * next_n), 2 * next_n
-    bind = bind_scored_and_ranked(gpu_runner(GPU), 16, 700, False, False, count, next_n)
-    ids = inputs.output(700)
-    bind(*inputs._replace(block_table=inputs.block_table[::next_n].contiguous()), ids)
-    score, rank = gpu.launches
-    assert [plan.rows for plan in gpu.plans if isinstance(plan, LogitsPlan)] == [scored]
-    assert score[4].shape[0] == 2 and score[5].shape == (count, 64 * inputs.block_table.shape[1])
-    assert rank[0] is score[5] and rank[7] is score[6] and rank[8].data_ptr() == ids.data_ptr()
-    assert score[7:] == (700, gpu_runner(GPU).num_sms) and not torch.from_dlpack(score[6]).any()
 
 
 def test_no_scores_are_counted_for_a_ranking_that_would_be_refused(gpu: Gpu) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -102,38 +103,33 @@ def test_even_rows_have_a_cluster_each_and_publish_nothing() -> None:
 LATER = pytest.mark.slow
 
 
+TWO_LAUNCHES = {
+    "3 x 2": ([2100, 2101, 5, 0, 6000, 5900], 2, (64, 2048, "slot")),
+    "positions": ([2100, 2101, 2049, 2048], 2, (32, 2048, "position")),
+    "2 x 4": ([0, 700, 5, 513, 590, 1500, 701, 90], 4, (16, 512, "slot")),
+    "1 x 4": ([1100, 1025, 3000, 0], 4, (32, 1024, "slot")),
+    "sorted": ([0, 700, 5, 530], 2, (16, 100, "sorted")),
+}
+VALUES = {"random": False, "nan": True, "two": True, "crowded": False}
+"""Whether pages are bad beside them."""
+ALWAYS = {("3 x 2", "random"), ("sorted", "nan")}
+
+
 @pytest.mark.parametrize(
-    ("lengths", "next_n", "of_calls"),
+    ("name", "values"),
     [
-        ([2100, 2101, 5, 0, 6000, 5900], 2, (64, 2048, "slot")),
-        pytest.param([2100, 2101, 2049, 2048], 2, (32, 2048, "position"), marks=LATER),
-        pytest.param([0, 700, 5, 513, 590, 1500, 701, 90], 4, (16, 512, "slot"), marks=LATER),
-        pytest.param([1100, 1025, 3000, 0], 4, (32, 1024, "slot"), marks=LATER),
-        ([0, 700, 5, 530], 2, (16, 100, "sorted")),
-    ],
-    ids=["3 x 2", "positions", "2 x 4", "1 x 4", "sorted"],
-)
-@pytest.mark.parametrize(
-    ("values", "bad_pages"),
-    [
-        ("random", False),
-        ("nan", True),
-        *(pytest.param(*one, marks=LATER) for one in (("two", True), ("crowded", False))),
+        pytest.param(*one, marks=() if one in ALWAYS else LATER)
+        for one in product(TWO_LAUNCHES, VALUES)
     ],
 )
 def test_the_public_operation_scores_and_ranks_by_two_launches(
-    lengths: list[int],
-    next_n: int,
-    of_calls: tuple[int, int, str],
-    values: str,
-    bad_pages: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, values: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer tokens than topk may be left where pages are bad."""
     monkeypatch.setattr(launches, "choose", lambda *_: Way(Kind.RANKED))
-    heads, topk, kind = of_calls
+    lengths, next_n, (heads, topk, kind) = TWO_LAUNCHES[name]
     inputs = make_requests(lengths, num_heads=heads, next_n=next_n, values=values)
-    if bad_pages:
+    if VALUES[values]:
         inputs.block_table[:, ::3] = -1
     ids = [inputs.output(topk) for _ in range(2)]
     rank = custom_op(DSA_TOPK_INDEXER)

@@ -108,7 +108,13 @@ CROWDED = {
 more than one key, one key."""
 
 
-@pytest.mark.parametrize("values", CROWDED)
+@pytest.mark.parametrize(
+    "values",
+    [
+        *("random", "rounded", "one value", "nearly all NaN"),
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("near each other", "two values")),
+    ],
+)
 def test_rows_that_the_ctas_of_a_cluster_share(values):
     """The second row is one CTA's, the third ends in the middle of a part."""
     ctas = 4 if values == "random" else 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from flashdsa.verify.check_cases import PREFILL
 from flashdsa.verify.compare import failures
 from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
 from flashdsa.verify.judge_indexer import check_prefill_selection, check_selection
-from flashdsa.verify.prefill_cases import PrefillCase, make_prefill_inputs
+from flashdsa.verify.prefill_cases import PrefillCase, causal, make_prefill_inputs
 from workbench.small_calls.call import SmallCall, emulator_of
 from workbench.small_calls.prefill import FURTHER_LEVELS, LEVELS
 
@@ -58,9 +60,14 @@ def test_pages(case: IndexerCase) -> None:
         assert failures(check_selection(inputs, scores, BACKEND)) == []
 
 
-@pytest.mark.parametrize("case", [x for x in PREFILL if x.block > 1], ids=lambda case: case.name)
-def test_shared_keys_in_chunks(case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "SCORES_AT_ONCE", 5000)
+@pytest.mark.parametrize("name", ["blocks of 8, all from row 0", "candidates of 8, bf16"])
+def test_shared_keys_in_chunks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `flashdsa check`, with fewer keys."""
+    case = next(one for one in PREFILL if one.name == name)
+    case = replace(case, ranges=(*causal(3, 300), *causal(4, 43, 300)), topk=30 + case.topk // 4)
+    if case.no_starts:
+        case = replace(case, ranges=causal(7, 343))
+    monkeypatch.setattr(ranking, "SCORES_AT_ONCE", 1500)
     inputs = make_prefill_inputs(case, seed=4)
     with emulation(SMALL):
         scores = calls.prefill_logits(inputs, BACKEND)

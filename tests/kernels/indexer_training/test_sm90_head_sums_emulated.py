@@ -157,15 +157,6 @@ def test_the_products_are_those_of_the_design(plan: TargetPlan | ScoresPlan) -> 
     assert products == [f"m64n{plan.num_heads}"] * (4 * chunks)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("heads", [16, 32, 64])
-def test_other_numbers_of_heads(heads: int) -> None:
-    case = SparseMlaCase("heads", 3, 90, heads, 200, invalid=True, topk_length=True)
-    for what in CHECKS:
-        run(IndexerTrainingCase(case, index_heads=heads), what)
-
-
 KEYS = 90
 
 

@@ -13,7 +13,6 @@ from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm90 import indexer_bwd
 from flashdsa.errors import UnsupportedError
 from flashdsa.heuristics.h200 import IndexBackward
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import BLOCKS, RANGE_KEYS, BwdPlan
 from flashdsa.verify.compare import failures
 from flashdsa.verify.indexer_training_cases import (
     IndexerTrainingCase,
@@ -102,32 +101,6 @@ def test_it_is_the_same_every_time_if_asked_for(monkeypatch: pytest.MonkeyPatch)
     assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
     assert failures(judge_index_backward(inputs, again, "emulate-sm90")) == []
     assert len(emulator.setups) == 2 * 4  # of each part: lists, gradients, what mends them, the sum
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("queries", [3, 33])
-@pytest.mark.parametrize("heads", [16, 32, 64])
-def test_every_number_of_heads(heads: int, queries: int) -> None:
-    run(inputs_of(queries, 130, 100, heads, **EVERY_FEATURE))
-    run(inputs_of(3, 130, 100, heads, **EVERY_FEATURE), deterministic=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("heads", [16, 64])
-def test_keys_in_several_ranges_and_queries_in_parts(
-    heads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(inputs_of(5, RANGE_KEYS + 500, 70, heads, duplicates=True, invalid=True))
-    monkeypatch.setattr(indexer_bwd, "MOST_LIST_BYTES", 1)
-    run(inputs_of(3, 90, 70, heads, invalid=True))
-
-
-@pytest.mark.slow
-def test_more_keys_than_the_table_of_a_list_has_places() -> None:
-    """Nor is there room for all slots in the registers of the threads."""
-    inputs = inputs_of(8, 40_000, 1100, 16, duplicates=True)
-    assert len(inputs.indices.unique()) > BwdPlan(16, min(BLOCKS)).table_places
-    run(inputs)
 
 
 def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
