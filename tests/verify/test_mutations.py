@@ -16,7 +16,7 @@ from flashdsa.verify.check_list import Check, checks_of
 from flashdsa.verify.compare import failures
 
 ATTENTION = "flashdsa.backends.cpu.sparse_mla"
-INDEXER = "flashdsa.backends.cpu.indexer"
+INDEXER, TOPK = "flashdsa.backends.cpu.indexer", "flashdsa.backends.cpu.topk"
 GATHER = "flashdsa.backends.cpu.gather"
 TRAINING = "flashdsa.backends.cpu.indexer_training"
 PACKED = "flashdsa.backends.packed_rows"
@@ -26,7 +26,7 @@ KV_CACHE = "flashdsa.ops.kv_cache"
 WARM_UP = "flashdsa.ops.indexer_loss_dense"
 ENTRIES, PLACES = "flashdsa.backends.cpu.entries", "flashdsa.backends.entries"
 OPS_ENTRIES, CSA = "flashdsa.ops.entries", "CSA, 5 sequences"
-USERS = ("flashdsa", "flashdsa.ops", GATHER, ATTENTION, KV_CACHE, ENTRIES, OPS_ENTRIES, INDEXER)
+USERS = ("flashdsa", "flashdsa.ops", GATHER, ATTENTION, KV_CACHE, ENTRIES, OPS_ENTRIES, INDEXER, TOPK)
 """Modules that import what is replaced by its name."""
 END = ").to(q.dtype)\n    dkv"
 """Of the backward."""
@@ -95,10 +95,11 @@ MUTATIONS = {
         GATHER, "_row_list", "topk_length.long() * block", "topk_length.long()",
         "sparse_mla_fwd", POOLS),
     "a request's row of the table is the query's": (
-        INDEXER, "_rows", "b // next_n", "min(b, len(block_table) - 1)", "dsa_topk_indexer",
+        INDEXER, "_scored", "device=lengths.device) // next_n",
+        "device=lengths.device).clamp(max=len(x.block_table) - 1)", "dsa_topk_indexer",
         "2 queries a request"),
     "positions are slots": (
-        INDEXER, "_emit", "if not positions", "if True", "dsa_topk_indexer", "positions"),
+        INDEXER, "topk_indexer", "if not positions and", "if", "dsa_topk_indexer", "positions"),
     "the target has no sink": (
         TRAINING, "attention_target", "if attn_sink is not None", "if False", "attention_target",
         "sink, 8 heads"),
@@ -115,13 +116,13 @@ MUTATIONS = {
         PACKED, "put", "valid = (slots >= 0) &", "valid = (slots >= -1) &",
         "write_kv_cache", "50 rows, some padding"),
     "the newest block must win its place": (
-        INDEXER, "block_scores", "some[-1:], math.inf", "some[-1:], 0.0", "dsa_topk_indexer",
+        TOPK, "choose", "& selectable, math.inf", "& selectable, 0.0", "dsa_topk_indexer",
         "blocks of 8, ties, NaN keys"),
     "a NaN is its block's best": (
-        INDEXER, "block_scores", ".masked_fill(missing, -math.inf)", "", "dsa_topk_indexer",
+        TOPK, "block_scores", ".masked_fill(missing, -math.inf)", "", "dsa_topk_indexer",
         "blocks of 8, ties, NaN keys"),
     "a token beside its candidate": (
-        INDEXER, "among", "found.flatten()", "found.flatten().roll(1)",
+        TOPK, "among", "(block, dim=1)", "(block, dim=1).roll(1, 1)",
         "dsa_topk_indexer", "candidates of 8, sorted, 2 queries a request"),
     "a key of 68 bytes has the first group's scale": (
         MXFP4, "as_e4m3", "exponents.amax(1)", "exponents[:, 0]", "indexer_logits",

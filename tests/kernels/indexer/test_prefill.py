@@ -7,7 +7,8 @@ import torch
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.backends.cpu import indexer
+from flashdsa.backends.cpu import prefill, topk
+from flashdsa.backends.cpu.tiling import WORKSPACE_BYTES
 from flashdsa.backends.emulated.devices import H200, SMALL
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.prefill import shared
@@ -51,8 +52,8 @@ def test_blocks_of_queries_do_not_change_the_choice(monkeypatch, seed):
     x = make_prefill_inputs(case, seed)
     whole, cut = x.output_buffer(), x.output_buffer()
     flashdsa.dsa_topk_prefill(*x.operands, whole, **x.options)
-    monkeypatch.setattr(indexer, "TOKEN_BLOCK", 64)
-    monkeypatch.setattr(indexer, "ROW_BLOCK_ELEMENTS", 8 * 64 * 3)
+    monkeypatch.setattr(prefill, "TOKEN_BLOCK", 64)
+    monkeypatch.setattr(topk, "BYTES_OF_SCORE", WORKSPACE_BYTES // (200 * 3))
     flashdsa.dsa_topk_prefill(*x.operands, cut, **x.options)
     assert torch.equal(whole, cut)
 

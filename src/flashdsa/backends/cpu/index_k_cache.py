@@ -1,4 +1,4 @@
-"""The packed index-K cache on the CPU: page bytes as views, writing and reading by slot."""
+"""The packed index-K cache by torch: page bytes as views, writing and reading by slot."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.quantize import quantize
+from flashdsa.backends.cpu.tiling import CPU, Mode
+from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.mxfp4 import as_e4m3, has_mxfp4, pack_keys, parts_of_cache
 from flashdsa.backends.packed_rows import put
 from flashdsa.errors import ArgumentValueError
@@ -28,42 +30,44 @@ def page_views(cache: Tensor) -> tuple[Tensor, Tensor]:
     return keys, scales
 
 
-def write(operands: CacheWriteOperands) -> None:
+def write(operands: CacheWriteOperands, *, mode: Mode = CPU) -> None:
     """Quantise `k` (T, 128) and write token t into slot `slots[t]` = page * 64 + offset.
 
-    Slots of -1 are padding and are skipped.
+    Slots of -1 are padding and are skipped, as are those outside the cache if values are not read;
+    of equal slots any one's token stays then.
 
     Raises:
-        ArgumentValueError: a slot outside the cache, or named twice; nothing is written then.
+        ArgumentValueError: a slot outside the cache, or named twice, where values are read; nothing
+            is written then.
     """
     k, slots, cache = operands
-    used = slots != -1
-    check_slots(slots[used], cache, distinct=True)
+    if mode.reads or values_are_checked():
+        check_slots(slots[slots != -1], cache, distinct=True)
+    if not len(slots) or not len(cache):
+        return
     if has_mxfp4(cache):
-        if used.any():
-            put(parts_of_cache(cache), slots, pack_keys(k))
+        put(parts_of_cache(cache), slots, pack_keys(k))
         return
     fp8, scale = quantize(k)
-    page = slots[used].long() // PAGE_SIZE
-    offset = slots[used].long() % PAGE_SIZE
     keys, scales = page_views(cache)
-    keys[page, offset] = fp8.view(torch.uint8)[used]
-    scales[page, offset] = scale[used]
+    parts = [keys, scales.unsqueeze(2).view(torch.uint8)]
+    put(parts, slots, torch.cat((fp8.view(torch.uint8), scale[:, None].view(torch.uint8)), dim=1))
 
 
-def read(operands: CacheReadOperands) -> tuple[Tensor, Tensor]:
+def read(operands: CacheReadOperands, *, mode: Mode = CPU) -> tuple[Tensor, Tensor]:
     """The stored keys (T, 128) e4m3 and scales (T,) fp32 of `slots` (T,).
 
     Raises:
-        ArgumentValueError: a slot outside the cache.
+        ArgumentValueError: a slot outside the cache, where values are read; else it reads as 0.
     """
     cache, slots = operands
-    check_slots(slots, cache, distinct=False)
+    if mode.reads or values_are_checked():
+        check_slots(slots, cache, distinct=False)
     return read_slots(cache, slots)
 
 
 def read_slots(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """The same on any device; a slot outside the cache reads as 0."""
+    """What `read` gives, without a check."""
     num_slots = cache.shape[0] * PAGE_SIZE
     inside = (slots >= 0) & (slots < num_slots)
     if num_slots == 0:

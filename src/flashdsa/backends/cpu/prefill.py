@@ -1,26 +1,38 @@
-"""The indexer of many queries over shared keys on the CPU: a block of queries at a time."""
+"""The indexer of many queries over shared keys by torch: some queries at a time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu import indexer
-from flashdsa.backends.cpu.tiling import spans
+from flashdsa.backends.cpu.indexer import TOKEN_BLOCK, score
+from flashdsa.backends.cpu.tiling import CPU, Mode, spans
+from flashdsa.backends.cpu.topk import choose, rows_at_once
+from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.errors import ArgumentValueError
 
 if TYPE_CHECKING:
     from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
 
-SCORE_BLOCK_ELEMENTS = 2**22
-"""Aim for scores held at once over a block of queries (16 MiB)."""
+
+class Queries(NamedTuple):
+    """Some queries: their numbers, scores (n, width) fp32 of the keys from `first_key` on, and
+    their ranges' starts and ends (n, 1) from there."""
+
+    numbers: slice
+    scores: Tensor
+    first_key: int
+    starts: Tensor
+    ends: Tensor
 
 
-def topk_prefill(operands: TopkPrefillOperands, *, sorted: bool, block: int) -> None:
+def topk_prefill(
+    operands: TopkPrefillOperands, *, sorted: bool, block: int, mode: Mode = CPU
+) -> None:
     """Write each query's best key rows into `topk_indices` (S, topk) int32.
 
     Default order: ascending row; `sorted`: descending score, ties by row.
@@ -30,40 +42,52 @@ def topk_prefill(operands: TopkPrefillOperands, *, sorted: bool, block: int) -> 
             candidates, these are blocks to choose rows from.
 
     Raises:
-        ArgumentValueError: a range that is no range of the keys; nothing is written.
+        ArgumentValueError: a range that is no range of the keys, where values are read, before
+            anything is written; otherwise ranges are clamped.
     """
-    topk_indices, topk = operands.topk_indices, operands.topk_indices.shape[1]
-    candidates, ranges = operands.candidates, ranges_of(operands.inputs)
-    of_blocks = block if candidates is None else 1
-    topk_indices.fill_(-1)
-    scored = []
-    for query, (start, end) in enumerate(ranges):
-        if sorted or of_blocks > 1 or candidates is not None or end - start > topk:
-            scored.append(query)
-        else:
-            topk_indices[query, : end - start] = torch.arange(start, end, dtype=torch.int32)
-    for query, first_key, scores in _scores(operands.inputs, ranges, scored):
-        listed = (
-            None if candidates is None else indexer.among(candidates[query], len(scores), block)
+    _check(operands.inputs, mode)
+    x, topk = operands, operands.topk_indices.shape[1]
+    of_blocks = block > 1 and x.candidates is None
+    everything = 0 if sorted or of_blocks else topk
+    for some in _scored(x.inputs, mode, everything):
+        scores, lengths = some.scores, some.ends - some.starts
+        offset = torch.arange(scores.shape[1], device=scores.device)
+        selectable = (offset >= some.starts) & (offset < some.ends)
+        # Blocks are counted from a query's first key on.
+        moves = block > 1 or x.candidates is not None
+        if moves:
+            moved = (offset + some.starts).clamp(max=max(len(offset) - 1, 0))
+            scores, selectable = scores.gather(1, moved), offset < lengths
+        listed = None if x.candidates is None else x.candidates[some.numbers]
+        chosen = choose(
+            scores, selectable, lengths, topk, block=block, candidates=listed, sorted=sorted
         )
-        chosen = indexer.select_blocks(scores, listed, topk, of_blocks, sorted=sorted)
-        if of_blocks == 1:
-            chosen = chosen + first_key
-        topk_indices[query, : len(chosen)] = chosen.to(torch.int32)
+        if not of_blocks:
+            first = some.starts + some.first_key if moves else some.first_key
+            chosen = torch.where(chosen < 0, -1, chosen + first).to(torch.int32)
+        x.topk_indices[some.numbers] = chosen
 
 
-def logits(operands: PrefillOperands) -> Tensor:
+def logits(operands: PrefillOperands, *, mode: Mode = CPU) -> Tensor:
     """Scores (S, S_kv) fp32, -inf outside each query's range.
 
     Raises:
-        ArgumentValueError: a range that is no range of the keys.
+        ArgumentValueError: a range that is no range of the keys, where values are read.
     """
-    ranges = ranges_of(operands)
-    shape = operands.q_index.shape[0], operands.k_index.shape[0]
-    out = torch.full(shape, -math.inf, dtype=torch.float32)
-    for query, first_key, scores in _scores(operands, ranges, list(range(len(ranges)))):
-        out[query, first_key : first_key + len(scores)] = scores
+    _check(operands, mode)
+    shape = len(operands.ends), len(operands.k_index)
+    out = operands.weights.new_full(shape, -math.inf)
+    for some in _scored(operands, mode, 0):
+        key = torch.arange(some.scores.shape[1], device=out.device)
+        outside = (key < some.starts) | (key >= some.ends)
+        keys = slice(some.first_key, some.first_key + len(key))
+        out[some.numbers, keys] = some.scores.masked_fill(outside, -math.inf)
     return out
+
+
+def _check(x: PrefillOperands, mode: Mode) -> None:
+    if mode.reads or values_are_checked():
+        ranges_of(x)
 
 
 def ranges_of(operands: PrefillOperands) -> list[tuple[int, int]]:
@@ -89,48 +113,29 @@ def ranges_of(operands: PrefillOperands) -> list[tuple[int, int]]:
     return ranges
 
 
-def _scores(
-    operands: PrefillOperands, ranges: list[tuple[int, int]], wanted: list[int]
-) -> Iterator[tuple[int, int, Tensor]]:
-    """(query, its first key, its scores (end - start,) fp32) of the `wanted` queries."""
-    for block in _blocks(ranges, wanted, operands.q_index.shape[1]):
-        first = min(ranges[query][0] for query in block)
-        last = max(ranges[query][1] for query in block)
-        q = operands.q_index[block].double()  # (queries, H, 128), exact
-        weights = operands.weights[block]
-        scores = torch.empty(len(block), last - first, dtype=torch.float32)
-        for begin, end in spans(last - first, indexer.TOKEN_BLOCK):
-            rows = slice(first + begin, first + end)
-            keys = operands.k_index[rows].double().t()
-            scale = torch.ones(end - begin, dtype=torch.float32)
-            if operands.k_scale is not None:
-                scale = operands.k_scale[rows]
-            scores[:, begin:end] = indexer.score(q, weights, keys, scale)
-        for member, query in enumerate(block):
-            start, end = ranges[query]
-            yield query, start, scores[member, start - first : end - first]
+def _scored(x: PrefillOperands, mode: Mode, everything: int) -> Iterator[Queries]:
+    """All queries, some at a time.
 
-
-def _blocks(
-    ranges: list[tuple[int, int]], wanted: list[int], num_heads: int
-) -> Iterator[list[int]]:
-    """Runs of wanted queries whose ranges meet, as many as the workspace holds."""
-    block: list[int] = []
-    first = last = 0
-    for query in wanted:
-        start, end = ranges[query]
-        low, high = min(first, start), max(last, end)
-        span, count = high - low, len(block) + 1
-        full = (
-            count * num_heads * min(span, indexer.TOKEN_BLOCK) > indexer.ROW_BLOCK_ELEMENTS
-            or count * span > SCORE_BLOCK_ELEMENTS
-        )
-        if block and (full or start > last or end < first):
-            yield block
-            block = []
-        if not block:
-            low, high = start, end
-        block.append(query)
-        first, last = low, high
-    if block:
-        yield block
+    A mode that reads values looks at keys from the first to the last of their ranges, and leaves
+    scores 0 if no range has more than `everything` keys, which are all chosen.
+    """
+    (count, num_heads, _), num_keys = x.q_index.shape, len(x.k_index)
+    ends = x.ends.clamp(0, num_keys)
+    starts = torch.zeros_like(ends) if x.starts is None else x.starts.clamp(0, num_keys)
+    of_token = 2 * mode.index_dtype.itemsize * num_heads
+    of_tokens = of_token * min(TOKEN_BLOCK, num_keys) // max(num_keys, 1)
+    for first, last in spans(count, rows_at_once(num_keys, mode, of_tokens)):
+        numbers = slice(first, last)
+        start, end = starts[numbers, None], ends[numbers, None]
+        low, high, scored = 0, num_keys, True
+        if mode.reads:
+            scored = bool(((end - start) > everything).any())
+            low, high = int(start.min()), int(end.max())
+        q, weights = x.q_index[numbers].to(mode.index_dtype), x.weights[numbers]
+        scores = x.weights.new_zeros(last - first, max(high - low, 0))
+        for begin, behind in spans(scores.shape[1] if scored else 0, TOKEN_BLOCK):
+            keys = x.k_index[low + begin : low + behind].t()
+            scores[:, begin:behind] = score(q, weights, keys, mode)
+        if x.k_scale is not None:
+            scores *= x.k_scale[low : low + scores.shape[1]]
+        yield Queries(numbers, scores, low, start - low, end - low)

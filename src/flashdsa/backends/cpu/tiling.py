@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 WORKSPACE_BYTES = 48 * 2**20
 """Aim for the temporaries of one tile; a single query with one key block may exceed it.
 
@@ -26,14 +28,17 @@ class Mode(NamedTuple):
     Attributes:
         reads: whether they decide about the work; a GPU would have to be waited for.
         workspace: bytes of a tile's temporaries.
+        index_dtype: of the indexer's products. In fp64 those of e4m3 numbers are exact in any order
+            (multiples of 2^-18 below 2^25: 43 bits).
     """
 
     reads: bool
     workspace: int
+    index_dtype: torch.dtype
 
 
-CPU = Mode(True, WORKSPACE_BYTES)
-DEVICE = Mode(False, DEVICE_WORKSPACE_BYTES)
+CPU = Mode(True, WORKSPACE_BYTES, torch.float64)
+DEVICE = Mode(False, DEVICE_WORKSPACE_BYTES, torch.float32)
 
 
 @dataclass(frozen=True)

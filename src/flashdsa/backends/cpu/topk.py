@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from flashdsa.backends.cpu.tiling import CPU, Mode, spans
+from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.errors import ArgumentValueError
 from flashdsa.problem import INT32_MAX
 
@@ -18,13 +22,21 @@ _NAN_KEY = -(2**31)
 _POSITION_MASK = 2**32 - 1
 NEVER = torch.iinfo(torch.int64).min
 """Key of positions that must not be selected; below every key of a score."""
+BYTES_OF_SCORE = 32
+"""Temporaries of a score: int64 keys, their sorted copy, masks."""
 
 
-def topk_positions(operands: TopkOperands, *, topk: int, sorted: bool) -> Tensor:
+def rows_at_once(width: int, mode: Mode, others: int = 0) -> int:
+    """Rows of `width` scores that are ranked together, `others` bytes more for each score."""
+    return max(1, mode.workspace // (max(width, 1) * (BYTES_OF_SCORE + others)))
+
+
+def topk_positions(operands: TopkOperands, *, topk: int, sorted: bool, mode: Mode = CPU) -> Tensor:
     """Positions (B, topk) int32 of the best `min(topk, length)` scores of each row, then -1.
 
     Args:
-        operands: scores at or beyond a row's length are ignored; lengths are in [0, max_len].
+        operands: scores at or beyond a row's length are ignored; lengths are in [0, max_len], which
+            a mode that does not read values clamps them to.
         topk: width of the result.
         sorted: descending score (ties by position); otherwise ascending position.
 
@@ -32,11 +44,14 @@ def topk_positions(operands: TopkOperands, *, topk: int, sorted: bool) -> Tensor
         ArgumentValueError: a length is negative or exceeds max_len.
     """
     scores, lengths = operands
-    check_lengths(lengths, scores.shape[1])
-    out = torch.full((scores.shape[0], topk), -1, dtype=torch.int32)
-    for row, length in enumerate(lengths.tolist()):
-        chosen = select(scores[row, :length], None, topk, sorted=sorted)
-        out[row, : len(chosen)] = chosen.to(torch.int32)
+    if mode.reads or values_are_checked():
+        check_lengths(lengths, scores.shape[1])
+    rows, width = scores.shape
+    out = lengths.new_empty(rows, topk)
+    position = torch.arange(width, device=scores.device)
+    for first, last in spans(rows, rows_at_once(width, mode)):
+        selectable = position < lengths[first:last, None]
+        out[first:last] = select(scores[first:last], selectable, topk, sorted=sorted)
     return out
 
 
@@ -51,14 +66,16 @@ def check_lengths(lengths: Tensor, max_len: int) -> None:
         )
 
 
-def select(scores: Tensor, selectable: Tensor | None, topk: int, *, sorted: bool) -> Tensor:
-    """Positions (int64) of the best `topk` of `scores` (n,), fewer where fewer are `selectable`."""
-    count = len(scores) if selectable is None else int(selectable.sum())
-    keys = ranking_keys(scores)
-    if selectable is not None:
-        keys = keys.masked_fill(~selectable, NEVER)
-    chosen = keys.topk(min(topk, count), sorted=sorted).indices
-    return chosen if sorted else chosen.sort().values
+def select(scores: Tensor, selectable: Tensor, topk: int, *, sorted: bool) -> Tensor:
+    """Positions (B, topk) int32 of the best of `scores` (B, n) among `selectable` ones, then -1."""
+    width = scores.shape[1]
+    keys = ranking_keys(scores).masked_fill(~selectable, NEVER)
+    best = keys.topk(min(topk, width), dim=1, sorted=True)
+    chosen = best.indices.masked_fill(best.values == NEVER, width)
+    if not sorted:
+        chosen = chosen.sort(dim=1).values
+    chosen = chosen.masked_fill(chosen == width, -1).to(torch.int32)
+    return pad(chosen, (0, topk - chosen.shape[1]), value=-1)
 
 
 def ranking_keys(scores: Tensor) -> Tensor:
@@ -72,3 +89,49 @@ def ranking_keys(scores: Tensor) -> Tensor:
     monotone = monotone.masked_fill(scores.isnan(), _NAN_KEY).long()
     positions = torch.arange(scores.shape[-1], device=scores.device)
     return (monotone << 32) | (_POSITION_MASK - positions)
+
+
+def block_scores(scores: Tensor, selectable: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Scores (B, ceil(n / block)) of blocks, and which have a position to choose: the best score of
+    each, NaN where none is a number."""
+    count = -(-scores.shape[1] // block)
+    padding = (0, count * block - scores.shape[1])
+    some = pad(selectable, padding).unflatten(1, (count, block)).any(2)
+    scored = pad(scores.masked_fill(~selectable, math.nan), padding, value=math.nan)
+    scored = scored.unflatten(1, (count, block))
+    missing = scored.isnan()
+    best = scored.masked_fill(missing, -math.inf).amax(2).masked_fill(missing.all(2), math.nan)
+    return best, some
+
+
+def among(candidates: Tensor, width: int, block: int) -> Tensor:
+    """Which of `width` positions are in one of a row's listed blocks (B, width); bool. Ids of no
+    visible block, and repeated ones, add nothing."""
+    count, ids = -(-width // block), candidates.long()
+    found = torch.zeros(len(ids), count + 1, dtype=torch.bool, device=ids.device)
+    inside = (ids >= 0) & (ids < count)
+    found.scatter_(1, ids.masked_fill(~inside, count), True)
+    return found[:, :count].repeat_interleave(block, dim=1)[:, :width]
+
+
+def choose(
+    scores: Tensor,
+    selectable: Tensor,
+    lengths: Tensor,
+    topk: int,
+    *,
+    block: int,
+    candidates: Tensor | None,
+    sorted: bool,
+) -> Tensor:
+    """Positions (B, topk) int32 of the best of some rows' first `lengths` (B, 1) `scores` (B, n),
+    then -1; without `candidates` of blocks of so many positions, of which the newest always counts
+    as best, else of positions in one of these blocks (B, some)."""
+    if candidates is not None:
+        selectable = selectable & among(candidates, scores.shape[1], block)
+    elif block > 1:
+        newest = (lengths.clamp(max=scores.shape[1]) - 1) // block
+        scores, selectable = block_scores(scores, selectable, block)
+        number = torch.arange(scores.shape[1], device=scores.device)
+        scores = scores.masked_fill((number == newest) & selectable, math.inf)
+    return select(scores, selectable, topk, sorted=sorted)
