@@ -26,7 +26,10 @@ KV_CACHE = "flashdsa.ops.kv_cache"
 WARM_UP = "flashdsa.ops.indexer_loss_dense"
 ENTRIES, PLACES = "flashdsa.backends.cpu.entries", "flashdsa.backends.entries"
 OPS_ENTRIES, CSA = "flashdsa.ops.entries", "CSA, 5 sequences"
-USERS = ("flashdsa", "flashdsa.ops", GATHER, ATTENTION, KV_CACHE, ENTRIES, OPS_ENTRIES, INDEXER, TOPK)
+USERS = (
+    *("flashdsa", "flashdsa.ops", GATHER, ATTENTION),
+    *(KV_CACHE, ENTRIES, OPS_ENTRIES, INDEXER, TOPK),
+)
 """Modules that import what is replaced by its name."""
 END = ").to(q.dtype)\n    dkv"
 """Of the backward."""
