@@ -62,7 +62,7 @@ class Writes(Observer):
 
 
 class _Objects(NamedTuple):
-    """What lanes of a warp store, each to an object of its own."""
+    """Values that lanes of a warp store, each to an object of its own."""
 
     number: int
     """The first lane's; the others' follow."""

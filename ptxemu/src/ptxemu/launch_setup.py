@@ -31,7 +31,7 @@ class LaunchSetup:
 
     @classmethod
     def of(cls, request: LaunchRequest, module: Module, memory: GlobalMemory) -> LaunchSetup:
-        """What a host program asked for."""
+        """The launch that a host program asked for."""
         name, shape, size = request.kernel.name, request.cluster, request.dynamic_shared_bytes
         values = request.arguments
         return cls(module, name, request.grid, request.block, values, memory, shape, size)

@@ -103,7 +103,7 @@ class Variable:
 
     @property
     def value(self) -> Any:
-        """What it holds now."""
+        """The value that it holds now."""
         return Value(self._b, self._b.load(self._place))
 
     @value.setter

@@ -137,8 +137,11 @@ def _capture(graph: _Graph, *args: Any, **kwargs: Any) -> Iterator[None]:
 
 
 def _same(value: Any, *names: str) -> dict[str, Callable[..., Any]]:
-    """Functions of these names that give a value, whatever they are called with."""
-    return dict.fromkeys(names, lambda *_, **__: value)
+    """Functions of these names that give a value, whatever they are called with.
+
+    Each is a function of its own: torch.compile has a rule for each, some different.
+    """
+    return {name: lambda *_, **__: value for name in names}
 
 
 def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:

@@ -64,7 +64,7 @@ def _meeting(warp: Warp, lanes: Mask) -> Mask:
 
 
 def _given(warp: Warp, read: LaneReader) -> Lanes:
-    """What the lanes give each other, wherever they execute."""
+    """Values that the lanes give each other, wherever they execute."""
     met = warp.group.met
     return read(warp) if met is None or met[0] is None else met[0]
 

@@ -86,7 +86,7 @@ class Together:
     """`.aligned`: every live lane of the warp; otherwise the lanes of the member mask, which may
     stand at different instructions of the same qualifiers and mask."""
     given: LaneReader | None = None
-    """What each lane gives the others."""
+    """The value that each lane gives the others."""
 
 
 def together(instruction: Instruction) -> Together | None:

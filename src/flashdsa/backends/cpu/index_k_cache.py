@@ -67,7 +67,7 @@ def read(operands: CacheReadOperands, *, mode: Mode = CPU) -> tuple[Tensor, Tens
 
 
 def read_slots(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """What `read` gives, without a check."""
+    """The result of `read`, without a check."""
     num_slots = cache.shape[0] * PAGE_SIZE
     inside = (slots >= 0) & (slots < num_slots)
     if num_slots == 0:
