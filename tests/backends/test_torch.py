@@ -11,7 +11,7 @@ import torch
 
 import flashdsa
 from flashdsa.backends.catalog import registry
-from flashdsa.backends.torch import topk
+from flashdsa.backends.cpu import topk
 from flashdsa.problem import Problem
 from flashdsa.verify.check import OPERATIONS, CheckRow, device_of, run_checks
 from flashdsa.verify.check_list import COMPOSED, checks_of
@@ -21,7 +21,7 @@ from workbench.public_calls import public_calls
 
 OWN = ("dsa_topk_indexer", "topk_indices", "dsa_topk_prefill", "prefill_logits",
        "write_index_k_cache")  # fmt: skip
-"""Operations whose code is not the CPU's."""
+"""Operations that work on rows together on a device, and one that writes by a mask there."""
 
 
 def wrong(rows: list[CheckRow]) -> list[CheckRow]:
@@ -38,7 +38,7 @@ def test_cases_are_right_where_rows_are_worked_on_together(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some at a time; all cases but those of many tokens, each of which takes seconds."""
-    monkeypatch.setattr(topk, "DEVICE_WORKSPACE_BYTES", 1 << 18)
+    monkeypatch.setattr(topk, "BYTES_OF_SCORE", 1 << 15)
     of_operation = [x for x in checks_of(0, "torch", "cpu") if x.operation == operation]
     for check in (one for one in of_operation if one.work < 20_000):
         assert failures(check.judge()) == [], check.case
