@@ -28,7 +28,7 @@ pytest.importorskip("ptxemu.cutedsl", reason="needs the emulator")
 TRITON, SEED = "emulate-triton", 1
 RUN = ((8, 0), (9, 0), pytest.param((12, 0), marks=pytest.mark.slow))
 """Compute capabilities whose code ptxemu runs; products of 12.0 are those of 8.0."""
-COMPILED = ((8, 9), (10, 0), (12, 0))
+COMPILED = ((8, 9), (10, 0), pytest.param((12, 0), marks=pytest.mark.slow))
 """Those whose code is compiled; that for 10.0 lacks fences of tensor memory that PTX asks for."""
 DECODE = IndexerCase("", (70, 71, 130, 0), 40, num_heads=20, next_n=2, plateaus=True, nan_keys=True,
                      negative_weights=True, repeated_pages=True)  # fmt: skip
