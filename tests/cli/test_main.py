@@ -162,7 +162,7 @@ FILES = {
     "bench --quick --out": "x.json",
     "plan mla_bwd --picture": "x.svg",
 }
-FOLDERS = {"bench --quick --out": "results"}
+PLACES = [*FILES.items(), ("bench --quick --out", "results")]
 PICTURES = [name for name, file in FILES.items() if not file.endswith((".pt", ".json"))]
 
 
@@ -194,24 +194,14 @@ def refused(arguments: str, match: str) -> None:
     assert time.monotonic() - begun < 10  # nothing was trained, timed or assembled
 
 
-@pytest.mark.parametrize("command", FILES)
-def test_a_file_that_cannot_be_written(command: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "name"), PLACES)
+def test_a_file_or_folder_that_cannot_be_written(command: str, name: str, tmp_path: Path) -> None:
     option = command.split()[-1]
     in_the_way = tmp_path / "file"
     in_the_way.write_text("as it was")
-    refused(f"{command} {in_the_way / FILES[command]}", f"{option}: cannot write ")
-    refused(f"{command} /proc/nope/{FILES[command]}", f"{option}: cannot write ")
+    refused(f"{command} {in_the_way / name}", f"{option}: cannot write ")
+    refused(f"{command} /proc/nope/{name}", f"{option}: cannot write ")
     assert in_the_way.read_text() == "as it was" and os.listdir(tmp_path) == ["file"]
-
-
-@pytest.mark.parametrize("command", FOLDERS)
-def test_a_folder_that_cannot_be_written(command: str, tmp_path: Path) -> None:
-    option = command.split()[-1]
-    in_the_way = tmp_path / "file"
-    in_the_way.write_text("as it was")
-    refused(f"{command} {in_the_way / FOLDERS[command]}", f"{option}: cannot write ")
-    refused(f"{command} /proc/nope", f"{option}: cannot write ")
-    assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize("command", PICTURES)

@@ -39,10 +39,6 @@ def _of_names(serve: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:
     return lambda **operands: serve(tuple(operands.values()))
 
 
-def test_none_is_missing() -> None:
-    assert {name.partition(",")[0] for name in CALLS} == set(flashdsa.__all__) - {"warm_up"}
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_a_thread_may_begin_with_it(name: str, calls: dict[str, Call]) -> None:
     wrong: list[Exception] = []

@@ -29,7 +29,11 @@ from tests.support.compilations import ptx_of
 
 SPECS = [pytest.param(spec, id=spec.name) for spec in KERNELS if spec.arch == SM100.name]
 GPUS = ("sm_100a", "sm_103a")
-EMULATED = {"indexer": "sm100_indexer_h16_clusters", "indexer_logits": "sm100_indexer_logits_h16"}
+EMULATED = {
+    "indexer": "sm100_indexer_h16_clusters",
+    "indexer_logits": "sm100_indexer_logits_h16",
+    "indexer_order": "sm100_order_512",
+}
 """Plans that the calls below reach; of other kernels it is the first one."""
 ONE_PAIR = Device(2, MappingProxyType({1: 2, 2: 1}))
 LENGTHS = [130, 1, 0]

@@ -66,31 +66,6 @@ def test_lse_and_indices_are_not_differentiable() -> None:
     assert not x.indices.requires_grad
 
 
-def test_double_backward_is_a_clear_error() -> None:
-    x = inputs.attention(torch.float64)
-    q = x.q.requires_grad_()
-    out = flashdsa.sparse_mla(q, x.kv, x.indices, d_v=x.d_v)
-    (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
-    with pytest.raises(NotImplementedError, match="mla_bwd: no gradient of a gradient"):
-        dq.sum().backward()
-
-
-def test_expanded_output_gradient_is_taken() -> None:
-    x = inputs.attention(torch.float32)
-    q = x.q.requires_grad_()
-    flashdsa.sparse_mla(q, x.kv, x.indices, d_v=x.d_v).sum().backward()  # a stride-0 gradient
-    assert q.grad is not None
-    assert q.grad[1:].abs().sum() > 0
-
-
-def test_only_the_wanted_gradients_are_set() -> None:
-    x = inputs.attention(torch.float32)
-    kv = x.kv.requires_grad_()
-    flashdsa.sparse_mla(x.q, kv, x.indices, d_v=x.d_v).sum().backward()
-    assert kv.grad is not None
-    assert x.q.grad is None
-
-
 def test_fp16_is_as_near_to_float64_as_its_rounding_allows() -> None:
     x = inputs.attention(torch.float16)
     results = []

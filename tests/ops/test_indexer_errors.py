@@ -161,20 +161,6 @@ def test_requests_have_one_to_four_queries(next_n: int) -> None:
         flashdsa.dsa_topk_indexer(**_requests(next_n), topk_indices=out)
 
 
-@pytest.mark.parametrize("next_n", [1, 2, 4])
-def test_queries_of_a_request_are_rows_with_one_table(next_n: int) -> None:
-    arguments = _requests(next_n)
-    out = torch.full((2, next_n, 16), POISON, dtype=torch.int32)
-    flashdsa.dsa_topk_indexer(**arguments, topk_indices=out)
-    rows = {name: x.flatten(0, 1) for name, x in arguments.items() if x.dim() > 1}
-    rows["seq_lens"] = arguments["seq_lens"].flatten()
-    rows["k_index_cache_fp8"] = arguments["k_index_cache_fp8"]
-    rows["block_table"] = arguments["block_table"].repeat_interleave(next_n, dim=0)
-    expected = torch.full((2 * next_n, 16), POISON, dtype=torch.int32)
-    flashdsa.dsa_topk_indexer(**rows, topk_indices=expected)
-    assert torch.equal(out.flatten(0, 1), expected)
-
-
 def test_indexer_output(subtests: CaseLoop) -> None:
     for out, error, message in OUTPUT:
         with subtests.test(message), pytest.raises(error, match=message):

@@ -209,23 +209,6 @@ def test_results_share_no_memory_with_each_other() -> None:
     assert not room.any()
 
 
-def test_under_vmap_and_compiled_calls_are_served() -> None:
-    call = public_calls("cpu")["dsa_topk_prefill"]
-    call()
-    expected = call.arguments["topk_indices"].clone()
-    batched = torch.zeros(2, *expected.shape, dtype=torch.int32)
-
-    def one(ids: Tensor) -> Tensor:
-        call.function(**{**call.arguments, "topk_indices": ids})
-        return ids
-
-    torch.vmap(one)(batched)
-    assert torch.equal(batched[0], expected) and torch.equal(batched[1], expected)
-    ids = torch.zeros_like(expected)
-    torch.compile(one, fullgraph=True, backend="aot_eager")(ids)
-    assert torch.equal(ids, expected)
-
-
 @st.composite
 def views(draw: st.DrawFn, room: Tensor) -> Tensor:
     """Any view of a small buffer, which may overlap itself."""
@@ -316,38 +299,6 @@ def test_they_have_no_gradient_and_o_keeps_its_own() -> None:
     (got,) = torch.autograd.grad(out.sum(), q)
     (expected,) = torch.autograd.grad(flashdsa.sparse_mla(**arguments, d_v=D_V).sum(), q)
     assert torch.equal(got, expected)
-
-
-def test_compiled_code_writes_to_its_buffers() -> None:
-    arguments = _arguments()
-    out, lse, _ = _buffers()
-
-    @torch.compile(fullgraph=True, backend="aot_eager")
-    def step(q: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-        rest = {name: arguments[name] for name in ("kv", "indices")}
-        flashdsa.sparse_mla_fwd(q, **rest, d_v=D_V, out=out, lse=lse)
-        return out + 1
-
-    expected = flashdsa.sparse_mla_fwd(**arguments, d_v=D_V)
-    assert torch.equal(step(arguments["q"], out, lse), expected[0] + 1)
-    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
-
-
-def test_vmap_writes_a_buffer_an_element() -> None:
-    arguments = _arguments()
-    queries = torch.stack([arguments["q"], -arguments["q"]])
-    out, lse, _ = _buffers()
-    outs, lses = out.expand(2, *out.shape).clone(), lse.expand(2, *lse.shape).clone()
-
-    def one(q: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-        rest = {name: arguments[name] for name in ("kv", "indices")}
-        flashdsa.sparse_mla_fwd(q, **rest, d_v=D_V, out=out, lse=lse)
-        return q
-
-    torch.vmap(one)(queries, outs, lses)
-    for q, got in zip(queries, outs, strict=True):
-        rest = {name: arguments[name] for name in ("kv", "indices")}
-        assert torch.equal(got, flashdsa.sparse_mla_fwd(q, **rest, d_v=D_V)[0])
 
 
 WRONG = [

@@ -41,10 +41,12 @@ INDEX, KV, KEYS = _normal(3, 2, 128), _normal(2, 576).bfloat16(), _normal(9, 128
 WEIGHTS, ANGLES = _normal(3, 2), _normal(5, 3)
 
 
-def dense_loss(q_index: Tensor) -> Tensor:
+def dense_loss(q_index: Tensor, row_weight: Tensor | None = None) -> Tensor:
     ends = torch.tensor([9, 3, 5], dtype=torch.int32)
     keys = KEYS[:, : X.q.shape[2]]
-    return flashdsa.indexer_kl_loss_dense(q_index, KEYS, WEIGHTS, X.q, keys, WEIGHTS + 4, ends)
+    return flashdsa.indexer_kl_loss_dense(
+        *(q_index, KEYS, WEIGHTS, X.q, keys, WEIGHTS + 4, ends), row_weight=row_weight
+    )
 
 
 def rotated(x: Tensor) -> Tensor:
@@ -62,27 +64,21 @@ def write_kv(kv: Tensor) -> Tensor:
     return cache
 
 
-def one_dual(requires_grad: bool) -> Any:
+def one_recorded_dual() -> Any:
     with forward_ad.dual_level():
-        q = X.q.detach().clone().requires_grad_(requires_grad)
+        q = X.q.detach().clone().requires_grad_()
         return forward_ad.unpack_dual(attend(forward_ad.make_dual(q, X.q))).tangent
 
 
 @pytest.mark.parametrize(
     "derive",
     [
-        lambda: torch.func.jvp(attend, (X.q,), (X.q,)),
-        lambda: torch.func.jvp(lambda kv: attend(X.q, kv), (X.kv,), (X.kv,)),
-        lambda: torch.func.jvp(
-            lambda s: attend(X.q, sink=s), (X.attn_sink.double(),), (X.attn_sink.double(),)
-        ),
         lambda: torch.func.jacfwd(attend)(X.q),
         lambda: torch.func.hessian(loss)(X.q),
         lambda: torch.func.jvp(torch.func.grad(loss), (X.q,), (X.q,)),
-        lambda: one_dual(False),
-        lambda: one_dual(True),
-        lambda: torch.func.jvp(dense_loss, (INDEX,), (INDEX,)),
+        one_recorded_dual,
         lambda: torch.func.hessian(dense_loss)(INDEX),
+        lambda: torch.func.jvp(partial(dense_loss, INDEX), (X.q[:, 0, 0],), (X.q[:, 0, 0],)),
         lambda: torch.func.jvp(torch.vmap(dense_loss), (INDEX[None],), (INDEX[None],)),
         lambda: torch.func.jvp(torch.vmap(write_kv), (KV[None],), (KV[None],)),
         lambda: torch.func.jvp(
@@ -90,11 +86,12 @@ def one_dual(requires_grad: bool) -> Any:
         ),
     ],
     ids=[
-        *("q", "kv", "sink", "jacfwd", "hessian", "of grad", "dual", "dual, recorded"),
-        *("dense", "hessian of dense", "dense, vmap", "write, vmap", "keys"),
+        *("jacfwd", "hessian", "of grad", "dual, recorded"),
+        *("hessian of dense", "weights of rows", "dense, vmap", "write, vmap", "keys"),
     ],
 )
 def test_forward_mode_is_an_error_and_never_a_number(derive: Callable[[], Any]) -> None:
+    """Composed; of every operand alone in test_forward_mode.py."""
     with pytest.raises(UnsupportedError, match=NO_FORWARD_MODE):
         derive()
 
@@ -226,24 +223,6 @@ def test_vmap_of_every_function(name: str) -> None:
         expected = results({n: x.clone() for n, x in element.items()})
         for one, other in zip(got, expected, strict=True):
             torch.testing.assert_close(one[number], other, rtol=0, atol=0, equal_nan=True)
-
-
-def test_vmap_of_an_operation_that_writes_needs_an_output_an_element() -> None:
-    x = inputs.indexer()
-    weights = torch.stack([x.weights, -x.weights])
-    out = torch.zeros(2, 2, 16, dtype=torch.int32)
-
-    def choose(weights: Tensor, out: Tensor) -> Tensor:
-        flashdsa.dsa_topk_indexer(*x._replace(weights=weights), out)
-        return out
-
-    torch.vmap(choose)(weights, out)
-    for number in range(2):
-        expected = torch.zeros(2, 16, dtype=torch.int32)
-        flashdsa.dsa_topk_indexer(*x._replace(weights=weights[number]), expected)
-        assert torch.equal(out[number], expected)
-    with pytest.raises(UnsupportedError, match=r"topk_indices: .* must have the batch's dim"):
-        torch.vmap(lambda w: choose(w, out[0]))(weights)
 
 
 def test_autocast_casts_q_and_kv_and_gradients_come_back() -> None:

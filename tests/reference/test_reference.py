@@ -51,12 +51,6 @@ def test_equal_logits_average_the_values_and_add_a_logarithm():
     assert lse.item() == pytest.approx(math.log(4), abs=1e-15)
 
 
-def test_the_default_scale_is_one_over_the_root_of_d_qk(generator):
-    q, kv = normal(generator, 1, H, D), normal(generator, S_KV, D)
-    _, lse = reference.sparse_mla_fwd(q, kv, torch.tensor([[2]]), d_v=D_V)
-    torch.testing.assert_close(lse[0], q[0] @ kv[2] / math.sqrt(D))
-
-
 def test_all_keys_is_dense_attention(generator):
     q, kv = normal(generator, S, H, D), normal(generator, S_KV, D)
     indices = torch.stack([torch.randperm(S_KV, generator=generator) for _ in range(S)])

@@ -65,15 +65,6 @@ def test_rows_are_written_and_read_by_slot(shape: tuple[int, ...], dtype: torch.
     assert torch.equal(read, expected.bfloat16())
 
 
-def test_pages_may_lie_apart() -> None:
-    every = torch.zeros(4, 5, 576, dtype=torch.bfloat16)
-    rows = rows_of_any_size().bfloat16()
-    flashdsa.write_kv_cache(rows, torch.arange(T), every[::2])
-    assert torch.equal(every[0], rows[:5]) and torch.equal(every[2, 0], rows[5])
-    assert not every[1].any() and not every[3].any()
-    assert torch.equal(flashdsa.read_kv_cache(every[::2], torch.arange(T)), rows)
-
-
 @pytest.mark.parametrize("slots", [[-1] * T, [-1, -1, -1, 2, -1, -1]])
 def test_padding_writes_nothing(slots: list[int]) -> None:
     cache = torch.full((4, 576), 3.0).bfloat16()
@@ -154,12 +145,3 @@ def test_packed_rows_have_no_gradient() -> None:
             with torch.no_grad():
                 function(q, kv, indices, attn_sink=sink)
             wanted.requires_grad_(False)
-
-
-def test_packed_rows_are_compiled_and_have_fakes() -> None:
-    kv = flashdsa.quantize_kv(torch.randn(9, 576))
-    q, indices = torch.randn(2, 4, 576), torch.zeros(2, 3, dtype=torch.int32)
-    eager = flashdsa.sparse_mla_fwd(q, kv, indices)
-    compiled = torch.compile(flashdsa.sparse_mla_fwd, fullgraph=True, backend="aot_eager")
-    for x, y in zip(compiled(q, kv, indices), eager, strict=True):
-        assert torch.equal(x, y)

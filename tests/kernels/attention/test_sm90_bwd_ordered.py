@@ -11,9 +11,8 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from cutlass import Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
-import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
-from flashdsa.backends.emulated.runner import compiled, emulation
+from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.sm90 import mla_bwd_memory
 from flashdsa.kernels.attention import union
 from flashdsa.kernels.attention.lists import UNORDERED_SHIFT, Lists
@@ -44,12 +43,10 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     turns_kernel,
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import THREADS as TURN_THREADS
-from flashdsa.verify.compare import failures
-from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from ptxemu.cutedsl import emulate
-from tests.kernels.findings import unexpected
+from tests.kernels.attention.hopper_gradients import hopper_gradients
 
 ONE_SM = Device(1, {1: 1})
 DEVICES_AND_ORDERS = [
@@ -60,25 +57,12 @@ DEVICES_AND_ORDERS = [
 
 
 def gradients_of(case: SparseMlaCase, *, deterministic: bool = True) -> list[tuple[Tensor, ...]]:
-    """On each device in its order; all are within the contract, and ptxemu finds nothing: of the
-    deterministic form no additions that come in any order either."""
+    """On each device in its order."""
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
-    O, lse = forward_results(inputs)
-    operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
-    every = []
-    for device, policy in DEVICES_AND_ORDERS:
-        with emulation(device, policy=policy) as emulator:
-            gradients = flashdsa.mla_bwd(
-                *operands,
-                topk_length=inputs.topk_length,
-                deterministic=deterministic,
-                backend="emulate-sm90",
-            )
-        named = dict(zip(("dQ", "dKV"), gradients, strict=True))
-        assert failures(judge_backward(inputs, O, lse, named, bf16_operands=True)) == []
-        assert unexpected(emulator.findings, in_order=deterministic) == []
-        every.append(gradients)
-    return every
+    return [
+        hopper_gradients(inputs, *device_and_order, deterministic=deterministic)
+        for device_and_order in DEVICES_AND_ORDERS
+    ]
 
 
 def are_equal(every: list[tuple[Tensor, ...]]) -> bool:
@@ -349,13 +333,9 @@ def test_packed_rows_give_the_same_bits(monkeypatch: pytest.MonkeyPatch, afresh:
     """With rows that a query names again, and invalid slots."""
     case = SparseMlaCase("far", 3, 300, 64, 140, duplicates=True, invalid=True)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
-    O, lse = forward_results(inputs)
     found = []
     for rows in (union.FAR_ROWS, 100):
         monkeypatch.setattr(union, "FAR_ROWS", rows)
         compiled.cache_clear()
-        with emulation(SMALL) as emulator:
-            operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
-            found.append(flashdsa.mla_bwd(*operands, deterministic=True, backend="emulate-sm90"))
-        assert unexpected(emulator.findings, in_order=True) == []
+        found.append(hopper_gradients(inputs, deterministic=True))
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

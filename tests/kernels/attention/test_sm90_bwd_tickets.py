@@ -14,9 +14,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
-import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
-from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import mla_bwd, mla_bwd_choice
 from flashdsa.heuristics.h200 import Backward
 from flashdsa.kernels.attention.choice import FIRST, SECOND
@@ -31,12 +29,10 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     order_items,
 )
 from flashdsa.verify import draw_rows
-from flashdsa.verify.compare import failures
-from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from ptxemu.cutedsl import emulate
-from tests.kernels.findings import unexpected
+from tests.kernels.attention.hopper_gradients import hopper_gradients
 from tests.support.attention_launches import without_tickets
 
 TWO_SMS = Device(2, {1: 2})
@@ -51,23 +47,10 @@ def item_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw_rows, "length_values", lambda topk: ITEM_LENGTHS)
 
 
-def gradients_of(
-    heads: int, queries: int, device: Device, policy: Policy, varied: bool = True
-) -> tuple[Tensor, ...]:
-    """dQ and dKV, within the contract; ptxemu finds nothing."""
-    case = SparseMlaCase("tickets", queries, 260, heads, TOPK, topk_length=varied, poison=True)
-    inputs = make_sparse_mla_inputs(case, 0, "cpu")
-    O, lse = forward_results(inputs)
-    with emulation(device, policy=policy) as emulator:
-        gradients = flashdsa.mla_bwd(
-            *(inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices),
-            topk_length=inputs.topk_length,
-            backend="emulate-sm90",
-        )
-    named = dict(zip(("dQ", "dKV"), gradients, strict=True))
-    assert failures(judge_backward(inputs, O, lse, named, bf16_operands=True)) == []
-    assert unexpected(emulator.findings) == []
-    return gradients
+def gradients_of(heads: int, queries: int, device: Device, policy: Policy) -> tuple[Tensor, ...]:
+    """dQ and dKV."""
+    case = SparseMlaCase("tickets", queries, 260, heads, TOPK, topk_length=True, poison=True)
+    return hopper_gradients(make_sparse_mla_inputs(case, 0, "cpu"), device, policy)
 
 
 @pytest.mark.slow
@@ -247,21 +230,10 @@ def test_gradients_are_right_by_both_ways(
     monkeypatch.setattr(Backward, "PACED_ROWS", {heads: 0})
     case = SparseMlaCase("both ways", queries, 90, heads, 24, topk_length=True, invalid=True)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
-    O, lse = forward_results(inputs)
-    operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
-    found = []
-    for deterministic in (False, True):
-        with emulation(SMALL) as emulator:
-            gradients = flashdsa.mla_bwd(
-                *operands,
-                topk_length=inputs.topk_length,
-                deterministic=deterministic,
-                backend="emulate-sm90",
-            )
-        named = dict(zip(("dQ", "dKV"), gradients, strict=True))
-        assert failures(judge_backward(inputs, O, lse, named, bf16_operands=True)) == []
-        assert unexpected(emulator.findings, in_order=slots or deterministic) == []
-        found.append(gradients)
+    found = [
+        hopper_gradients(inputs, deterministic=deterministic, in_order=slots)
+        for deterministic in (False, True)
+    ]
     assert torch.equal(found[0][1], found[1][1]) == slots
 
 

@@ -110,15 +110,15 @@ def test_lengths_are_dealt_zero_and_very_unequal_ones_too() -> None:
 
 
 FEW_HEADS = SparseMlaCase(
-    "few heads", 5, 900, 13, 540, packed="fp32", attn_sink="infinite", invalid=True,
+    "few heads", 5, 900, 13, 340, packed="fp32", attn_sink="infinite", invalid=True,
     topk_length=True,
 )  # fmt: skip
-FEW_LENGTHS = [300, 420, 420, 30, 0]
+FEW_LENGTHS = [250, 310, 310, 30, 0]
 """Rings go round from stretch to stretch; parts have no key, too."""
 
 
 def test_few_heads_are_dealt_and_calls_are_bit_equal() -> None:
-    assert parts_of([5, 7, 7, 1, 0]) == [1, 2, 2, 1, 1]
+    assert parts_of([4, 5, 5, 1, 0]) == [1, 2, 2, 1, 1]
     late = Launcher(FEW, Policy(asynchronous="late"))
     eager = late.then(Policy(asynchronous="eager", seed=3))
     assert all(map(torch.equal, late(FEW_HEADS, FEW_LENGTHS), eager(FEW_HEADS, FEW_LENGTHS)))

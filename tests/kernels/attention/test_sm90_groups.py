@@ -36,7 +36,7 @@ from ptxemu.launch_setup import LaunchSetup
 
 NUM_KEYS, TOPK, TILE, GROUPS = 1500, 700, 64, 2
 COMPILED: dict[Any, Any] = {}
-"""What `judge` has compiled: by the function, the group, whether it packs, and the queries."""
+"""What `judge` has compiled: by the group, how rows are packed, and the queries."""
 
 
 @cute.jit
@@ -50,26 +50,10 @@ def make_lists(
     named: cute.Tensor,
     num_keys: Int32,
     group: cutlass.Constexpr,
-    packs: cutlass.Constexpr,
+    how: cutlass.Constexpr,
 ):
-    lists = Lists(rows, members, counts, present, named)
-    kernel = union_kernel(indices, topk_length, lists, num_keys, group, TILE, None, packs=packs)
-    kernel.launch(grid=[counts.shape[0], 1, 1], block=[THREADS, 1, 1])
-
-
-@cute.jit
-def make_lists_by_rows(
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    rows: cute.Tensor,
-    members: cute.Tensor,
-    counts: cute.Tensor,
-    present: cute.Tensor,
-    named: cute.Tensor,
-    num_keys: Int32,
-    group: cutlass.Constexpr,
-    packs: cutlass.Constexpr,
-):
+    """`how`: whether rows are packed, and whether that depends on `num_keys`."""
+    packs, by_rows = how
     lists = Lists(rows, members, counts, present, named)
 
     def launch(packed: bool) -> None:
@@ -78,7 +62,10 @@ def make_lists_by_rows(
         )
         kernel.launch(grid=[counts.shape[0], 1, 1], block=[THREADS, 1, 1])
 
-    launch_by_rows(num_keys, launch, packs)
+    if cutlass.const_expr(by_rows):
+        launch_by_rows(num_keys, launch, packs)
+    else:
+        launch(packs)
 
 
 @cute.jit
@@ -121,7 +108,13 @@ def draw(kind: str, queries: int) -> Tensor:
 
 
 def judge(
-    indices: Tensor, group: int, repeats: int, make: Any = make_lists, **options: Any
+    indices: Tensor,
+    group: int,
+    repeats: int,
+    *,
+    packs: bool,
+    by_rows: bool = False,
+    num_keys: int = NUM_KEYS,
 ) -> list[LaunchSetup]:
     """Rows ascend but for the repeats that a list's end is said to have, and every row has the
     queries that name it; the launches."""
@@ -133,10 +126,10 @@ def judge(
     lengths = torch.empty(0, dtype=torch.int32)
     with emulate(on_launch=launched.append) as emulator:
         tensors = map(from_dlpack, (indices, lengths, rows, members, counts, present, named))
-        given = (*tensors, Int32(options.get("num_keys", NUM_KEYS)))
-        kind = make, group, options.get("packs", False), len(indices)
+        given = (*tensors, Int32(num_keys))
+        kind = group, (packs, by_rows), len(indices)
         if kind not in COMPILED:
-            COMPILED[kind] = cute.compile(make, *given, *kind[1:3])
+            COMPILED[kind] = cute.compile(make_lists, *given, *kind[:2])
         COMPILED[kind](*given)
     assert list(emulator.findings) == []
     for number in range(groups):
@@ -183,8 +176,8 @@ def test_many_rows_are_packed_if_that_is_asked_for() -> None:
     near = draw("windowed", group)
     far = near + (near >= 0) * (near % 3) * (num_keys // 2 - 468)
     assert FAR_ROWS < far.max() < num_keys
-    (of_few,) = judge(near, group, 0, make_lists_by_rows, num_keys=FAR_ROWS, packs=True)
-    (of_many,) = judge(far.int(), group, 0, make_lists_by_rows, num_keys=num_keys, packs=True)
+    (of_few,) = judge(near, group, 0, packs=True, by_rows=True, num_keys=FAR_ROWS)
+    (of_many,) = judge(far.int(), group, 0, packs=True, by_rows=True, num_keys=num_keys)
     assert of_few.kernel != of_many.kernel
 
 

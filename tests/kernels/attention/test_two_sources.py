@@ -63,15 +63,6 @@ def named_rows(num_rows, num_queries, indices, **lists):
     return [[row for row, n in enumerate(one) for _ in range(round(n))] for one in times.tolist()]
 
 
-@pytest.mark.parametrize(
-    ("ratio", "counts"), [(1, {0: 1}), (4, {0: 0, 2: 0, 3: 1, 7: 2}), (128, {126: 0, 127: 1})]
-)
-def test_a_query_sees_the_compressed_rows_that_are_complete(ratio, counts):
-    p = torch.tensor(list(counts))
-    seen = named_rows(5, len(p), (torch.zeros_like(p), (p + 1) // ratio))
-    assert seen == [list(range(count)) for count in counts.values()]
-
-
 def test_pools_of_four_and_the_incomplete_one():
     p = torch.tensor([5, 3, 2])
     pools = ids([0, -1], [0, -1], [-1, -1])

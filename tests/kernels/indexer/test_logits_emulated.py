@@ -53,7 +53,7 @@ def test_scores_are_right_and_minus_infinity_beyond_the_rows(num_heads: int) -> 
     assert_scores_are_right(scores, inputs)
 
 
-@pytest.mark.parametrize("num_heads", [64, 32, 16])
+@pytest.mark.parametrize("num_heads", [64, pytest.param(32, marks=pytest.mark.slow), 16])
 def test_scores_of_blackwell_are_right(num_heads: int) -> None:
     plan = LogitsPlan(num_heads=num_heads)
     lengths = [300, 0, 1, 64, 65, 129]
@@ -167,7 +167,7 @@ def test_scales_at_both_ends_and_nan() -> None:
 
 
 def test_scores_of_68_byte_keys_are_within_the_contract() -> None:
-    case = IndexerCase("", (200, 65, 0, 1), 9, 32, mxfp4=True, nan_keys=True, zero_scores=True)
+    case = IndexerCase("", (200, 65, 0, 1), 9, 16, mxfp4=True, nan_keys=True, zero_scores=True)
     assert failures(check_scores(make_indexer_inputs(case, seed=9), BACKENDS[0])[1]) == []
 
 

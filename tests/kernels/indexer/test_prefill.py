@@ -91,15 +91,6 @@ def test_causal_ranges_where_there_are_fewer_keys_than_queries():
     assert starts.shape == (0,)
 
 
-def test_causal_ranges_under_compile():
-    def run(cu):
-        return flashdsa.causal_ranges(cu, num_queries=6)
-
-    cu = torch.tensor([0, 2, 6])
-    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
-    assert all(map(torch.equal, compiled(cu), run(cu)))
-
-
 def test_ranges_that_context_parallelism_makes_choose_as_the_whole_does(seed):
     """Zig-zag: a rank has queries from both ends; only their rows of the ranges say so."""
     x = make_prefill_inputs(PrefillCase("whole", causal(24, 24), 8, num_heads=16), seed)

@@ -168,8 +168,8 @@ def test_kinds_of_selection(plan: IndexerPlan, clusters: tuple[int, int], by_sco
 
 
 def test_scores_of_gathered_tokens() -> None:
-    plan, lengths = LogitsPlan(num_heads=16, gathers=True), [300, 0, 1, 66, 127]
-    inputs = scattered(make_inputs(lengths, num_heads=16, seed=1), 1)
+    plan, lengths = LogitsPlan(gathers=True), [300, 0, 1, 66, 127]
+    inputs = scattered(make_inputs(lengths, seed=1), 1)
     expected = flashdsa.indexer_logits(*inputs, 317, table_page_size=1, backend="cpu")
     holes(inputs.block_table[0, :300], [1, 1, 0, 1, 0])
     expected[0, :300][torch.tensor([1, 1, 0, 1, 0]).repeat(60) == 0] = -torch.inf

@@ -336,13 +336,6 @@ def test_scales_are_rounded_up_to_powers_of_two() -> None:
     torch.testing.assert_close(next_power_of_two(kept), kept, equal_nan=True)
 
 
-def test_the_gradient_passes_straight_through(seed: int) -> None:
-    x = torch.randn(4, 128, generator=torch.Generator().manual_seed(seed)).requires_grad_()
-    weight = torch.randn(4, 128)
-    (flashdsa.fake_quantize_index(x) * weight).sum().backward()
-    assert x.grad is not None and torch.equal(x.grad, weight)
-
-
 @pytest.mark.parametrize(
     ("x", "scale", "message"),
     [

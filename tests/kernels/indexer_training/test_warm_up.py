@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashdsa
-from flashdsa.errors import DoubleBackwardError, UnsupportedError
+from flashdsa.errors import DoubleBackwardError
 from flashdsa.ops.indexer_loss_dense import loss_and_gradients
 from flashdsa.verify.compare import compare, failures
 from tests.support.subtests import CaseLoop
@@ -204,25 +204,6 @@ def test_fp32_with_large_logits_is_within_the_contract(deviation: float, seed: i
     for got, wanted in zip(found, expected, strict=True):
         error = (got.grad.double() - wanted.grad).norm() / wanted.grad.norm()
         assert 0 < error <= 1e-5
-
-
-@pytest.mark.parametrize("name", ["q_index", "q", "lse", "row_weight"])
-def test_forward_mode_is_an_error(name: str, seed: int) -> None:
-    """Of any operand: a tangent that is dropped would look like a derivative of 0."""
-    warm = Warm(seed)
-    operands = {"q_index": warm.index[0], "q": warm.q, "lse": warm.lse}
-    primal = operands.get(name, warm.row_weight)
-
-    def loss(value: Tensor) -> Tensor:
-        if name == "q_index":
-            return warm.loss(value, *warm.index[1:])
-        if name == "row_weight":
-            return warm.loss(row_weight=value)
-        setattr(warm, name, value)
-        return warm.loss()
-
-    with pytest.raises(UnsupportedError, match="forward-mode AD"):
-        torch.func.jvp(loss, (primal,), (torch.ones_like(primal),))
 
 
 def test_it_compiles_to_one_graph(seed: int) -> None:
