@@ -100,8 +100,8 @@ _ATTRIBUTES = {
     129: 0,  # unified function pointers
     132: 0,  # multicast
 }
-"""CUdevice_attribute (cudaDeviceAttr has the same numbers) that is the same on all devices; of what is
-not emulated the answer is no."""
+"""CUdevice_attribute (cudaDeviceAttr has the same numbers), the same on all devices; of what is not
+emulated the answer is no."""
 
 
 def device_attribute(device: Device, attribute: int) -> int | None:

@@ -17,7 +17,7 @@ from ptxemu.errors import fault
 from ptxemu.events import AccessKind
 
 if TYPE_CHECKING:
-    from ptxemu.engines.reductions import Combine
+    from ptxemu.engines.copy_operation import Combine
     from ptxemu.machine.state import AsyncOperation
     from ptxemu.syntax.ast import Instruction
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.engine_state import EngineState
-from ptxemu.machine.sleepers import Sleepers
+from ptxemu.machine.lane_group import Sleepers
 
 if TYPE_CHECKING:
     import numpy as np

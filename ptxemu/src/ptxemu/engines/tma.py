@@ -23,7 +23,7 @@ from ptxemu.memory.tile import Landing, Tile, box_shape, clip, clip_rows, landin
 from ptxemu.numerics import tf32
 
 if TYPE_CHECKING:
-    from ptxemu.engines.reductions import Combine
+    from ptxemu.engines.copy_operation import Combine
     from ptxemu.machine.state import AsyncOperation, Cta, Warp
     from ptxemu.syntax.ast import Instruction
 

@@ -18,11 +18,10 @@ from ptxemu.events import Agent, Observer, Space
 from ptxemu.machine import lanes
 from ptxemu.machine.device import Device
 from ptxemu.machine.engine_state import EngineState
-from ptxemu.machine.lane_group import Group, LanesApart
+from ptxemu.machine.lane_group import Group, LanesApart, Sleepers
 from ptxemu.machine.launch import Launch
 from ptxemu.machine.layout import Layout
 from ptxemu.machine.register_file import RegisterFile, RegisterLayout
-from ptxemu.machine.sleepers import Sleepers
 from ptxemu.memory.address import SHARED_BASE, SHARED_RANK_SHIFT
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.memory.words import Words

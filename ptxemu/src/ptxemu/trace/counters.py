@@ -13,8 +13,7 @@ from ptxemu.events import Access, AccessKind, Agent, Observer, Space
 from ptxemu.machine.lanes import WARP_SIZE
 from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, Vector
-from ptxemu.trace.classes import class_of, is_store_unit, unit_of
-from ptxemu.trace.roles import Roles, guess, role_of
+from ptxemu.trace.classes import Roles, class_of, guessed_roles, is_store_unit, role_of, unit_of
 
 # Bank conflicts of a warp's access to shared memory.
 #
@@ -200,7 +199,7 @@ class Counters(Observer):
 
     def guessed_roles(self) -> dict[int, str]:
         """Return the role that each warp seems to have, by warp number."""
-        return guess({index: counts.operations for index, counts in self._counts.items()})
+        return guessed_roles({index: counts.operations for index, counts in self._counts.items()})
 
     def by_role(self, roles: Roles) -> list[Counts]:
         """The counts so far, in order of warp number; warps of one role together."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.events import Space
+from ptxemu.trace.classes import Roles
 from ptxemu.trace.memory_map import Memory, MemoryMap, Raster, writer_name
-from ptxemu.trace.roles import Roles
 
 # The few SVG elements that the pictures need.
 
