@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.descriptors.im2col_map import decode_map
 from ptxemu.descriptors.matrix_layout import CHUNK
 from ptxemu.descriptors.swizzle import PERIOD
-from ptxemu.descriptors.tensor_map import INTERLEAVES, TensorMap
+from ptxemu.descriptors.tensor_map import INTERLEAVES, TensorMap, decode_map
 from ptxemu.descriptors.tensor_map_bits import TENSOR_MAP_BYTES
 from ptxemu.engines.copy_operation import holds, readable, report_async, writable
 from ptxemu.errors import ExecutionError, UnsupportedInstructionError, fault

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ptxemu.descriptors.im2col_map import Im2colMap
+from ptxemu.descriptors.tensor_map import Im2colMap
 from ptxemu.engines.copy_operation import (
     Combine,
     GlobalRange,
