@@ -72,7 +72,7 @@ class Mbarriers:
         for init in self._inits.get(cta, {}).get(offset, ()):
             if init in actor.inits:
                 continue
-            ordered, visible = proxies.knows_init(actor, init, cta)
+            ordered, visible = proxies.knows_init(actor, init)
             if not (ordered and visible):
                 self._report_init(init, (actor, instruction, action), cta, offset, ordered=ordered)
 
@@ -220,7 +220,7 @@ class Phases:
             return
         for warp, (clock, instruction) in waits.items():
             if not self._is_known(released, warp, clock):
-                self._report(cta, offset, phase, (warp, instruction, "wait"), arrival)
+                self._report(cta, offset, (warp, instruction, "wait"), arrival)
 
     def _is_known(self, released: Knowledge, warp: WarpActor, clock: int) -> bool:
         """Whether the warp's wait, or what it issued after it, is known to an arrival."""
@@ -234,7 +234,7 @@ class Phases:
             for operation in self._operations(warp.home, part.done | part.reads)
         )
 
-    def _report(self, cta: int, offset: int, phase: int, wait: Place, arrival: Place) -> None:
+    def _report(self, cta: int, offset: int, wait: Place, arrival: Place) -> None:
         message = lambda a, b: (
             f"{a} for a phase of the mbarrier at shared 0x{offset:x} of {self._name(cta)}, and "
             f"{b} in the next phase: nothing keeps the next phase from completing before the "

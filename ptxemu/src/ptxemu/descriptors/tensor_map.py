@@ -223,13 +223,13 @@ def require(argument: str, value: object, holds: bool, expected: str) -> None:
         )
 
 
-def check_modes(made: TensorMap, *, box_rank: int = 0) -> None:
-    """Refuse counts and enumerations; the box has `box_rank` entries, 0 meaning all dimensions."""
+def check_modes(made: TensorMap) -> None:
+    """Refuse counts and enumerations."""
     rank, dtype = made.rank, made.dtype
     require("dims", made.dims, 1 <= rank <= MAX_RANK, "1 to 5 dimensions")
     for argument, values, count in (
         ("strides", made.strides, rank - 1),
-        ("box", made.box, box_rank or rank),
+        ("box", made.box, rank),
         ("element_strides", made.element_strides, rank),
     ):
         require(argument, values, len(values) == count, f"{count} values for rank {rank}")

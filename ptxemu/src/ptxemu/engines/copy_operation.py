@@ -107,11 +107,10 @@ def issue_copy(
     source: Place,
     target: Place,
     *,
-    size: int,
     combine: Combine | None = None,
     signal: Signal | None = None,
 ) -> AsyncOperation:
-    """Start a copy of `size` bytes, or with `combine` a reduction."""
+    """Start a copy, or with `combine` a reduction."""
     operation = AsyncOperation(kind, warp, instruction)
     data: list[Bytes] = []
 

@@ -152,7 +152,6 @@ def _to_shared(
                     kind,
                     place,
                     SharedRange(destination, offset, size),
-                    size=size,
                     combine=combine,
                     signal=signal,
                 )
@@ -208,7 +207,6 @@ def _to_global(
                 kind,
                 SharedRange(owner, offset, size),
                 GlobalRange(address, size, chosen),
-                size=size,
                 combine=combine,
             )
             bulk_groups(warp).add(operation, lanes)
@@ -420,15 +418,7 @@ def _load(instruction: Instruction, modifiers: Modifiers, has_policy: bool, *, o
                     multicast=multicast,
                     cta_group=int(group[-1]),
                 )
-                issue_copy(
-                    warp,
-                    instruction,
-                    "cp.async.bulk.tensor",
-                    source,
-                    target,
-                    size=source.size,
-                    signal=signal,
-                )
+                issue_copy(warp, instruction, "cp.async.bulk.tensor", source, target, signal=signal)
 
     return step
 
@@ -461,9 +451,7 @@ def _store(
             owner, offset = shared_place(warp.cta, int(sources[lane]), 0, instruction, own=True)
             source = SharedTile(owner, offset, made, target.rows)
             source.check(instruction)
-            operation = issue_copy(
-                warp, instruction, kind, source, target, size=target.size, combine=combine
-            )
+            operation = issue_copy(warp, instruction, kind, source, target, combine=combine)
             bulk_groups(warp).add(operation, lanes)
 
     return step

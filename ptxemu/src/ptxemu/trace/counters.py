@@ -242,14 +242,14 @@ def path_of(access: Access) -> str | None:
     if modifiers[0] == "mbarrier" or modifiers[:2] == ("tcgen05", "dealloc"):
         return None
     if hasattr(agent, "issuer"):
-        return _operation_path(access, unit_of(agent), agent.cta.index)
+        return _operation_path(access, unit_of(agent))
     action = _ACTIONS[access.kind]
     if access.space is Space.SHARED and access.owner != agent.cta.index:
         return f"DSMEM {action}"
     return f"{access.space.value} {action}"
 
 
-def _operation_path(access: Access, unit: str, home: int) -> str | None:
+def _operation_path(access: Access, unit: str) -> str | None:
     is_read = access.kind is AccessKind.READ
     if unit == "tensor core":
         if access.instruction.modifiers[0] == "wgmma":
