@@ -27,10 +27,9 @@ from ptxemu.global_writes import Earlier, Writes
 from ptxemu.isa import registry
 from ptxemu.isa.kernel_rules import check_kernel, check_module, undefined
 from ptxemu.machine.device import Device, device_for
-from ptxemu.machine.launch import Launch
 from ptxemu.machine.layout import Layout
 from ptxemu.machine.program import Program
-from ptxemu.machine.state import Machine
+from ptxemu.machine.state import Launch, Machine
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.sched.collector import rare_collections
 from ptxemu.sched.policy import Guided, Policy

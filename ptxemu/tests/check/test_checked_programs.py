@@ -6,8 +6,8 @@ from tests.check.checked_run import Program, check, judge, pair
 from tests.check.test_hazard_programs import ELECT, wait
 from tests.kernel_run import TID
 
-from ptxemu.check.lane_notes import Meeting, is_ordered
 from ptxemu.check.lane_races import MOST_NOTED
+from ptxemu.check.lanes import Meeting, is_ordered
 from ptxemu.sched.policy import Policy
 
 # Lanes of a warp are ordered by what makes them wait for each other, and by nothing else.

@@ -14,7 +14,7 @@ from ptxemu.check.rows import RowStates
 
 builtins = pytest.importorskip("ptxemu.compiled.builtins")
 judge_code = pytest.importorskip("ptxemu.compiled.judge_code")
-python_objects = pytest.importorskip("ptxemu.compiled.python_objects")
+judge_states = pytest.importorskip("ptxemu.compiled.judge_states")
 
 ADD = "red.relaxed.gpu.global.add.f32 [a], b"
 COPY = "cp.async.cg.shared.global [a], [b], 16"
@@ -179,7 +179,7 @@ def test_bits_of_integers_are_read() -> None:
     """Of none, one and many digits, and behind the last."""
 
     def write(b: object, arguments: list[object]) -> None:
-        b.ret(python_objects.bit_of(*arguments).as_number().ir)  # type: ignore[attr-defined]
+        b.ret(judge_states.bit_of(*arguments).as_number().ir)  # type: ignore[attr-defined]
 
     read = builtins.make_builtin("bit", 2, write, objects={0})
     for number in (0, 1, 1 << 29, 1 << 30, (5 << 100) | 3, random.Random(0).getrandbits(500)):

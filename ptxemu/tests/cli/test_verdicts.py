@@ -21,7 +21,7 @@ from ptxemu.cli.kernel_names import file_name, for_people, readable
 from ptxemu.cli.main import main
 from ptxemu.cli.outcome import Results
 from ptxemu.cli.report import as_json, finding_lines, is_failure, summary_line
-from ptxemu.machine.launch import Launch
+from ptxemu.machine.state import Launch
 
 # What the last line and the exit code say of a run: failures, both kinds of error, groups.
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tests.kernel_run import TID, run
 
+from ptxemu.engines.sparse_metadata import expanded
 from ptxemu.errors import ExecutionError, UnsupportedInstructionError
-from ptxemu.numerics import sparsity
 
 # ldmatrix, stmatrix and movmatrix against the manual's element maps, element by element.
 
@@ -315,10 +315,10 @@ def test_what_is_not_there_is_refused_by_name(text, message):
 
 def test_kept_pairs_of_four_bits_go_where_the_metadata_says():
     kept = np.arange(1.0, 9.0)[None]
-    dense = sparsity.expanded(kept, np.array([[0b1001, 0b1100]], np.uint32), "s4")
+    dense = expanded(kept, np.array([[0b1001, 0b1100]], np.uint32), "s4")
     assert dense.tolist() == [[0, 0, 1, 2, 3, 4, 0, 0, 5, 6, 0, 0, 0, 0, 7, 8]]
 
 
 def test_of_two_tf32_one_is_kept():
-    dense = sparsity.expanded(np.array([[1.0, 2.0]]), np.array([[0b1110, 0b0100]]), "tf32")
+    dense = expanded(np.array([[1.0, 2.0]]), np.array([[0b1110, 0b0100]]), "tf32")
     assert dense.tolist() == [[0, 1, 2, 0]]

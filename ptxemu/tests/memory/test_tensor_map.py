@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ptxemu.descriptors.im2col_map import Im2colMap, decode_map
 from ptxemu.descriptors.swizzle import Swizzle
 from ptxemu.descriptors.tensor_map import (
     DRIVER_TYPES,
     ELEMENT_BITS,
+    Im2colMap,
     TensorMap,
     decode,
+    decode_map,
     encode_tiled,
 )
 from ptxemu.engines.im2col import column, positions

@@ -16,7 +16,7 @@ from tests.silicon.programs.case import (
 )
 
 import ptxemu.api
-from ptxemu.descriptors import im2col_map as tensor_maps
+from ptxemu.descriptors import tensor_map as tensor_maps
 from ptxemu.descriptors.tensor_map import DRIVER_TYPES, Swizzle, encode_tiled
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.sched.policy import Policy

@@ -13,14 +13,12 @@ from ptxemu.check.findings import Finding, Findings
 from ptxemu.check.flags import Flags, reach_of
 from ptxemu.check.lane_races import LaneRaces, makes_lanes_meet
 from ptxemu.check.lifetime import Lifetimes
-from ptxemu.check.mbarriers import Mbarriers
-from ptxemu.check.phases import BARRIERS, BarrierUsers, Phases
+from ptxemu.check.mbarriers import BARRIERS, BarrierUsers, Mbarriers, Phases
 from ptxemu.check.races import Races
 from ptxemu.check.shadow import Blank
 from ptxemu.check.shadow_memory import ShadowMemory
 from ptxemu.check.state import Actor, Event, WarpActor
-from ptxemu.check.tcgen05_order import DEALLOC
-from ptxemu.check.tmem_loads import TmemLoads
+from ptxemu.check.tcgen05_order import DEALLOC, TmemLoads
 from ptxemu.check.tokens import Neighbours, Tokens, is_mbarrier_token, new_token
 from ptxemu.check.vector_clock import ARRIVED, GENERIC, NOTHING, OUT_OF_SCOPE
 from ptxemu.check.weak_orders import WeakOrders

@@ -21,11 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.check.findings import Findings
-from ptxemu.check.lane_notes import (
+from ptxemu.check.lanes import (
     ALL_BYTES,
     ALL_LANES,
     Form,
     Ids,
+    LaneReleases,
     Meeting,
     Noted,
     Stretch,
@@ -34,7 +35,6 @@ from ptxemu.check.lane_notes import (
     noted,
     noted_loads,
 )
-from ptxemu.check.lanes import LaneReleases
 from ptxemu.check.races import Races
 from ptxemu.check.state import WarpActor
 from ptxemu.check.tokens import is_mbarrier_token

@@ -72,8 +72,8 @@ def _is_of_tensor_cores(actor: Actor) -> bool:
     return isinstance(actor, OperationActor) and actor.kind.startswith(kinds)
 
 
-def knows_init(actor: Actor, init: Event, cta: int) -> tuple[bool, bool]:
-    """Whether `actor` may use an mbarrier of CTA `cta` that `init` initialised.
+def knows_init(actor: Actor, init: Event) -> tuple[bool, bool]:
+    """Whether `actor` may use an mbarrier that `init` initialised.
 
     Returns:
         whether the initialisation happened before, and whether it is visible where it must be: to

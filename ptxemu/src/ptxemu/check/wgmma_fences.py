@@ -179,7 +179,7 @@ def _touches(program: Program, used: set[int]) -> _ByPc:
             pure += node.code
         elif isinstance(node, StepNode) and node.instruction.modifiers[0] != "wgmma":
             steps.append(node.instruction)
-    copies = {i.pc: pair for i, op in pure if (pair := _copy(i, op)) is not None}
+    copies = {i.pc: pair for i, _ in pure if (pair := _copy(i)) is not None}
     followed = set(used)
     while True:
         sources = {s for d, s in copies.values() if d in followed and s is not None} - followed
@@ -210,7 +210,7 @@ def _touches(program: Program, used: set[int]) -> _ByPc:
     return found
 
 
-def _copy(instruction: Instruction, op: PureOp) -> tuple[int, int | None] | None:
+def _copy(instruction: Instruction) -> tuple[int, int | None] | None:
     """Destination and source of a mov between registers, or of a constant; else None."""
     if instruction.modifiers[0] != "mov" or instruction.guard is not None:
         return None

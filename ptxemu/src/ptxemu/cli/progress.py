@@ -57,6 +57,6 @@ class Progress:
             sys.stderr.flush()
 
 
-def _short(name: str, width: int = 20) -> str:
+def _short(name: str) -> str:
     """The name without what CuTe DSL writes before it, so short that the line fits 80 columns."""
-    return readable(name.removeprefix("kernel_cutlass_"), width)
+    return readable(name.removeprefix("kernel_cutlass_"), 20)

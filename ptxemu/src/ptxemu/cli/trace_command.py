@@ -14,7 +14,8 @@ from ptxemu.cli.output_paths import output_folder, write_file
 from ptxemu.cli.target import add_target_options, resolved, run_target
 from ptxemu.events import FanOut, Observer
 from ptxemu.launch_setup import LaunchSetup
-from ptxemu.trace import Counters, MemoryMap, Recorder, roles, text, to_chrome
+from ptxemu.trace import Counters, MemoryMap, Recorder, text, to_chrome
+from ptxemu.trace.classes import parse_roles
 from ptxemu.trace.clock import CLOCKS
 from ptxemu.trace.memory_picture import draw
 
@@ -88,7 +89,7 @@ class _Launch:
 
 def carry_out(options: argparse.Namespace) -> int:
     """Run, write the files, print the counts; 1 if a kernel failed."""
-    given = roles.parse(options.role)
+    given = parse_roles(options.role)
     launches: list[_Launch] = []
 
     def on_launch(setup: LaunchSetup) -> Observer:

@@ -16,6 +16,7 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
+from ptxemu.compiled.builtins import add_symbol, machine_code
 from ptxemu.compiled.loops import (
     I8,
     I32,
@@ -29,7 +30,6 @@ from ptxemu.compiled.loops import (
     when,
 )
 from ptxemu.compiled.lowering import bits_of_type, integers, splat
-from ptxemu.compiled.native import add_symbol, machine_code
 from ptxemu.machine.decoded import PlainAccess
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.lanes import WARP_SIZE

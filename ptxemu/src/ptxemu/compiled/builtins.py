@@ -4,12 +4,43 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 
 from ptxemu.compiled.loops import I64, Value, constant, require
-from ptxemu.compiled.native import add_symbol, machine_code
+
+# LLVM modules as machine code of this computer.
+
+
+@cache
+def _host() -> tuple[str, str]:
+    """Name and features of this machine's processor; LLVM is ready to make code for it."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+
+
+def machine_code(module: Any, name: str) -> tuple[int, Any]:
+    """The address of a function of a module, and what keeps it alive."""
+    cpu, features = _host()
+    # The engine owns its target machine: each has one of its own.
+    target = llvm.Target.from_default_triple().create_target_machine(
+        cpu=cpu, features=features, opt=1, jit=True
+    )
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(module)), target)
+    engine.finalize_object()
+    return int(engine.get_function_address(name)), engine
+
+
+def add_symbol(name: str, address: int) -> None:
+    """Code that is made from now on may call the function at `address` by this name."""
+    llvm.add_symbol(name, address)
+
+
+# Builtin functions of such code.
 
 _OBJECT = ir.IntType(8).as_pointer()
 _FASTCALL = 0x0080

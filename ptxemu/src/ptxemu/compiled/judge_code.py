@@ -29,7 +29,7 @@ from ptxemu.compiled.judge_rows import (
     Work,
     has,
 )
-from ptxemu.compiled.judge_states import Following, Second
+from ptxemu.compiled.judge_states import Following, Second, data_of, is_layout_known
 from ptxemu.compiled.loops import (
     I1,
     I32,
@@ -43,7 +43,6 @@ from ptxemu.compiled.loops import (
     require,
     when,
 )
-from ptxemu.compiled.python_objects import data_of, is_layout_known
 from ptxemu.machine.lanes import WARP_SIZE
 
 layout = judge_rows

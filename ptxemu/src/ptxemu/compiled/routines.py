@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from ptxemu.compiled import access_records
-from ptxemu.compiled.builtins import make_builtin
+from ptxemu.compiled.builtins import machine_code, make_builtin
 from ptxemu.compiled.loops import Value
 from ptxemu.compiled.lowering import FLOATS, Lower, Vector, bits_of_type, integers, lowered, splat
-from ptxemu.compiled.native import machine_code
 from ptxemu.machine.decoded import PureOp, identity
 from ptxemu.machine.lanes import WARP_SIZE
 from ptxemu.syntax.ast import Instruction, NegatedRegister

@@ -36,7 +36,7 @@ def pretend_gpu(arch: str = "sm_100a") -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(patches.undo)
         mode = DeviceTensors()
-        _patch_torch(patches, torch, mode, device)
+        _patch_torch(patches, torch, mode)
         _patch_torch_cuda(patches, torch, device)
         with contextlib.suppress(ImportError):
             CudaBindings(device).install(
@@ -199,7 +199,7 @@ def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
     patches.replace(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 
 
-def _patch_torch(patches: Patches, torch: Any, mode: Any, device: Device) -> None:
+def _patch_torch(patches: Patches, torch: Any, mode: Any) -> None:
     """Patch what torch does below its function modes: generators, streams, custom operators."""
     generator = torch.Generator
 

@@ -19,7 +19,6 @@ from ptxemu.descriptors.codec import (
     gather_operand,
     operand_addresses,
 )
-from ptxemu.descriptors.im2col_map import Im2colMap
 from ptxemu.descriptors.instruction import (
     BLOCK_SCALED_KINDS,
     KINDS,
@@ -31,7 +30,7 @@ from ptxemu.descriptors.instruction import (
 from ptxemu.descriptors.matrix_layout import Major
 from ptxemu.descriptors.shared_memory import Tcgen05Descriptor, WgmmaDescriptor
 from ptxemu.descriptors.swizzle import Swizzle
-from ptxemu.descriptors.tensor_map import TensorMap, encode_tiled
+from ptxemu.descriptors.tensor_map import Im2colMap, TensorMap, encode_tiled
 from ptxemu.descriptors.zero_mask import ZeroColumnMask
 
 __all__ = [

@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.descriptors import instruction
-from ptxemu.descriptors.im2col_map import decode_map
 from ptxemu.descriptors.matrix_layout import CHUNK, Major, MatrixLayout, element_offsets
 from ptxemu.descriptors.shared_memory import Tcgen05Descriptor, WgmmaDescriptor
 from ptxemu.descriptors.swizzle import PERIOD
-from ptxemu.descriptors.tensor_map import TensorMap
+from ptxemu.descriptors.tensor_map import TensorMap, decode_map
 from ptxemu.descriptors.tensor_map_bits import TENSOR_MAP_BYTES
 from ptxemu.descriptors.zero_mask import ZeroColumnMask
 

@@ -223,13 +223,13 @@ def require(argument: str, value: object, holds: bool, expected: str) -> None:
         )
 
 
-def check_modes(made: TensorMap, *, box_rank: int = 0) -> None:
-    """Refuse counts and enumerations; the box has `box_rank` entries, 0 meaning all dimensions."""
+def check_modes(made: TensorMap) -> None:
+    """Refuse counts and enumerations."""
     rank, dtype = made.rank, made.dtype
     require("dims", made.dims, 1 <= rank <= MAX_RANK, "1 to 5 dimensions")
     for argument, values, count in (
         ("strides", made.strides, rank - 1),
-        ("box", made.box, box_rank or rank),
+        ("box", made.box, rank),
         ("element_strides", made.element_strides, rank),
     ):
         require(argument, values, len(values) == count, f"{count} values for rank {rank}")
@@ -283,3 +283,75 @@ def _check_box(made: TensorMap) -> None:
 
 
 assert 128 << Swizzle.B128.mode == PERIOD
+
+
+# Tensor maps in im2col mode: what cuTensorMapEncodeIm2col makes.
+#
+# A copy in this mode moves some channels of a column of pixels, which it finds by stepping through
+# a bounding box in every image, width first (PTX ISA, "Im2col mode").
+
+
+@dataclass(frozen=True)
+class Im2colMap(TensorMap):
+    """Images in global memory: dims are channels, width, height, depth (as far as there), images.
+
+    `box` has one entry, the channels of a pixel that a copy moves.
+
+    Attributes:
+        lower: first position in each spatial dimension, relative to 0.
+        upper: the last one, relative to the last of the tensor.
+        pixels: pixels that a copy moves.
+    """
+
+    lower: tuple[int, ...] = ()
+    upper: tuple[int, ...] = ()
+    pixels: int = 1
+
+    @property
+    def last(self) -> tuple[int, ...]:
+        """The last position in each spatial dimension."""
+        pairs = zip(self.dims[1:-1], self.upper, strict=True)
+        return tuple(extent - 1 + corner for extent, corner in pairs)
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of channels that a copy moves."""
+        return self.pixels
+
+    def encode(self) -> bytes:
+        """The 128-byte form."""
+        words = np.zeros(bits.TENSOR_MAP_BYTES // 8, dtype=np.uint64)
+        self.put_common(words)
+        bits.put_im2col(words, self.box[0], self.pixels, self.lower, self.upper)
+        return words.tobytes()
+
+
+@lru_cache(maxsize=4096)
+def decode_map(raw: bytes) -> TensorMap:
+    """The map of either mode that 128 bytes are.
+
+    Raises:
+        ValueError: they are none.
+    """
+    common = decode(raw)
+    words = np.frombuffer(raw, dtype=np.uint64, count=bits.TENSOR_MAP_BYTES // 8)
+    if bits.MODE.get(words) != bits.IM2COL_MODE:
+        return common
+    if common.rank < 3:
+        raise ValueError("an im2col map needs rank 3 or more")
+    channels, pixels, lower, upper = bits.get_im2col(words, common.rank - 2)
+    return Im2colMap(
+        common.address,
+        common.dtype,
+        common.dims,
+        common.strides,
+        (channels,),
+        common.element_strides,
+        common.interleave,
+        common.swizzle,
+        common.l2_promotion,
+        common.fill,
+        lower,
+        upper,
+        pixels,
+    )

@@ -37,108 +37,41 @@ class KernelAttribute(IntEnum):
     CLUSTER_SCHEDULING_POLICY_PREFERENCE = 15
 
 
-class DeviceAttribute(IntEnum):
-    """CUdevice_attribute; cudaDeviceAttr has the same numbers."""
-
-    MAX_THREADS_PER_BLOCK = 1
-    MAX_BLOCK_DIM_X = 2
-    MAX_BLOCK_DIM_Y = 3
-    MAX_BLOCK_DIM_Z = 4
-    MAX_GRID_DIM_X = 5
-    MAX_GRID_DIM_Y = 6
-    MAX_GRID_DIM_Z = 7
-    MAX_SHARED_MEMORY_PER_BLOCK = 8
-    TOTAL_CONSTANT_MEMORY = 9
-    WARP_SIZE = 10
-    MAX_PITCH = 11
-    MAX_REGISTERS_PER_BLOCK = 12
-    CLOCK_RATE = 13
-    MULTIPROCESSOR_COUNT = 16
-    INTEGRATED = 18
-    COMPUTE_MODE = 20
-    CONCURRENT_KERNELS = 31
-    MEMORY_CLOCK_RATE = 36
-    GLOBAL_MEMORY_BUS_WIDTH = 37
-    L2_CACHE_SIZE = 38
-    MAX_THREADS_PER_MULTIPROCESSOR = 39
-    ASYNC_ENGINE_COUNT = 40
-    UNIFIED_ADDRESSING = 41
-    COMPUTE_CAPABILITY_MAJOR = 75
-    COMPUTE_CAPABILITY_MINOR = 76
-    STREAM_PRIORITIES_SUPPORTED = 78
-    MAX_SHARED_MEMORY_PER_MULTIPROCESSOR = 81
-    MAX_REGISTERS_PER_MULTIPROCESSOR = 82
-    MANAGED_MEMORY = 83
-    COOPERATIVE_LAUNCH = 95
-    MAX_SHARED_MEMORY_PER_BLOCK_OPTIN = 97
-    MAX_BLOCKS_PER_MULTIPROCESSOR = 106
-    RESERVED_SHARED_MEMORY_PER_BLOCK = 111
-    MEMORY_POOLS_SUPPORTED = 115
-    CLUSTER_LAUNCH = 120
-    MULTICAST_SUPPORTED = 132
-
-
-def device_attribute(device: Device, attribute: int) -> int | None:
-    """cudaDeviceGetAttribute; None where the attribute is not known here."""
-    a = DeviceAttribute
-    answers = {
-        a.MAX_THREADS_PER_BLOCK: device.max_threads_per_cta,
-        a.MAX_BLOCK_DIM_X: 1024,
-        a.MAX_BLOCK_DIM_Y: 1024,
-        a.MAX_BLOCK_DIM_Z: 64,
-        a.MAX_GRID_DIM_X: 2**31 - 1,
-        a.MAX_GRID_DIM_Y: 65535,
-        a.MAX_GRID_DIM_Z: 65535,
-        a.MAX_SHARED_MEMORY_PER_BLOCK: SHARED_WITHOUT_OPT_IN,
-        a.TOTAL_CONSTANT_MEMORY: 65536,
-        a.WARP_SIZE: 32,
-        a.MAX_PITCH: 2**31 - 1,
-        a.MAX_REGISTERS_PER_BLOCK: device.registers_per_sm,
-        a.CLOCK_RATE: 1_830_000,
-        a.MULTIPROCESSOR_COUNT: device.num_sms,
-        a.INTEGRATED: 0,
-        a.COMPUTE_MODE: 0,
-        a.CONCURRENT_KERNELS: 1,
-        a.MEMORY_CLOCK_RATE: 2_619_000,
-        a.GLOBAL_MEMORY_BUS_WIDTH: 5120,
-        a.L2_CACHE_SIZE: _L2_BYTES[device.capability[0]],
-        a.MAX_THREADS_PER_MULTIPROCESSOR: MAX_THREADS,
-        a.ASYNC_ENGINE_COUNT: 3,
-        a.UNIFIED_ADDRESSING: 1,
-        a.COMPUTE_CAPABILITY_MAJOR: device.capability[0],
-        a.COMPUTE_CAPABILITY_MINOR: device.capability[1],
-        a.STREAM_PRIORITIES_SUPPORTED: 1,
-        a.MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: device.shared_bytes_per_cta + SYSTEM_SHARED_BYTES,
-        a.MAX_REGISTERS_PER_MULTIPROCESSOR: device.registers_per_sm,
-        a.MANAGED_MEMORY: 1,
-        a.COOPERATIVE_LAUNCH: 1,
-        a.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: device.shared_bytes_per_cta,
-        a.MAX_BLOCKS_PER_MULTIPROCESSOR: MAX_CTAS,
-        a.RESERVED_SHARED_MEMORY_PER_BLOCK: SYSTEM_SHARED_BYTES,
-        a.MEMORY_POOLS_SUPPORTED: 1,
-        a.CLUSTER_LAUNCH: 1,
-        a.MULTICAST_SUPPORTED: 0,
-    }
-    if attribute in DeviceAttribute.__members__.values():
-        return answers[DeviceAttribute(attribute)]
-    return _MORE_ATTRIBUTES.get(attribute)
-
-
-# Attributes by number that are the same on both devices; of what is not emulated the answer is no.
-_MORE_ATTRIBUTES = {
+_ATTRIBUTES = {
+    2: 1024,  # x of a block
+    3: 1024,  # y of a block
+    4: 64,  # z of a block
+    5: 2**31 - 1,  # x of a grid
+    6: 65535,  # y of a grid
+    7: 65535,  # z of a grid
+    8: SHARED_WITHOUT_OPT_IN,  # shared memory of a block
+    9: 65536,  # constant memory
+    10: 32,  # warp size
+    11: 2**31 - 1,  # pitch
+    13: 1_830_000,  # clock rate, kHz
     14: 512,  # texture alignment
     15: 1,  # GPU overlap
     17: 0,  # kernel execution timeout
+    18: 0,  # integrated GPU
     19: 1,  # can map host memory
+    20: 0,  # compute mode
     30: 512,  # surface alignment
+    31: 1,  # concurrent kernels
     32: 1,  # ECC
     33: 1,  # PCI bus
     34: 0,  # PCI device
     35: 0,  # TCC driver
+    36: 2_619_000,  # memory clock rate, kHz
+    37: 5120,  # memory bus, bits
+    39: MAX_THREADS,  # threads of a multiprocessor
+    40: 3,  # copy engines
+    41: 1,  # unified addressing
     50: 0,  # PCI domain
     51: 32,  # texture pitch alignment
+    78: 1,  # stream priorities
     79: 1,  # global L1 cache
     80: 1,  # local L1 cache
+    83: 1,  # managed memory
     84: 0,  # multi-GPU board
     86: 0,  # native atomics between host and device
     87: 2,  # single to double performance
@@ -147,17 +80,41 @@ _MORE_ATTRIBUTES = {
     90: 1,  # compute preemption
     91: 1,  # host pointers of registered memory
     92: 0,  # stream memory operations
+    95: 1,  # cooperative launches
     96: 0,  # cooperative launches on several devices
     98: 0,  # flush remote writes
     99: 0,  # host memory can be registered
     100: 0,  # pageable memory uses the host's page tables
     102: 0,  # virtual memory management
+    106: MAX_CTAS,  # blocks of a multiprocessor
     107: 0,  # generic compression
     108: 32 * 2**20,  # persisting L2 cache
     109: 128 * 2**20,  # access policy window
+    111: SYSTEM_SHARED_BYTES,  # shared memory of a block that the system has
+    115: 1,  # memory pools
     116: 0,  # GPUDirect RDMA
     119: 0,  # handles of memory pools
+    120: 1,  # clusters
     127: 1,  # tensor maps
     128: 0,  # host NUMA memory
     129: 0,  # unified function pointers
+    132: 0,  # multicast
 }
+"""CUdevice_attribute (cudaDeviceAttr has the same numbers), the same on all devices; of what is not
+emulated the answer is no."""
+
+
+def device_attribute(device: Device, attribute: int) -> int | None:
+    """cudaDeviceGetAttribute; None where the attribute is not known here."""
+    of_device = {
+        1: device.max_threads_per_cta,  # threads of a block
+        12: device.registers_per_sm,  # registers of a block
+        16: device.num_sms,  # multiprocessors
+        38: _L2_BYTES[device.capability[0]],  # L2 cache
+        75: device.capability[0],  # compute capability, major
+        76: device.capability[1],  # compute capability, minor
+        81: device.shared_bytes_per_cta + SYSTEM_SHARED_BYTES,  # shared memory of a multiprocessor
+        82: device.registers_per_sm,  # registers of a multiprocessor
+        97: device.shared_bytes_per_cta,  # shared memory of a block, opted in
+    }
+    return of_device.get(attribute, _ATTRIBUTES.get(attribute))

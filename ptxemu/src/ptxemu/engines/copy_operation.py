@@ -9,19 +9,60 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.engines.mbarrier import mbarriers
-from ptxemu.errors import ExecutionError
+from ptxemu.errors import ExecutionError, fault
 from ptxemu.events import Access, AccessKind, Proxy, Space
+from ptxemu.machine.regions import locate_shared
 from ptxemu.machine.state import AsyncOperation, Cta, Warp
+from ptxemu.numerics import atomic
+from ptxemu.numerics.dtypes import U1, Array
 from ptxemu.syntax.ast import Instruction
 
-if TYPE_CHECKING:
-    from ptxemu.engines.reductions import Combine
+# Reductions that copies perform: memory's elements combined with those that arrive.
+#
+# What NaN, zeros and subnormals do was recorded on an H200 (`tests/engines/copies.npz`).
+
+Combine = Callable[[Array, Array], Array]
+"""New bytes from the bytes in memory and those that arrive; arrays of any shape, contiguous."""
+
+_EXTREMES = ("u32", "s32", "u64", "s64", "f16", "bf16")
+_TYPES = {
+    "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f32.ftz", "f64"),
+    **dict.fromkeys(("min", "max"), _EXTREMES),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64", "u32", "s32", "u64")),
+}
+"""Types that an operation is of."""
+
+
+def reduction(operation: str, type_: str) -> Combine | None:
+    """Return the operation on bytes that are elements of `type_`; None if hardware lacks it.
+
+    Args:
+        operation: add, min, max, inc, dec, and, or, xor.
+        type_: u32, s32, u64, s64, b32, b64, f16, bf16, f32, f32.ftz, f64 (and tf32 as f32).
+    """
+    type_ = type_.replace("tf32", "f32")
+    if type_ not in _TYPES[operation]:
+        return None
+    element = f"b{type_[1:]}" if operation in ("and", "or", "xor") else type_.removesuffix(".ftz")
+    is_exact = type_ == "f32"  # an atomic addition to global memory flushes subnormals
+    find = atomic.operation if is_exact else atomic.operation_in_global
+    function, word = find(operation, element), atomic.WORDS[element]
+    assert function is not None
+
+    def combine(held: Array, arriving: Array) -> Array:
+        return function(held.view(word), arriving.view(word)).view(U1)
+
+    return combine
+
+
+# Copies: source, target, steps.
 
 Bytes = NDArray[np.uint8]
 
@@ -66,11 +107,10 @@ def issue_copy(
     source: Place,
     target: Place,
     *,
-    size: int,
     combine: Combine | None = None,
     signal: Signal | None = None,
 ) -> AsyncOperation:
-    """Start a copy of `size` bytes, or with `combine` a reduction."""
+    """Start a copy, or with `combine` a reduction."""
     operation = AsyncOperation(kind, warp, instruction)
     data: list[Bytes] = []
 
@@ -232,3 +272,81 @@ def writable(operation: AsyncOperation, address: int, size: int) -> Bytes:
         raise ExecutionError(f"write to read-only memory {found.name}")
     operation.cta.machine.progress += 1
     return memory.span(address, size)
+
+
+# Bulk copies: where they may read and write, and whom they signal.
+
+UNIT = 16
+"""Bulk copies move multiples of this many bytes between multiples of it."""
+LOW_WORD = 0xFFFF_FFFF
+
+
+def check_unit(instruction: Instruction, what: str, value: int) -> None:
+    """Refuse an address or a size that is no multiple of 16."""
+    if value % UNIT:
+        kind = "is not a multiple of" if what == "size" else "is not aligned to"
+        shown = str(value) if what == "size" else f"0x{value:x}"
+        fault(instruction, f"{what} {shown} {kind} {UNIT} bytes (CUDA_ERROR_MISALIGNED_ADDRESS)")
+
+
+def shared_place(
+    cta: Cta, address: int, size: int, instruction: Instruction, *, own: bool
+) -> tuple[Cta, int]:
+    """The CTA and the offset that a shared address names.
+
+    Args:
+        own: the operand is of shared::cta, so another CTA's address is an error.
+    """
+    owner, offset = locate_shared(cta, address & LOW_WORD, size, instruction)
+    if own and owner is not cta:
+        fault(
+            instruction,
+            f"shared::cta address 0x{address & LOW_WORD:x} is that of cta {owner.ctaid}, not of "
+            f"the executing cta {cta.ctaid}",
+        )
+    return owner, offset
+
+
+def destinations(cta: Cta, owner: Cta, cta_mask: int | None, instruction: Instruction) -> list[Cta]:
+    """The CTAs that a copy writes to: `owner`, or with .multicast::cluster those of the mask.
+
+    An empty mask is none; one of CTAs that the cluster does not have traps (both on an H200).
+    """
+    if cta_mask is None:
+        return [owner]
+    ctas = cta.cluster.ctas
+    if cta_mask >> len(ctas):
+        fault(instruction, f"CTA mask 0x{cta_mask:x} for a cluster of {len(ctas)} CTAs")
+    return [c for c in ctas if cta_mask >> c.rank & 1]
+
+
+def signal_of(
+    destination: Cta,
+    barrier: tuple[Cta, int],
+    count: int,
+    instruction: Instruction,
+    *,
+    multicast: bool,
+    cta_group: int,
+) -> Signal:
+    """The mbarrier that a copy into `destination` completes `count` bytes on.
+
+    With multicast each destination's own, at the same offset. The mbarrier must be in the
+    destination's CTA, or with .cta_group::2 in its pair: then the parity of the rank that the
+    address names chooses the CTA of the pair.
+    """
+    owner, offset = barrier
+    if not multicast:
+        apart = owner.rank ^ destination.rank
+        if apart > (1 if cta_group == 2 else 0):
+            fault(
+                instruction,
+                f"the mbarrier is in cta {owner.ctaid}, the destination in cta "
+                f"{destination.ctaid}: "
+                + ("not of its pair" if cta_group == 2 else "not the same"),
+            )
+        return Signal(owner, offset, count)
+    if cta_group == 2:
+        rank = destination.rank & ~1 | owner.rank & 1
+        return Signal(destination.cluster.ctas[rank], offset, count)
+    return Signal(destination, offset, count)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.descriptors.im2col_map import Im2colMap
+from ptxemu.descriptors.tensor_map import Im2colMap
 from ptxemu.engines.copy_operation import Bytes, holds, readable, report_async, writable
 from ptxemu.engines.tma import filler, report_map_read, rounded_tf32
 from ptxemu.errors import fault
 from ptxemu.events import AccessKind
 
 if TYPE_CHECKING:
-    from ptxemu.engines.reductions import Combine
+    from ptxemu.engines.copy_operation import Combine
     from ptxemu.machine.state import AsyncOperation
     from ptxemu.syntax.ast import Instruction
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.engine_state import EngineState
-from ptxemu.machine.sleepers import Sleepers
+from ptxemu.machine.lane_group import Sleepers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -104,7 +104,7 @@ class Mbarriers:
         barrier = self.at(offset)
         barrier.tx_count += count
         self._check_tx(barrier, offset)
-        self._complete_if_due(barrier, offset)
+        self._complete_if_due(barrier)
 
     def arrive(
         self, agent: Agent, offset: int, count: int = 1, *, expect: int = 0, scope: str = "cta"
@@ -126,7 +126,7 @@ class Mbarriers:
         if observer is not None:
             observer.released(agent, self.token(offset, phase), scope)
         barrier.pending -= count
-        self._complete_if_due(barrier, offset)
+        self._complete_if_due(barrier)
         return phase
 
     def arrive_drop(
@@ -148,7 +148,7 @@ class Mbarriers:
             observer.released(agent, self.token(offset, barrier.phase), scope)
         barrier.tx_count -= count
         self._check_tx(barrier, offset)
-        self._complete_if_due(barrier, offset)
+        self._complete_if_due(barrier)
 
     def has_completed(self, offset: int, parity: int) -> bool:
         """Whether the phase of `parity` (the current or the one before) has completed."""
@@ -163,7 +163,7 @@ class Mbarriers:
             f"tx-count {barrier.tx_count}"
         )
 
-    def _complete_if_due(self, barrier: Mbarrier, offset: int) -> None:
+    def _complete_if_due(self, barrier: Mbarrier) -> None:
         self.cta.machine.progress += 1
         if barrier.pending == 0 and barrier.tx_count == 0:
             barrier.phase += 1

@@ -13,8 +13,8 @@ import numpy as np
 
 from ptxemu.errors import ExecutionError
 from ptxemu.machine.engine_state import EngineState
+from ptxemu.machine.lane_group import Sleepers
 from ptxemu.machine.lanes import Mask
-from ptxemu.machine.sleepers import Sleepers
 from ptxemu.machine.state import Cluster, Cta, Warp
 
 NUM_BARRIERS = 16

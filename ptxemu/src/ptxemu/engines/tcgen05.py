@@ -230,9 +230,7 @@ def start_shift(
     return operation
 
 
-def commit(
-    warp: Warp, lane: int, instruction: Instruction, targets: list[tuple[Cta, int]], cta_group: int
-) -> None:
+def commit(warp: Warp, lane: int, instruction: Instruction, targets: list[tuple[Cta, int]]) -> None:
     """tcgen05.commit: arrive on the mbarriers when the thread's operations have completed.
 
     Args:

@@ -21,7 +21,7 @@ from ptxemu.descriptors.matrix_layout import CHUNK, Major
 from ptxemu.engines.forms import Decoded, Matrix, MmaOperands, Product
 from ptxemu.engines.mma_plan import MmaForm, mma_plan
 from ptxemu.engines.shared_matrix import address_of_shared, place, read_matrix, report_read
-from ptxemu.engines.sparse_metadata import warn_of_undefined
+from ptxemu.engines.sparse_metadata import expanded, nibbles, warn_of_undefined
 from ptxemu.engines.tcgen05 import ctas_of, start_mma
 from ptxemu.engines.tmem_allocator import access_tmem
 from ptxemu.errors import ExecutionError
@@ -30,7 +30,7 @@ from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.state import AsyncOperation, Cta, Warp
 from ptxemu.memory import tmem
 from ptxemu.memory.tmem import LANE_BYTES, Block, accumulator_blocks
-from ptxemu.numerics import dot, sparsity
+from ptxemu.numerics import dot
 from ptxemu.syntax.ast import Instruction
 
 Values: TypeAlias = NDArray[np.float64]
@@ -276,7 +276,7 @@ class _Product:
                 left = self._a_from_tmem(cta, block) if stored is None else stored[of_rows]
                 if self._form.sparse:
                     metadata = self._metadata(cta, block)
-                    left = sparsity.expanded(left, metadata, descriptor.atype)
+                    left = expanded(left, metadata, descriptor.atype)
                 if left_scales is not None:
                     left = left * left_scales[of_rows]
                 sums = dot.product(left, right[of_columns])
@@ -313,9 +313,9 @@ class _Product:
         if halves:
             cells = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 2, 8, 2)
             parts = cells.transpose(0, 3, 2, 1).reshape(block.count, 2)
-            found = sparsity.nibbles(parts)[..., :4].reshape(block.count, -1)
+            found = nibbles(parts)[..., :4].reshape(block.count, -1)
         else:
-            found = sparsity.nibbles(words).reshape(block.count, -1)
+            found = nibbles(words).reshape(block.count, -1)
         warn_of_undefined(cta, operation, operation.instruction, found, descriptor.atype)
         return found
 

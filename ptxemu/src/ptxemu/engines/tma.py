@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxemu.descriptors.im2col_map import decode_map
 from ptxemu.descriptors.matrix_layout import CHUNK
 from ptxemu.descriptors.swizzle import PERIOD
-from ptxemu.descriptors.tensor_map import INTERLEAVES, TensorMap
+from ptxemu.descriptors.tensor_map import INTERLEAVES, TensorMap, decode_map
 from ptxemu.descriptors.tensor_map_bits import TENSOR_MAP_BYTES
 from ptxemu.engines.copy_operation import holds, readable, report_async, writable
 from ptxemu.errors import ExecutionError, UnsupportedInstructionError, fault
@@ -23,7 +22,7 @@ from ptxemu.memory.tile import Landing, Tile, box_shape, clip, clip_rows, landin
 from ptxemu.numerics import tf32
 
 if TYPE_CHECKING:
-    from ptxemu.engines.reductions import Combine
+    from ptxemu.engines.copy_operation import Combine
     from ptxemu.machine.state import AsyncOperation, Cta, Warp
     from ptxemu.syntax.ast import Instruction
 

@@ -18,13 +18,13 @@ from ptxemu.descriptors import WgmmaDescriptor
 from ptxemu.descriptors.matrix_layout import CHUNK, Major
 from ptxemu.engines.forms import Accumulator, WgmmaForm
 from ptxemu.engines.shared_matrix import Placed, address_of_shared, place, read_matrix, report_read
-from ptxemu.engines.sparse_metadata import rows_of_metadata, warn_of_undefined
+from ptxemu.engines.sparse_metadata import expanded, rows_of_metadata, warn_of_undefined
 from ptxemu.events import Fence, FenceKind
 from ptxemu.machine.engine_state import EngineState
 from ptxemu.machine.in_flight import claim, release
 from ptxemu.machine.register_file import RegisterLayout
 from ptxemu.machine.state import NO_ORDER, AsyncOperation, Cta, Ordering, Warp
-from ptxemu.numerics import dot, sparsity
+from ptxemu.numerics import dot
 from ptxemu.syntax.ast import Instruction
 
 # A warp's part of a wgmma in machine code, for the types that it knows.
@@ -311,7 +311,7 @@ def _execute(
         words = warp.registers[form.metadata]
         metadata = rows_of_metadata(words, slice(*form.givers), dot.BITS[form.atype])
         warn_of_undefined(warp.cta, operation, operation.instruction, metadata, form.atype)
-        left = sparsity.expanded(left, metadata, form.atype)
+        left = expanded(left, metadata, form.atype)
     shape = (form.n, form.k)
     matrix = WgmmaDescriptor.decode(b)
     right = read_matrix(operation, warp.cta, matrix, form.b_major, shape, form.btype)

@@ -1,4 +1,4 @@
-"""PTX ISA "Half Precision Floating Point Instructions": f16, bf16 and pairs of them."""
+"""PTX ISA "Half Precision Floating Point Instructions", and those of mixed precision."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from ptxemu.isa.forms import Function, elementwise, family
+from ptxemu.isa.floating import MODES, operation, saturating
+from ptxemu.isa.forms import Function, build, elementwise, family
 from ptxemu.isa.registry import Modifiers, unsupported
 from ptxemu.machine.decoded import PureOp
 from ptxemu.numerics import bf16, f16
@@ -130,3 +131,24 @@ family(_extreme, {"min": (minimum,), "max": (maximum,)}, *TYPES)
 def widened(type_: str) -> Function:
     """Return the function that turns a half of a type into float32."""
     return bf16.widen if type_ == "bf16" else (lambda a: a.astype(F4))
+
+
+# PTX ISA "Mixed Precision Floating Point Instructions": f32 arithmetic on half operands.
+
+_MIXED = ("f32.f16", "f32.bf16")
+
+
+def _mixed(instruction: Instruction, modifiers: Modifiers, opcode: str, halves: int) -> PureOp:
+    """a + c, a - c or a * b + c of f32, the first `halves` operands being halves."""
+    half = modifiers.type()
+    modifiers.one_of("f32")
+    default = None if opcode == "fma" else "rn"
+    function = operation(opcode, "f32", modifiers.one_of(*MODES, default=default))
+    if modifiers.flag("sat"):
+        function = saturating(function)
+    widen = widened(half)
+    mixed: Function = lambda *operands: function(*map(widen, operands[:-1]), operands[-1])
+    return build(instruction, mixed, "f32", (half,) * halves + ("f32",))
+
+
+family(_mixed, {"add": ("add", 1), "sub": ("sub", 1), "fma": ("fma", 2)}, *_MIXED)

@@ -7,9 +7,8 @@ from ptxemu.errors import ExecutionError, illegal
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.engine_state import EngineState
-from ptxemu.machine.lane_group import Blocked
+from ptxemu.machine.lane_group import Blocked, Sleepers
 from ptxemu.machine.lanes import Mask
-from ptxemu.machine.sleepers import Sleepers
 from ptxemu.machine.state import Cta, Warp
 from ptxemu.syntax.ast import Instruction, IntImmediate
 

@@ -105,7 +105,7 @@ def tcgen05_relinquish_alloc_permit(instruction: Instruction, modifiers: Modifie
 @visible("tcgen05.commit")
 def tcgen05_commit(instruction: Instruction, modifiers: Modifiers) -> Step:
     """Arrives on mbarriers when the thread's tcgen05.mma, cp and shift so far have completed."""
-    cta_group = int(modifiers.one_of("cta_group::1", "cta_group::2")[-1])
+    modifiers.one_of("cta_group::1", "cta_group::2")
     modifiers.one_of("mbarrier::arrive::one")
     modifiers.flag("shared::cluster")
     is_multicast = modifiers.flag(_MULTICAST)
@@ -127,7 +127,7 @@ def tcgen05_commit(instruction: Instruction, modifiers: Modifiers) -> Step:
                     locate_shared(warp.cta, (r << SHARED_RANK_SHIFT) | offset, 8, instruction)
                     for r in ranks
                 ]
-            tcgen05.commit(warp, int(lane), instruction, targets, cta_group)
+            tcgen05.commit(warp, int(lane), instruction, targets)
 
     return step
 

@@ -13,7 +13,7 @@ from ptxemu.descriptors.tensor_map_bits import (
     TYPE_NAMES,
     replace_field,
 )
-from ptxemu.engines.bulk_copy import shared_place
+from ptxemu.engines.copy_operation import shared_place
 from ptxemu.errors import ExecutionError, fault
 from ptxemu.events import AccessKind, Fence, FenceKind
 from ptxemu.isa.copy_operands import addresses

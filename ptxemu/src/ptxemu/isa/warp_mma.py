@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ptxemu.engines.sparse_metadata import rows_of_metadata, warn_of_undefined
+from ptxemu.engines.sparse_metadata import expanded, rows_of_metadata, warn_of_undefined
 from ptxemu.isa.forms import immediate_of
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
@@ -24,7 +24,7 @@ from ptxemu.machine.operands import (
     rows_writer,
 )
 from ptxemu.machine.state import Warp
-from ptxemu.numerics import dot, exact, sparsity
+from ptxemu.numerics import dot, exact
 from ptxemu.numerics.dtypes import F2, F4, F8, U1, U2, U4, U8, Array
 from ptxemu.syntax.ast import Instruction
 
@@ -299,7 +299,7 @@ def multiply_sparse(instruction: Instruction, modifiers: Modifiers) -> Step:
         metadata = rows_of_metadata(read_metadata(warp), chosen, width)
         warn_of_undefined(warp.cta, warp, instruction, metadata, a_type)
         kept = dot.numbers(rows_of_a(registers.a(warp), _ROWS), a_type)
-        left = sparsity.expanded(kept, metadata, a_type)
+        left = expanded(kept, metadata, a_type)
         right = dot.numbers(columns_of_b(registers.b(warp)), b_type)
         before = cells_of(registers.c(warp), _ROWS, d_type)
         sums = dot.product(left, right)

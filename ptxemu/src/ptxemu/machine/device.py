@@ -20,9 +20,8 @@ class Device:
     """Largest shared memory of a CTA, static and dynamic: 227 KiB."""
     max_threads_per_cta: int = 1024
     registers_per_sm: int = 65536
-    max_cluster: int = 8
-    """Largest portable cluster; 16 where the kernel allows non-portable sizes."""
     max_nonportable_cluster: int = 16
+    """Largest cluster; portable ones have at most 8 CTAs."""
     max_grid: tuple[int, int, int] = (2**31 - 1, 65535, 65535)
     """CTAs along x, y and z."""
     max_block: tuple[int, int, int] = (1024, 1024, 64)

@@ -79,8 +79,6 @@ class Layout:
             self._addresses[name] = CODE_WINDOW + _FUNCTION_BYTES * number
         for parameter in function.parameters:
             self._addresses[parameter.name] = PARAM_WINDOW + parameter.offset
-        last = function.parameters[-1] if function.parameters else None
-        self.parameter_bytes = last.offset + last.size if last else 0
 
     def _place(self, window: int, variables: Iterable[Variable]) -> int:
         offset = 0

@@ -192,12 +192,10 @@ def elements(operand: ast.Operand) -> tuple[Any, ...]:
     return operand.elements if isinstance(operand, ast.Vector) else (operand,)
 
 
-def address_reader(operand: ast.Operand, width: int = 64) -> LaneReader:
+def address_reader(operand: ast.Operand) -> LaneReader:
     """A function that gives the 32 addresses of `[base + offset]` as int64.
 
-    Args:
-        operand: the address operand.
-        width: bits of the address arithmetic: a 32-bit base register wraps at 32 bits.
+    A base register of 32 bits wraps around there.
     """
     if not isinstance(operand, ast.Address):
         raise IllegalInstructionError(f"operand {operand} is not an address")

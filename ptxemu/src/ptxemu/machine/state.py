@@ -18,15 +18,36 @@ from ptxemu.events import Agent, Observer, Space
 from ptxemu.machine import lanes
 from ptxemu.machine.device import Device
 from ptxemu.machine.engine_state import EngineState
-from ptxemu.machine.lane_group import Group, LanesApart
-from ptxemu.machine.launch import Launch
+from ptxemu.machine.lane_group import Group, LanesApart, Sleepers
 from ptxemu.machine.layout import Layout
 from ptxemu.machine.register_file import RegisterFile, RegisterLayout
-from ptxemu.machine.sleepers import Sleepers
 from ptxemu.memory.address import SHARED_BASE, SHARED_RANK_SHIFT
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.memory.words import Words
 from ptxemu.syntax.ast import Function, Guard, Instruction
+
+# The shape and the parameters of a launch.
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """The shape of a launch; `cluster` divides `grid`."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    dynamic_shared_bytes: int
+    parameters: bytes
+    explicit_cluster: bool = False
+
+    @property
+    def clusters(self) -> tuple[int, int, int]:
+        """Clusters along each axis."""
+        gx, gy, gz = self.grid
+        cx, cy, cz = self.cluster
+        return gx // cx, gy // cy, gz // cz
+
 
 # The asynchronous operations that have not completed, and which of them may take a step now.
 

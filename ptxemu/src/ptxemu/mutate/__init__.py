@@ -1,11 +1,10 @@
 """Mutation testing of synchronisation: remove or weaken one instruction, and see who notices."""
 
 from ptxemu.mutate.equivalents import Equivalents
-from ptxemu.mutate.mutations import Mutation, mutations_of
 from ptxemu.mutate.replay import Outcome, Replay, fingerprint
 from ptxemu.mutate.report import Report
 from ptxemu.mutate.runner import Result, Trial, measure, mutate
-from ptxemu.mutate.sites import CATEGORIES, Site, find_sites
+from ptxemu.mutate.sites import CATEGORIES, Mutation, Site, find_sites, mutations_of
 
 __all__ = [
     "CATEGORIES",

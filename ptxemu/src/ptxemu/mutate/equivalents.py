@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from ptxemu.mutate.mutations import Mutation
+from ptxemu.mutate.sites import Mutation
 
 _ENTRY = re.compile(r"(?P<place>\S+)\s+(?P<name>[^:]+?)\s*:\s*(?P<reason>.+)")
 _COMMENT = re.compile(r"(^|\s)#.*")

@@ -22,8 +22,8 @@ from ptxemu.errors import (
 from ptxemu.mutate.effects import Effects
 from ptxemu.mutate.equivalents import Equivalents
 from ptxemu.mutate.groups import ONE_MORE, family_of
-from ptxemu.mutate.mutations import REMOVED, Mutation, mutations_of
 from ptxemu.mutate.replay import Fault, Outcome, Replay
+from ptxemu.mutate.sites import REMOVED, Mutation, mutations_of
 from ptxemu.sched.policy import Policy
 
 POLICIES = (

@@ -15,7 +15,6 @@ class PtxType:
     name: str
     bits: int
     kind: TypeClass
-    signed: bool = False
     lanes: int = 1
 
     @property
@@ -24,25 +23,23 @@ class PtxType:
         return (self.bits + 7) // 8
 
 
-_ROWS: tuple[tuple[TypeClass, bool, int, str], ...] = (
-    ("pred", False, 1, "pred"),
-    *(("bits", False, bits, f"b{bits}") for bits in (1, 4, 8, 16, 32, 64, 128)),
-    *(("int", s == "s", bits, f"{s}{bits}") for bits in (4, 8, 16, 32, 64) for s in "us"),
-    *(("int", s == "s", 32, f"{s}16x2 {s}8x4") for s in "us"),
+_ROWS: tuple[tuple[TypeClass, int, str], ...] = (
+    ("pred", 1, "pred"),
+    *(("bits", bits, f"b{bits}") for bits in (1, 4, 8, 16, 32, 64, 128)),
+    *(("int", bits, f"{s}{bits}") for bits in (4, 8, 16, 32, 64) for s in "us"),
+    *(("int", 32, f"{s}16x2 {s}8x4") for s in "us"),
     # NOTE: a packed type pads a 6-bit float to a byte, and packs 4-bit floats tightly.
-    ("float", True, 4, "e2m1"),
-    ("float", True, 6, "e2m3 e3m2"),
-    ("float", True, 8, "e4m3 e5m2 e2m1x2"),
-    ("float", True, 16, "f16 bf16 e4m3x2 e5m2x2 e2m3x2 e3m2x2 e2m1x4"),
-    ("float", True, 32, "f32 tf32 f16x2 bf16x2 e4m3x4 e5m2x4 e2m3x4 e3m2x4"),
-    ("float", True, 64, "f64 f32x2"),
-    ("float", False, 8, "ue8m0 ue4m3"),
-    ("float", False, 16, "ue8m0x2 s2f6x2"),
+    ("float", 4, "e2m1"),
+    ("float", 6, "e2m3 e3m2"),
+    ("float", 8, "e4m3 e5m2 e2m1x2 ue8m0 ue4m3"),
+    ("float", 16, "f16 bf16 e4m3x2 e5m2x2 e2m3x2 e3m2x2 e2m1x4 ue8m0x2 s2f6x2"),
+    ("float", 32, "f32 tf32 f16x2 bf16x2 e4m3x4 e5m2x4 e2m3x4 e3m2x4"),
+    ("float", 64, "f64 f32x2"),
 )
-"""Class, whether it has a sign, bits and names; what follows an x is the number of lanes."""
+"""Class, bits and names; what follows an x is the number of lanes."""
 TYPES: dict[str, PtxType] = {
-    name: PtxType(name, bits, kind, signed, int(name.partition("x")[2] or 1))
-    for kind, signed, bits, names in _ROWS
+    name: PtxType(name, bits, kind, int(name.partition("x")[2] or 1))
+    for kind, bits, names in _ROWS
     for name in names.split()
 }
 """Every type name that may stand in a declaration or in an opcode."""

@@ -13,8 +13,7 @@ from ptxemu.events import Access, AccessKind, Agent, Observer, Space
 from ptxemu.machine.lanes import WARP_SIZE
 from ptxemu.machine.state import Warp
 from ptxemu.syntax.ast import Instruction, Vector
-from ptxemu.trace.classes import class_of, is_store_unit, unit_of
-from ptxemu.trace.roles import Roles, guess, role_of
+from ptxemu.trace.classes import Roles, class_of, guessed_roles, is_store_unit, role_of, unit_of
 
 # Bank conflicts of a warp's access to shared memory.
 #
@@ -200,7 +199,7 @@ class Counters(Observer):
 
     def guessed_roles(self) -> dict[int, str]:
         """Return the role that each warp seems to have, by warp number."""
-        return guess({index: counts.operations for index, counts in self._counts.items()})
+        return guessed_roles({index: counts.operations for index, counts in self._counts.items()})
 
     def by_role(self, roles: Roles) -> list[Counts]:
         """The counts so far, in order of warp number; warps of one role together."""
@@ -243,14 +242,14 @@ def path_of(access: Access) -> str | None:
     if modifiers[0] == "mbarrier" or modifiers[:2] == ("tcgen05", "dealloc"):
         return None
     if hasattr(agent, "issuer"):
-        return _operation_path(access, unit_of(agent), agent.cta.index)
+        return _operation_path(access, unit_of(agent))
     action = _ACTIONS[access.kind]
     if access.space is Space.SHARED and access.owner != agent.cta.index:
         return f"DSMEM {action}"
     return f"{access.space.value} {action}"
 
 
-def _operation_path(access: Access, unit: str, home: int) -> str | None:
+def _operation_path(access: Access, unit: str) -> str | None:
     is_read = access.kind is AccessKind.READ
     if unit == "tensor core":
         if access.instruction.modifiers[0] == "wgmma":

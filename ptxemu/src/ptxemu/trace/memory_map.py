@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from ptxemu.events import Access, AccessKind, Observer, Space
 from ptxemu.machine.regions import TMEM_LANE_BYTES
-from ptxemu.trace.classes import unit_of
+from ptxemu.trace.classes import Roles, role_of, unit_of
 from ptxemu.trace.recorder import Recorder
-from ptxemu.trace.roles import Roles, role_of
 
 MAX_ACCESSES = 1_000_000
 """Recording stops there, with `MemoryMap.truncated` set."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.events import Space
+from ptxemu.trace.classes import Roles
 from ptxemu.trace.memory_map import Memory, MemoryMap, Raster, writer_name
-from ptxemu.trace.roles import Roles
 
 # The few SVG elements that the pictures need.
 
@@ -24,13 +24,10 @@ class Svg:
         self.width, self.height = width, height
         self._parts: list[str] = []
 
-    def rect(
-        self, x: float, y: float, width: float, height: float, fill: str, *, title: str = ""
-    ) -> None:
-        """A filled rectangle; `title` is shown when the mouse is over it."""
+    def rect(self, x: float, y: float, width: float, height: float, fill: str) -> None:
+        """A filled rectangle."""
         place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill={quoteattr(fill)}'
-        inner = f"><title>{escape(title)}</title></rect>" if title else "/>"
-        self._parts.append(f"<rect {place}{inner}")
+        self._parts.append(f"<rect {place}/>")
 
     def path(self, data: str, fill: str) -> None:
         """A filled path."""

@@ -8,9 +8,8 @@ from typing import Any, TypeAlias
 
 from ptxemu.events import Access, Agent, Observer, Space
 from ptxemu.syntax.ast import Instruction
-from ptxemu.trace.classes import class_of, unit_of
+from ptxemu.trace.classes import Roles, class_of, unit_of
 from ptxemu.trace.clock import Clock, clock
-from ptxemu.trace.roles import Roles
 
 MAX_SLICES = 400_000
 """Recording stops there, with `Recorder.truncated` set."""

@@ -6,10 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from ptxemu.trace.classes import CLASSES
+from ptxemu.trace.classes import CLASSES, Roles, role_of
 from ptxemu.trace.counters import Counts
 from ptxemu.trace.recorder import Recorder
-from ptxemu.trace.roles import Roles, role_of
 
 _SHOWN = 12
 _SHOWN_TEXT = 64
