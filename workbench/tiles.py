@@ -67,6 +67,10 @@ CANDIDATES: dict[str, list[Shape]] = {
         *_grid((64,), (32, 64), (8,), (2, 3, 5), 4),
         *_grid((16,), (16, 32, 64, 128), (4, 8), (1, 2, 3), 4),
     ],
+    "packed, few heads, fp32 scales": [
+        *_grid((64,), (64,), (8,), (2, 3), 4),
+        *_grid((16,), (32, 64, 128), (4, 8), (1, 2, 3, 4), 4),
+    ],
     "backward": [
         *_grid((64,), (16, 32, 64), (8,), (1, 2, 3)),
         *_grid((16, 32), (16, 32, 64), (4, 8), (2, 3)),
@@ -124,10 +128,14 @@ def _attends(make: Any, *cases: Case) -> dict[str, Size]:
 
 def _packs(heads: int) -> dict[str, Size]:
     return {
-        "v32, 64 queries": Size(_v32, _case(heads, 64, packed=True)),
         "v4, 64 queries": Size(_packed, _case(heads, 64, kv_format="v4")),
         "v41, 4 queries": Size(_packed, _case(heads, 4, kv_format="v41")),
     }
+
+
+def _packs_v32(heads: int) -> dict[str, Size]:
+    cases = (_case(heads, queries, packed=True) for queries in (4, 64, 512))
+    return {f"v32, {one.s} queries": Size(_v32, one) for one in cases}
 
 
 def _trains(what: str, *heads: int) -> dict[str, Size]:
@@ -139,8 +147,9 @@ SIZES: dict[str, dict[str, Size]] = {
         attention.make_forward, _case(128), _case(64), _case(128, 64), _case(128, 4)
     ),
     "forward, few heads": _attends(attention.make_forward, _case(16), _case(16, 64), _case(16, 4)),
-    "packed": _packs(128),
+    "packed": _packs(128) | _packs_v32(128),
     "packed, few heads": _packs(16),
+    "packed, few heads, fp32 scales": _packs_v32(16),
     "backward": _attends(attention.make_backward, _case(128), _case(64), _case(16)),
     "backward of rows": _attends(attention.make_backward, _case(128), _case(64), _case(16)),
     "scores": {

@@ -268,3 +268,32 @@ def test_no_backend_needs_the_compiler_before_it_compiles_nor_an_adapter_its_pee
     command = [sys.executable, "-c", program, "flashdsa.ops", *names]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+class _Kernel:
+    """A kernel of Triton's with parameters x, n and BLOCK, which notes its launches."""
+
+    def __init__(self) -> None:
+        self.searched: list[Any] = []
+        self.launched: list[Any] = []
+        self.params = [SimpleNamespace(name=name) for name in ("x", "n", "BLOCK")]
+
+    def __getitem__(self, grid: Any) -> Any:
+        def search(*given: Any, **options: Any) -> Any:
+            self.searched.append((grid, given, options))
+            return {other: lambda *all: self.launched.append(all) for other in (grid, (2, 1, 1))}
+
+        return search
+
+
+def test_triton_searches_once_for_each_specialization() -> None:
+    kernel, runner, x = _Kernel(), Gpu(0), torch.zeros(64)
+    sizes = (32, 48, 33, 1, 1, 2**40, 2**40)
+    for n in sizes:
+        runner.launch_triton(kernel, (2, 1, 1), (x, n), BLOCK=8, num_warps=4)
+    assert [given[1] for _, given, _ in kernel.searched] == [32, 33, 1, 2**40]
+    assert kernel.launched == [(x, 48, 8), (x, 1, 8), (x, 2**40, 8)]
+    others = (x[1:], {"BLOCK": 8}), (x.int(), {"BLOCK": 8}), (x, {"BLOCK": 16})
+    for tensor, constants in others:
+        runner.launch_triton(kernel, (2, 1, 1), (tensor, 32), **constants, num_warps=4)
+    assert len(kernel.searched) == 4 + len(others)

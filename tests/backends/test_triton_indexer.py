@@ -114,9 +114,10 @@ def test_parts_of_a_row_and_pieces_of_rows(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(indexer, "SCORES_BYTES", 4 * 1000)
     case = IndexerCase("", (400, 390), 60, num_heads=16, nan_keys=True, sorted=True)
     assert wrong(decoded(case)) == []
-    monkeypatch.setattr("flashdsa.backends.triton.topk.SHORT_ROW", 64)
-    # Two parts; one, done at once; short rows.
-    ranges = (*causal(1, 300), *causal(2, 250, 300), *causal(6, 61, 300))
+    monkeypatch.setattr("flashdsa.backends.triton.topk.SHORT_ROWS", (64, 128))
+    # Two parts; one; short rows of both kinds; rows whose scores are not written.
+    ranges = (*causal(1, 300), *causal(2, 250, 300), *causal(6, 61, 300), *causal(1, 100, 300))
+    ranges += ((270, 295), (299, 300), (7, 7))
     prompts = replace(PREFILL, ranges=ranges, sorted=False, strided=False, num_heads=16)
     assert wrong(prefilled(prompts)) == []
 

@@ -44,6 +44,9 @@ class _Thread(threading.local):
 
 
 THREAD = _Thread()
+ALIGNMENT = 16
+"""Triton compiles for addresses and numbers that are multiples of it (triton/runtime/jit.py)."""
+INT32_BITS = 31
 
 
 def make_current(device: int) -> None:
@@ -65,6 +68,15 @@ def make_current(device: int) -> None:
         driver.cuCtxSetCurrent(context)
 
 
+def _specialization(value: Any) -> Any:
+    """At least what Triton compiles an argument for: type, alignment, 1 and numbers of 64 bits."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % ALIGNMENT == 0
+    if type(value) is int:
+        return value == 1, value % ALIGNMENT == 0, value.bit_length() > INT32_BITS
+    return type(value)
+
+
 class Gpu:
     """A `flashdsa.backends.runner.Runner`; `gpu` gives the one of a device."""
 
@@ -74,6 +86,7 @@ class Gpu:
         self.device = torch.device("cuda", index)
         self._capacities: dict[tuple[int, int], Mapping[int, int]] = {}
         self._workspaces: dict[int, Workspaces] = defaultdict(Workspaces)
+        self._compiled: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 
     @cached_property
     def num_sms(self) -> int:
@@ -104,8 +117,21 @@ class Gpu:
     def launch_triton(
         self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], **options: Any
     ) -> None:
-        """Triton compiles a kernel at its first launch, and keeps it on disk."""
-        kernel[grid](*arguments, **options)
+        """Triton compiles a kernel at its first launch, and keeps it on disk.
+
+        Its own search for the compiled one costs more than the launch; a call that Triton would
+        compile alike takes what it found before.
+        """
+        key = id(kernel), *options.values(), *map(_specialization, arguments)
+        found = self._compiled.get(key)
+        if found is not None:
+            compiled, constants = found
+            compiled[grid](*arguments, *constants)
+            return
+        compiled = kernel[grid](*arguments, **options)
+        names = [parameter.name for parameter in kernel.params[len(arguments) :]]
+        if compiled is not None:  # Triton's interpreter compiles nothing
+            self._compiled[key] = compiled, [options[name] for name in names]
 
     def launching(self) -> AbstractContextManager[Any]:
         """The device is torch's current one, where a function's first call loads the kernel, and

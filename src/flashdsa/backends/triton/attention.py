@@ -151,9 +151,11 @@ def _forward(
     if not num_queries or not slots:
         write_without_keys(x)
         return
-    kernel = "packed" if constants["FORM"] or constants["EXTRA_FORM"] else "forward"
-    few = ", few heads" if num_heads <= FEW_HEADS else ""
-    shape = for_lists(tile(kernel + few, runner.capability), constants)
+    scales = {form.scale for name in ("FORM", "EXTRA_FORM") if (form := constants[name])}
+    kernel = "packed" if scales else "forward"
+    if num_heads <= FEW_HEADS:
+        kernel += ", few heads, fp32 scales" if "fp32" in scales else ", few heads"
+    shape = for_lists(tile(kernel, runner.capability), constants)
     blocks = -(-num_heads // shape.heads)
     splits = 1
     if not batch_invariant:

@@ -125,6 +125,7 @@ def score(
     ends: Tensor,
     out: Tensor,
     run: int,
+    unscored: int = 0,
 ) -> None:
     """Write the bits of the scores from `begins` (S,), or 0, to `ends` into `out` (S, width) int32,
     those of a bad page as `index_scores.NEVER`.
@@ -132,6 +133,7 @@ def score(
     Args:
         q: (S, H, 128) e4m3, or as the keys. weights: (S, H) fp32.
         run: queries that read a tile of keys together, and share a row of the table.
+        unscored: ranges of at most so many keys need no scores, as all of them are chosen.
     """
     from flashdsa.kernels.triton import index_scores
 
@@ -150,7 +152,7 @@ def score(
         index_scores.score,
         (runs, min(-(-width // shape.keys), -(-PROGRAMS * runner.num_sms // runs)), 1),
         (readable(q), keys.rows, scales, readable(weights), ends if begins is None else begins,
-         ends, table, out, rows, width, keys.num_entries, keys.step, table.stride(0)),
+         ends, table, out, rows, width, unscored, keys.num_entries, keys.step, table.stride(0)),
         shape, BLOCK_T=shape.keys, BLOCK_H=shape.heads, NUM_HEADS=num_heads,
         RUN=run, BLOCK_Q=shape.parts, TABLE_PAGE=keys.of_entry, SCALED=keys.scales is not None,
         FROM_0=begins is None, NARROW=keys.rows.dtype == torch.uint8, FENCED=fenced(runner),

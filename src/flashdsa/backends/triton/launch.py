@@ -32,18 +32,22 @@ TILES = {
         "hopper": Shape(64, 64, 8, 2, parts=4),  # mma.sync's operands would be decoded twice
         "others": Shape(16, 32, 4, parts=4),
     },
+    "packed, few heads, fp32 scales": {
+        "hopper": Shape(16, 64, 8, 3, parts=4),
+        "others": Shape(16, 32, 4, parts=4),
+    },
     "backward": {"hopper": Shape(64, 64, 8, 1), "others": Shape(16, 32, 8)},
     "backward of rows": {"hopper": Shape(64, 64, 8), "others": Shape(16, 32, 8)},
     "sum of rows": {"others": Shape(1, 8, 4)},
     "valid ids": {"others": Shape(1, 2048, 4, 1)},
     "products": {"others": Shape(1, 16, 4, 1)},
     "scores": {
-        "hopper": Shape(128, 256, 8, 3, parts=4, registers=128),
+        "hopper": Shape(128, 256, 4, 1, parts=4, registers=128),
         "blackwell": Shape(128, 128, 4, 1),
         "others": Shape(128, 128, 8, 2),
     },
     "scores of prompts": {
-        "hopper": Shape(128, 256, 8, 2, parts=4, registers=128),
+        "hopper": Shape(128, 256, 8, 3),
         "blackwell": Shape(128, 128, 4, 1),
         "others": Shape(128, 128, 8, 2),
     },
@@ -71,7 +75,7 @@ SCORES_BYTES = 2**29
 """Scores that are held at once; those of one run of queries may take more."""
 MOST_SCORES = 16384
 """Scores among which a program chooses, at most: 4 times any topk."""
-SHORT_ROW = 4096
+SHORT_ROWS = 4096, 8192
 """Scores of a row, at most, among which smaller programs choose, where rows outnumber the SMs."""
 FP8_LEAST = (8, 9)
 """The oldest compute capability with products and conversions of e4m3."""

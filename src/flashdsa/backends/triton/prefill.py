@@ -42,7 +42,8 @@ def bind(
             begins = None if x.starts is None else x.starts[own].contiguous()
             ends = x.ends[own].contiguous()
             bits = runner.empty(end - first, width, dtype=torch.int32)
-            score(runner, keys, q[own], x.weights[own], begins, ends, bits, PREFILL_RUN)
+            unscored = 0 if sorted else x.topk_indices.shape[1]
+            score(runner, keys, q[own], x.weights[own], begins, ends, bits, PREFILL_RUN, unscored)
             choose(runner, Scores(bits, ends, begins), x.topk_indices[own], sorted=sorted)
 
     return runner.on_device(written_apart(serve, operands, "topk_indices"))

@@ -11,7 +11,7 @@ from torch import Tensor
 from flashdsa.backends.cpu.topk import check_lengths
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.launch import SHORT_ROW, launch, shape_of_selection
+from flashdsa.backends.triton.launch import SHORT_ROWS, launch, shape_of_selection
 
 if TYPE_CHECKING:
     from flashdsa.ops.indexer import TopkOperands
@@ -70,11 +70,11 @@ def choose(runner: Runner, x: Scores, out: Tensor, *, sorted: bool) -> None:
     rank = torch.empty_like(out) if sorted else out  # keys, or nothing
     table = x.ends if x.table is None else x.table
     begins = x.ends if x.begins is None else x.begins
-    most, least = shape_of_selection(width).keys, -1
+    most = shape_of_selection(width).keys
 
     def launch_level(
         scores: Tensor, positions: Tensor, ids: Tensor, keys: Tensor, length: int, level: int,
-        *, short: bool = False,
+        least: int, *, short: bool = False,
     ) -> None:  # fmt: skip
         shape = shape_of_selection(length)
         parts = 1 if short else -(-length // shape.keys)
@@ -87,9 +87,11 @@ def choose(runner: Runner, x: Scores, out: Tensor, *, sorted: bool) -> None:
             SORTED=sorted,
         )  # fmt: skip
 
-    if width > SHORT_ROW and rows > runner.num_sms:
-        launch_level(x.bits, x.ends, out, rank, SHORT_ROW, 0, short=True)
-        least = SHORT_ROW
+    least = -1
+    for short in SHORT_ROWS:
+        if width > short and rows > runner.num_sms:
+            launch_level(x.bits, x.ends, out, rank, short, 0, least, short=True)
+            least = short
     scores, positions, more, level = x.bits, x.ends, width, 0
     while more:
         parts = -(-more // shape_of_selection(more).keys)
@@ -97,7 +99,7 @@ def choose(runner: Runner, x: Scores, out: Tensor, *, sorted: bool) -> None:
         ids, keys = (
             (out, rank) if parts == 1 else (runner.empty(*some, dtype=torch.int32) for _ in "ik")
         )
-        launch_level(scores, positions, ids, keys, more, level)
+        launch_level(scores, positions, ids, keys, more, level, least)
         scores, positions, more, level = keys, ids, 0 if parts == 1 else parts * topk, level + 1
     if sorted:  # keys are unsigned; 0 behind the last one
         order = (rank.long() & UNSIGNED).argsort(dim=1, descending=True, stable=True)

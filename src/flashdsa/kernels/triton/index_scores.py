@@ -59,15 +59,15 @@ def put(
     tl.store(to, tl.where(seen, bits, NEVER), mask=(token >= begin) & (token < end))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "unscored"])
 def score(
-    q, keys, scales, weights, begins, ends, table, out, num_rows, width, num_entries,
+    q, keys, scales, weights, begins, ends, table, out, num_rows, width, unscored, num_entries,
     page_stride, table_stride, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
     NUM_HEADS: tl.constexpr, RUN: tl.constexpr, BLOCK_Q: tl.constexpr, TABLE_PAGE: tl.constexpr,
     SCALED: tl.constexpr, FROM_0: tl.constexpr, NARROW: tl.constexpr, FENCED: tl.constexpr,
 ):  # fmt: skip
     """Scores (S, width) in each row's range, of ceil(S / RUN) times some programs, which take tiles
-    of the keys of RUN rows by turns.
+    of the keys of RUN rows by turns. Ranges of at most `unscored` keys need none.
 
     BLOCK_Q rows are copied while those before are multiplied: wgmma's fence waits for all copies
     on their way, so it pays to copy several. Of no more rows the queries stay, and keys are copied
@@ -88,8 +88,9 @@ def score(
     row = first + tl.arange(0, triton.next_power_of_2(RUN))
     own = (row < first + RUN) & (row < num_rows)
     first_key, last_key = range_of(begins, ends, row, own, width, FROM_0)
-    low = tl.min(tl.where(own & (first_key < last_key), first_key, width))
-    high = tl.max(tl.where(own & (first_key < last_key), last_key, 0))
+    scored = own & (last_key - first_key > unscored)
+    low = tl.min(tl.where(scored, first_key, width))
+    high = tl.max(tl.where(scored, last_key, 0))
     behind = tl.minimum(first + RUN, num_rows)
     kept = ()
     if RUN <= BLOCK_Q:

@@ -33,7 +33,8 @@ def select(
     TABLE_PAGE: tl.constexpr, SORTED: tl.constexpr,
 ):  # fmt: skip
     """The best of each part of a row, BLOCK scores, of (rows, parts) programs, in ascending
-    position. A row that has one part on the first level is done there. SHORT: rows of one part
+    position. A row that has one part on the first level is done there; one of at most topk scores,
+    of which none is marked, without a look at them, unless they are SORTED. SHORT: rows of one part
     only; other launches have those of more than `least` scores.
 
     Args:
@@ -60,6 +61,13 @@ def select(
         count = tl.cdiv(count, MOST) * topk
     if (part > 0) & (part * BLOCK >= count):
         return
+    if (LEVEL == 0) & (not MARKED) & (not SORTED):
+        if end - begin <= topk:  # all of them, whose scores may be unwritten
+            for first in range(0, topk, BLOCK):
+                slot = first + tl.arange(0, BLOCK)
+                found = tl.where(slot < end - begin, begin + slot, -1)
+                tl.store(final + row * topk + slot, found, mask=slot < topk)
+            return
     done = (count <= BLOCK) | LAST
     scores += row * stride
     number = part * BLOCK + tl.arange(0, BLOCK)
