@@ -33,7 +33,7 @@ TILES = {
         "others": Shape(16, 32, 4, parts=4),
     },
     "packed, few heads, fp32 scales": {
-        "hopper": Shape(16, 64, 8, 3, parts=4),
+        "hopper": Shape(16, 32, 4, 3, parts=4),
         "others": Shape(16, 32, 4, parts=4),
     },
     "backward": {"hopper": Shape(64, 64, 8, 1), "others": Shape(16, 32, 8)},
@@ -73,9 +73,10 @@ PREFILL_RUN = 32
 """Queries of a prompt that share a tile of keys."""
 SCORES_BYTES = 2**29
 """Scores that are held at once; those of one run of queries may take more."""
-MOST_SCORES = 16384
-"""Scores among which a program chooses, at most: 4 times any topk."""
-SHORT_ROWS = 4096, 8192
+MOST_SCORES, MOST_OF_MANY = 16384, 32768
+"""Scores among which a program chooses, at most: of few rows, and where rows outnumber the SMs. Any
+topk is a quarter at most."""
+SHORT_ROWS = 4096, 8192, 16384
 """Scores of a row, at most, among which smaller programs choose, where rows outnumber the SMs."""
 FP8_LEAST = (8, 9)
 """The oldest compute capability with products and conversions of e4m3."""
@@ -120,10 +121,11 @@ def for_lists(shape: Shape, constants: dict[str, Any]) -> Shape:
     return shape._replace(stages=max(1, shape.stages - 1)) if ranges else shape
 
 
-def shape_of_selection(scores: int) -> Shape:
-    """The scores of a program that chooses among a row's, 16 or fewer a thread."""
-    keys = min(max(256, 1 << (scores - 1).bit_length()), MOST_SCORES)
-    return Shape(0, keys, max(4, keys // 512), 1)
+def shape_of_selection(scores: int, most: int) -> Shape:
+    """The scores of a program that chooses among a row's, 64 or fewer a thread: each step of a
+    bisection costs a warp as much again, whatever it holds."""
+    keys = min(max(256, 1 << (scores - 1).bit_length()), most)
+    return Shape(0, keys, max(4, keys // 2048), 1, registers=128 if keys > 8192 else None)
 
 
 def launch(

@@ -11,7 +11,8 @@ from torch import Tensor
 from flashdsa.backends.cpu.topk import check_lengths
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.launch import SHORT_ROWS, launch, shape_of_selection
+from flashdsa.backends.triton import launch as table
+from flashdsa.backends.triton.launch import launch, shape_of_selection
 
 if TYPE_CHECKING:
     from flashdsa.ops.indexer import TopkOperands
@@ -68,33 +69,35 @@ def choose(runner: Runner, x: Scores, out: Tensor, *, sorted: bool) -> None:
         out.fill_(-1)
         return
     rank = torch.empty_like(out) if sorted else out  # keys, or nothing
-    table = x.ends if x.table is None else x.table
+    entries = x.ends if x.table is None else x.table
     begins = x.ends if x.begins is None else x.begins
-    most = shape_of_selection(width).keys
+    many = rows > runner.num_sms
+    limit = table.MOST_OF_MANY if many else table.MOST_SCORES
+    most = shape_of_selection(width, limit).keys
 
     def launch_level(
         scores: Tensor, positions: Tensor, ids: Tensor, keys: Tensor, length: int, level: int,
         least: int, *, short: bool = False,
     ) -> None:  # fmt: skip
-        shape = shape_of_selection(length)
+        shape = shape_of_selection(length, limit)
         parts = 1 if short else -(-length // shape.keys)
         launch(
             runner, select, (rows, parts, 1),
-            (scores, positions, begins, x.ends, table, ids, keys, out, rank, scores.stride(0),
-             width, topk, rows // len(table), table.stride(0), least),
+            (scores, positions, begins, x.ends, entries, ids, keys, out, rank, scores.stride(0),
+             width, topk, rows // len(entries), entries.stride(0), least),
             shape, BLOCK=shape.keys, MOST=most, LEVEL=level, LAST=parts == 1, SHORT=short,
             FROM_0=x.begins is None, MARKED=x.marked and not level, TABLE_PAGE=x.table_page,
             SORTED=sorted,
         )  # fmt: skip
 
     least = -1
-    for short in SHORT_ROWS:
-        if width > short and rows > runner.num_sms:
+    for short in table.SHORT_ROWS if many else ():
+        if width > short:
             launch_level(x.bits, x.ends, out, rank, short, 0, least, short=True)
             least = short
     scores, positions, more, level = x.bits, x.ends, width, 0
     while more:
-        parts = -(-more // shape_of_selection(more).keys)
+        parts = -(-more // shape_of_selection(more, limit).keys)
         some = rows, parts * topk
         ids, keys = (
             (out, rank) if parts == 1 else (runner.empty(*some, dtype=torch.int32) for _ in "ik")

@@ -100,8 +100,8 @@ def select(
     greater, equal = key > low, key == low
     ties = wanted - tl.sum(greater.to(tl.int32), 0)
     # Two sums in one: both stay below 2^16.
-    sums = tl.cumsum(greater.to(tl.int32) + (equal.to(tl.int32) << 16), 0)
-    of_equal = sums >> 16
+    sums = tl.cumsum(greater.to(tl.uint32) + (equal.to(tl.uint32) << 16), 0)
+    of_equal = (sums >> 16).to(tl.int32)
     chosen = greater | (equal & (of_equal <= ties))
     position = base + number
     if LEVEL > 0:
@@ -118,7 +118,7 @@ def select(
             entries = table + row // next_n * table_stride
             entry = tl.load(entries + position // TABLE_PAGE, mask=chosen, other=0)
             position = entry * TABLE_PAGE + position % TABLE_PAGE
-    slot = (sums & 0xFFFF) + tl.minimum(of_equal, ties) - 1
+    slot = (sums & 0xFFFF).to(tl.int32) + tl.minimum(of_equal, ties) - 1
     tl.store(to + slot, position, mask=chosen)
     tl.store(to_keys + slot, key.to(tl.int32, bitcast=True), mask=chosen & keyed)
     for first in range(0, topk, BLOCK):
