@@ -110,8 +110,7 @@ def test_prefill_of_bf16_keys_that_all_queries_see_from_0(a100: Emulator) -> Non
 
 @pytest.mark.usefixtures("a100")
 def test_parts_of_a_row_and_pieces_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "MOST_SCORES", 256)
-    monkeypatch.setattr(launch, "MOST_OF_MANY", 256)
+    monkeypatch.setattr(launch, "MOST_SCORES", {False: 256, True: 256})
     monkeypatch.setattr(indexer, "SCORES_BYTES", 4 * 1000)
     case = IndexerCase("", (400, 390), 60, num_heads=16, nan_keys=True, sorted=True)
     assert wrong(decoded(case)) == []
@@ -125,8 +124,7 @@ def test_parts_of_a_row_and_pieces_of_rows(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.usefixtures("a100")
 def test_scores_of_any_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "MOST_SCORES", 256)
-    monkeypatch.setattr(launch, "MOST_OF_MANY", 256)
+    monkeypatch.setattr(launch, "MOST_SCORES", {False: 256, True: 256})
     scores = torch.randint(-4, 4, (5, 300)) / 2 * torch.tensor([1.0, -1.0]).repeat(150)
     for step, value in ((3, torch.nan), (7, torch.inf), (9, -torch.inf)):
         scores[:, ::step] = value

@@ -73,11 +73,12 @@ PREFILL_RUN = 32
 """Queries of a prompt that share a tile of keys."""
 SCORES_BYTES = 2**29
 """Scores that are held at once; those of one run of queries may take more."""
-MOST_SCORES, MOST_OF_MANY = 16384, 32768
-"""Scores among which a program chooses, at most: of few rows, and where rows outnumber the SMs. Any
-topk is a quarter at most."""
+MANY_ROWS = 2
+"""Rows for each SM from which all SMs are busy choosing, so that fewer threads a row pay."""
+MOST_SCORES = {False: 16384, True: 32768}
+"""Scores among which a program chooses, at most, 4 times any topk; True: of many rows."""
 SHORT_ROWS = 4096, 8192, 16384
-"""Scores of a row, at most, among which smaller programs choose, where rows outnumber the SMs."""
+"""Scores of a row, at most, among which smaller programs choose, of many rows."""
 FP8_LEAST = (8, 9)
 """The oldest compute capability with products and conversions of e4m3."""
 
@@ -121,11 +122,12 @@ def for_lists(shape: Shape, constants: dict[str, Any]) -> Shape:
     return shape._replace(stages=max(1, shape.stages - 1)) if ranges else shape
 
 
-def shape_of_selection(scores: int, most: int) -> Shape:
-    """The scores of a program that chooses among a row's, 64 or fewer a thread: each step of a
-    bisection costs a warp as much again, whatever it holds."""
-    keys = min(max(256, 1 << (scores - 1).bit_length()), most)
-    return Shape(0, keys, max(4, keys // 2048), 1, registers=128 if keys > 8192 else None)
+def shape_of_selection(scores: int, many: bool) -> Shape:
+    """The scores of a program that chooses among a row's: 16 or fewer a thread, of many rows 64, as
+    each step of a bisection costs a warp as much again, whatever it holds."""
+    keys = min(max(256, 1 << (scores - 1).bit_length()), MOST_SCORES[many])
+    warps, registers = max(4, keys // (2048 if many else 512)), 128 if keys > 8192 else None
+    return Shape(0, keys, warps, 1, registers=registers if many else None)
 
 
 def launch(

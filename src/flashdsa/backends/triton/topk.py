@@ -71,15 +71,14 @@ def choose(runner: Runner, x: Scores, out: Tensor, *, sorted: bool) -> None:
     rank = torch.empty_like(out) if sorted else out  # keys, or nothing
     entries = x.ends if x.table is None else x.table
     begins = x.ends if x.begins is None else x.begins
-    many = rows > runner.num_sms
-    limit = table.MOST_OF_MANY if many else table.MOST_SCORES
-    most = shape_of_selection(width, limit).keys
+    many = rows >= table.MANY_ROWS * runner.num_sms
+    most = shape_of_selection(width, many).keys
 
     def launch_level(
         scores: Tensor, positions: Tensor, ids: Tensor, keys: Tensor, length: int, level: int,
         least: int, *, short: bool = False,
     ) -> None:  # fmt: skip
-        shape = shape_of_selection(length, limit)
+        shape = shape_of_selection(length, many)
         parts = 1 if short else -(-length // shape.keys)
         launch(
             runner, select, (rows, parts, 1),
@@ -97,7 +96,7 @@ def choose(runner: Runner, x: Scores, out: Tensor, *, sorted: bool) -> None:
             least = short
     scores, positions, more, level = x.bits, x.ends, width, 0
     while more:
-        parts = -(-more // shape_of_selection(more, limit).keys)
+        parts = -(-more // shape_of_selection(more, many).keys)
         some = rows, parts * topk
         ids, keys = (
             (out, rank) if parts == 1 else (runner.empty(*some, dtype=torch.int32) for _ in "ik")
