@@ -40,7 +40,7 @@ def test_the_host_is_timed_without_the_gpu() -> None:
 
 def test_a_kernel_that_takes_too_long_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "HANG_SECONDS", 0.02)
-    torch.cuda._sleep(400_000_000)
+    torch.cuda._sleep(4_000_000_000)  # two seconds, also where other tests share the GPU
     with pytest.raises(GpuHangError, match="mine: the GPU did not end it"):
         CudaTimer().synchronize("mine")
     torch.cuda.synchronize()
