@@ -156,7 +156,7 @@ def best_of_2048(x: PrefillInputs, by_score: bool = False) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize(("heads", "dtype"), product((16, 32, 64), (FP8, BF16)), ids=str)
+@pytest.mark.parametrize(("heads", "dtype"), [*product((16, 32, 64), (FP8, BF16))], ids=str)
 def test_the_best_of_its_own_scores(shape: tuple[int, int], heads: int, dtype: torch.dtype) -> None:
     x = inputs(shape, heads, dtype)
     right = best_of_2048(x)
