@@ -1,10 +1,8 @@
 """The charts of README and docs, each drawn from kept results.
 
-    python -m workbench.charts training | transformers | overlap RESULT.json --out X.png
+    python -m workbench.charts transformers RESULT.json --out X.png
     python -m workbench.charts context-parallel | draws RESULT.json ... --out X.png
     python -m workbench.charts dense-to-sparse train.json look.json serve.json --out X.png
-
-Bars are a peer's time over ours: blue, we are faster; orange, we are slower.
 """
 
 from __future__ import annotations
@@ -13,9 +11,7 @@ import argparse
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -39,78 +35,6 @@ PANELS = (
     ("peak_GiB_above_weights", "memory beyond the weights, GiB", 1.0, "{:.1f}"),
 )
 """Key of a row, title, factor, label of a bar."""
-
-
-class Bar(NamedTuple):
-    """One case: microseconds of ours and of the fastest peer, and their ratio."""
-
-    group: str
-    case: str
-    ours: float
-    peer: float
-
-    @property
-    def ratio(self) -> float:
-        """The peer's time over ours."""
-        return self.peer / self.ours
-
-
-def draw_training(documents: list[Document], target: Path) -> None:
-    """Schema flashdsa-indexer-training/1: milliseconds, back to back and in bursts."""
-    (one,) = documents
-    bars = []
-    for when, group in (("hot", "back to back"), ("burst", "one call after a pause, with host")):
-        for row in one["rows"]:
-            ids = row["ids"].removeprefix("correlated, ")
-            case = f"{row['step']}, H={row['H']}, {row['S_kv']:,} {ids}"
-            bars.append(Bar(group, case, 1e3 * row["ours"][when], 1e3 * row["cudnn"][when]))
-    titles = f"One {one['gpu']}, S = {one['S']:,}, topk = {one['topk']:,}", one["peer"]
-    draw_bars(bars, titles, target)
-
-
-def draw_bars(bars: Sequence[Bar], titles: Sequence[str], target: Path) -> None:
-    """Two columns of groups, about as long as each other."""
-    groups = list(dict.fromkeys(bar.group for bar in bars))
-    lengths = [1.5 + sum(bar.group == group for bar in bars) for group in groups]
-    cut = min(range(1, len(groups) + 1), key=lambda n: abs(sum(lengths[:n]) - sum(lengths[n:])))
-    sides = [side for side in (groups[:cut], groups[cut:]) if side]
-    height = 0.235 * max(sum(lengths[:cut]), sum(lengths[cut:]))
-    figure = Figure(figsize=(7.5 * len(sides), height + 1.5), dpi=100, facecolor="white")
-    for number, side in enumerate(sides):
-        left, width = (0.18 + 0.495 * number, 0.31) if len(sides) > 1 else (0.36, 0.6)
-        area = (left, 0.75 / (height + 1.5), width, height / (height + 1.5))
-        _draw_column(figure.add_axes(area), [bar for bar in bars if bar.group in side])
-    words = "time of the fastest peer / ours: blue, we are faster; orange, we are slower"
-    figure.text(0.5, 0.22 / (height + 1.5), words, color=INK, ha="center")
-    for line, (text, size) in enumerate(zip(titles, (12, 9.5), strict=False)):
-        at = 1 - (0.32 + 0.26 * line) / (height + 1.5)
-        figure.text(0.02, at, text, fontsize=size, color=(INK, MUTED)[line])
-    _save(figure, target, 256)
-
-
-def _draw_column(axes: Axes, bars: Sequence[Bar]) -> None:
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-    place, group, ticks = 0.0, None, []
-    for bar in bars:
-        if bar.group != group:
-            place += 0.5 if group else 0
-            group = bar.group
-            axes.text(
-                0, place, f" {group}", fontweight="bold", color=INK, va="center", fontsize=9.8,
-                bbox=box, zorder=3,
-            )  # fmt: skip
-            place += 1
-        axes.barh(place, bar.ratio, color=FASTER if bar.ratio >= 1 else SLOWER, height=0.72)
-        text = f"{bar.ratio:.2f}x  ({bar.ours:.5g} us, peer {bar.peer:.5g})"
-        axes.text(bar.ratio + 0.02, place, text, va="center", color=INK, fontsize=9, bbox=box)
-        ticks.append((place, bar.case))
-        place += 1
-    axes.axvline(1, color=INK, linewidth=1)
-    axes.set_yticks([at for at, _ in ticks], [case for _, case in ticks], fontsize=9)
-    axes.set_ylim(place, -0.7)
-    axes.set_xlim(0, max(2.0, 1.75 * max(bar.ratio for bar in bars)))
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.tick_params(axis="y", length=0)
 
 
 def draw_transformers(documents: list[Document], target: Path) -> None:
@@ -146,58 +70,6 @@ def draw_transformers(documents: list[Document], target: Path) -> None:
     figure.suptitle(title, x=0.01, ha="left", color=INK)
     figure.tight_layout(rect=(0, 0.06, 1, 1))
     _save(figure, target, 64)
-
-
-def draw_overlap(documents: list[Document], target: Path) -> None:
-    """The backward beside cuDNN Frontend's: over what neighbours share, and over rows of kv."""
-    (document,) = documents
-    rows = [
-        (row["H"], row["S_kv"], row["kind"], 100 * row["shared"], _hot_ratio(row))
-        for row in document["rows"]
-    ]
-    figure = Figure(figsize=(10, 4.6), dpi=90, layout="constrained", facecolor="white")
-    shared, by_rows = figure.subplots(1, 2, sharey=True)
-    for heads, colour in HEADS.items():
-        points = [(x, y) for h, keys, _, x, y in rows if (h, keys) == (heads, 32_768)]
-        _line(shared, points, colour, f"H = {heads}", "-")
-        for kind, name, style in (
-            ("corr", "neighbours share 95 %", "-"),
-            ("random", "random", "--"),
-        ):
-            points = [(x, y) for h, x, of_kind, _, y in rows if (h, of_kind) == (heads, kind)]
-            _line(by_rows, points, colour, f"H = {heads}, {name}", style)
-    sizes, ticks = sorted({row[1] for row in rows}), (0.9, 1, 1.25, 1.5, 2, 3, 4)
-    by_rows.set_xscale("log", base=2)
-    by_rows.set_xticks(sizes, [f"{size:,}" for size in sizes])
-    shared.set_ylabel("cuDNN Frontend's time over ours")
-    neighbours = "rows that a query shares with the query before, %"
-    for axes, title, label in (
-        (shared, "32,768 rows of kv", neighbours),
-        (by_rows, "by indices", "rows of kv"),
-    ):
-        axes.set_title(title, fontsize=10, loc="left", color=INK)
-        axes.set(xlabel=label, yscale="log", ylim=(0.82, 4.2))
-        axes.set_yticks(ticks, [f"{tick:g}x" for tick in ticks])
-        axes.set_yticks([], minor=True)
-        axes.axhspan(0.8, 1, color=LOSS, zorder=0)
-        axes.axhline(1, color=MUTED, linewidth=1)
-        axes.legend(fontsize=8, frameon=False, loc="upper left")
-        axes.spines[["top", "right"]].set_visible(False)
-    title = f"mla_bwd on one {document['gpu']}, back to back, S = 4,096, topk = 2,048"
-    figure.suptitle(title, fontsize=11, x=0.01, ha="left", color=INK)
-    _save(figure, target, 48)
-
-
-def _hot_ratio(row: dict[str, Any]) -> float:
-    return float(row["cudnn"]["hot"] / row["ours"]["hot"])
-
-
-def _line(axes: Axes, points: list[Any], colour: str, label: str, style: str) -> None:
-    points = sorted(points)
-    axes.plot(*zip(*points, strict=True), style, marker="o", ms=4, color=colour, label=label)
-    for x, y in points:
-        if y < 1:
-            axes.annotate(f"{y:.2f}", (x, y), (0, -13), textcoords="offset points", fontsize=8)
 
 
 def draw_context_parallel(documents: list[Document], target: Path) -> None:
@@ -312,9 +184,7 @@ def _save(figure: Figure, target: Path, colours: int) -> None:
 
 
 KINDS: dict[str, Callable[[list[Document], Path], None]] = {
-    "training": draw_training,
     "transformers": draw_transformers,
-    "overlap": draw_overlap,
     "context-parallel": draw_context_parallel,
     "draws": draw_draws,
     "dense-to-sparse": draw_dense_to_sparse,

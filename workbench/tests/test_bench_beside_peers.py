@@ -163,9 +163,7 @@ def test_a_case_that_there_is_not_names_the_others(monkeypatch: pytest.MonkeyPat
 
 
 KEPT = {
-    "training": ["indexer_training/2026-11-21-training-h200.json"],
     "transformers": ["integrations/2026-11-21-transformers-h200.json"],
-    "overlap": ["sparse_mla_bwd/2026-11-21-h200-overlap.json"],
     "dense-to-sparse": [f"dense_to_sparse/2026-11-23-h200/{part}.json.gz" for part in PARTS],
     "context-parallel": [f"context_parallel/2026-11-21-{n}xh200.json" for n in (2, 4)],
 }
