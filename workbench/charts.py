@@ -1,8 +1,8 @@
 """The charts of README and docs, each drawn from kept results.
 
-    python -m workbench.charts transformers RESULT.json --out X.png
-    python -m workbench.charts context-parallel | draws RESULT.json ... --out X.png
-    python -m workbench.charts dense-to-sparse train.json look.json serve.json --out X.png
+python -m workbench.charts transformers RESULT.json --out X.png
+python -m workbench.charts context-parallel | draws RESULT.json ... --out X.png
+python -m workbench.charts dense-to-sparse train.json look.json serve.json --out X.png
 """
 
 from __future__ import annotations
