@@ -118,7 +118,8 @@ def _drawn(
     numbers: tuple[int, ...],
     fixed: tuple[str, ...],
 ) -> list[Draw]:
-    from workbench.draws.distribution import draw, fixed_value
+    from workbench.draws.distribution import draw
+    from workbench.draws.fixed import fixed_value
 
     values = {one: dict(fixed_value(one, words) for words in fixed) for one in operations}
     return [draw(one, seed, i, values[one]) for i in numbers or range(count) for one in operations]

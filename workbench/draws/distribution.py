@@ -5,7 +5,6 @@ python -m workbench.draws.distribution    # prints them; workbench/DRAWS.md expl
 
 from __future__ import annotations
 
-import ast
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -14,7 +13,6 @@ from functools import cached_property
 from random import Random
 from typing import Any
 
-from flashdsa.errors import ArgumentValueError
 from flashdsa.problem import D_QK, D_V, INDEX_HEAD_DIM, INDEX_TOKEN_BYTES
 from flashdsa.row_formats import V32
 
@@ -292,8 +290,6 @@ FIELDS: dict[str, dict[str, Term]] = {
     },
 }  # fmt: skip
 OPERATIONS = tuple(FIELDS)
-KINDS = {"ids", "lengths", "contexts", "kind", "candidates"}
-"""Fields whose values are kinds with their numbers, but for two levels' ids."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -412,31 +408,6 @@ class Draw:
         if v.get("candidates"):
             v["candidates"] = (v["candidates"][0], min(v["candidates"][1], 20))
         return replace(self, values=v, lengths=lengths)
-
-
-def fixed_value(operation: str, words: str) -> tuple[str, Any]:
-    """Name and value of a field, as a draw's line has them: "heads=128", "ids=window-500".
-
-    Raises:
-        ArgumentValueError: the operation has no such field, or contexts are drawn ones.
-    """
-    name, _, text = words.partition("=")
-    if name not in FIELDS[operation] or not text:
-        fields = ", ".join(FIELDS[operation])
-        raise ArgumentValueError(f"{operation}: expected one of {fields}, = a value; got {words!r}")
-    first, *numbers = map(_literal, text.split("-"))
-    if name == "contexts" and first not in ("equal", "one"):
-        raise ArgumentValueError(f"contexts: expected equal-N or one-N tokens; got {text!r}")
-    is_kind = name in KINDS and isinstance(first, str) and first not in ("slot", "position")
-    return name, (first, *numbers) if is_kind else first
-
-
-def _literal(word: str) -> Any:
-    """A number, None, True or False; else the word."""
-    try:
-        return ast.literal_eval(word)
-    except (SyntaxError, ValueError):
-        return word
 
 
 def draw(operation: str, seed: int, number: int, fixed: Values | None = None) -> Draw:

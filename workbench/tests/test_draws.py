@@ -24,7 +24,8 @@ from tools import result_tables
 from workbench.__main__ import cli
 from workbench.draws import run as run_module
 from workbench.draws import timing
-from workbench.draws.distribution import FIELDS, MOST, OPERATIONS, Draw, describe, draw, fixed_value
+from workbench.draws.distribution import FIELDS, MOST, OPERATIONS, Draw, describe, draw
+from workbench.draws.fixed import fixed_value
 from workbench.draws.ids import draw_ids, positions
 from workbench.draws.inputs import PARTS, decode_inputs, make_task
 from workbench.draws.peers import OTHERS, PROMISES
