@@ -49,7 +49,7 @@ class Row:
         return self.work / self.times[condition][OURS].median / 1e3
 
     def ceiling_rate(self, condition: str) -> float:
-        """Likewise of the ceiling; nan where it has no time."""
+        """Rate of the ceiling; nan where it has no time."""
         ceiling = self.times[condition].get(CEILING)
         return self.ceiling_work / ceiling.median / 1e3 if ceiling else float("nan")
 

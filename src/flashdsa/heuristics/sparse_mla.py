@@ -24,7 +24,7 @@ class Times(NamedTuple):
 
 
 class Grouping(NamedTuple):
-    """When groups of so many queries pay, by estimated times over that of queries one by one.
+    """When groups of queries pay, by estimated times over that of queries one by one.
 
     Attributes:
         most_unlike: groups are taken if they take at most so much where queries name no row
