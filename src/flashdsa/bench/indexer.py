@@ -135,11 +135,7 @@ def indexer_task(x: IndexerInputs, backend: str) -> Task:
     if device == "cpu":
         work = 2.0 * sum(x.lengths) * x.q.shape[1] * INDEX_HEAD_DIM
         ceiling = products_ceiling(device)
-    launches = {}
-    if device == "cuda" and x.next_n == 1:
-        bound = flashdsa.bind("dsa_topk_indexer", operands, backend=backend)
-        launches["raw launch"] = partial(bound, operands)
-    return Task(call, partial(judge_ids, x), work, ceiling, x, launches, exact=True)
+    return Task(call, partial(judge_ids, x), work, ceiling, x, exact=True)
 
 
 def judge_ids(x: IndexerInputs, ids: Tensor) -> Verdict:

@@ -130,8 +130,8 @@ def measure_case(operation: Operation, case: Case, options: BenchOptions, timer:
     for condition in conditions:
         beside = {} if options.brief else {CEILING: task.ceiling.call}
         times[condition] = timer.in_turns(calls | beside, condition, repeats)
-    launches = {} if options.brief else calls | dict(task.launches)
-    host = {name: timer.host_us(call) for name, call in launches.items()}
+    on_host = {} if options.brief else calls
+    host = {name: timer.host_us(call) for name, call in on_host.items()}
     last = task.call()
     again = [] if options.brief else task.judge(last).findings
     same = not isinstance(last, torch.Tensor) or kept is None or torch.equal(kept, last)
