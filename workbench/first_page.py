@@ -13,8 +13,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
 
+from workbench.draws.chart import save
 from workbench.draws.report import by_operation
 from workbench.draws.run import machine_of, read_document, rows_of
 
@@ -121,8 +121,7 @@ def draw() -> None:
     ):
         weight = "bold" if size >= 13 else "normal"
         figure.text(x, y, words, fontsize=size, color=colour, fontweight=weight)
-    figure.savefig(PICTURE)
-    Image.open(PICTURE).convert("RGB").quantize(64).save(PICTURE, optimize=True)
+    save(figure, PICTURE, 64)
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ def report(
     rows = [row for path in results for row in read_draws(path)]
     compared = list(changes(read_draws(baseline), rows)) if baseline else []
     if chart is not None:
-        from workbench.charts import draw_draws
+        from workbench.draws.chart import draw_draws
 
         draw_draws([read_document(path) for path in results], chart)
     if as_json:

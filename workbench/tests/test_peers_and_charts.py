@@ -1,4 +1,4 @@
-"""Judges of peers, scores of chosen distributions, and the charts of kept results."""
+"""Judges of peers, scores of chosen distributions, and the picture of a kept run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ import torch
 
 from flashdsa.bench.cases import Case
 from flashdsa.bench.indexer import IndexerInputs, float64_scores, make_inputs, ragged_case
-from workbench import charts
 from workbench.bench import indexer, prefill
 from workbench.bench.top_ks import NAMES, load_top_k
-from workbench.dense_to_sparse import PARTS
-from workbench.draws.run import read_document
+from workbench.dense_to_sparse import draw, read_run
 from workbench.tests.false_peers import install
 
 LENGTHS = (2500, 5, 0, 2048, 2100)
@@ -73,18 +71,8 @@ def test_the_prefills_judge_sees_what_is_wrong() -> None:
         pytest.fail("no worse row was seen")
 
 
-KEPT = {
-    "transformers": ["integrations/2026-11-21-transformers-h200.json"],
-    "dense-to-sparse": [f"dense_to_sparse/2026-11-23-h200/{part}.json.gz" for part in PARTS],
-    "context-parallel": [f"context_parallel/2026-11-21-{n}xh200.json" for n in (2, 4)],
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(charts.KINDS.keys() - {"draws"}))  # test_draws.py draws it
-def test_every_chart_can_be_drawn_from_what_is_kept(kind: str, tmp_path: Path) -> None:
-    folder = ROOT / "workbench" / "results"
-    documents = [read_document(folder / name) for name in KEPT[kind]]
+def test_the_guides_picture_can_be_drawn_from_what_is_kept(tmp_path: Path) -> None:
     target = tmp_path / "chart.png"
-    charts.KINDS[kind](documents, target)
+    draw(read_run(ROOT / "workbench/results/dense_to_sparse/2026-11-23-h200"), target)
     assert target.read_bytes().startswith(b"\x89PNG") and target.stat().st_size > 4000
