@@ -1,4 +1,4 @@
-"""Choices that need no device: ways of Hopper's indexer, and cuts of the dealt decode."""
+"""Choices that need no device: ways of Hopper's indexer, and cuts of the stream-K decode."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from flashdsa.backends.sm90.decode_cuts import (
     Times,
     cut_equal_items,
     cut_line,
-    deal,
+    divide,
     stays_whole,
-    time_of_dealt,
+    time_of_stream_k,
     time_of_waves,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.plan import OVERHEAD_TILES, WHOLE_TILES
@@ -190,10 +190,10 @@ def drawn(seed: int) -> tuple[list[int], int]:
 @pytest.mark.parametrize("seed", range(60))
 def test_stretches_are_all_tiles_of_all_items_once(seed: int) -> None:
     tiles, num_ctas = drawn(seed)
-    dealt = deal(tiles, num_ctas)
-    assert len(dealt) <= num_ctas
-    following = [(stretch.item, stretch.first) for of_cta in dealt for stretch in of_cta]
-    ends = [(stretch.item, stretch.end) for of_cta in dealt for stretch in of_cta]
+    shares = divide(tiles, num_ctas)
+    assert len(shares) <= num_ctas
+    following = [(stretch.item, stretch.first) for of_cta in shares for stretch in of_cta]
+    ends = [(stretch.item, stretch.end) for of_cta in shares for stretch in of_cta]
     assert following[0] == (0, 0)
     assert ends[-1] == (len(tiles) - 1, tiles[-1])
     for (item, end), (next_item, first) in zip(ends, following[1:], strict=False):
@@ -203,7 +203,7 @@ def test_stretches_are_all_tiles_of_all_items_once(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_only_a_cta_s_first_and_last_stretch_are_parts_and_none_is_empty(seed: int) -> None:
-    for of_cta in deal(*drawn(seed)):
+    for of_cta in divide(*drawn(seed)):
         assert not any(stretch.is_part for stretch in of_cta[1:-1])
         assert all(stretch.first < stretch.end for stretch in of_cta if stretch.is_part)
 
@@ -211,14 +211,14 @@ def test_only_a_cta_s_first_and_last_stretch_are_parts_and_none_is_empty(seed: i
 @pytest.mark.parametrize("seed", range(60))
 def test_no_cta_has_more_than_its_share(seed: int) -> None:
     tiles, num_ctas = drawn(seed)
-    dealt = deal(tiles, num_ctas)
+    shares = divide(tiles, num_ctas)
     starts = list(accumulate((count + OVERHEAD_TILES for count in tiles), initial=0))
     whole = -(-len(tiles) // num_ctas)
     longest = max(b - a for a, b in pairwise([*starts[::whole], starts[-1]]))
-    most = starts[-1] / len(dealt)
+    most = starts[-1] / len(shares)
     if stays_whole(starts[-1], longest, num_ctas):
         most = starts[-1] / num_ctas + WHOLE_TILES
-    for of_cta in dealt:
+    for of_cta in shares:
         assert sum(stretch.end - stretch.first for stretch in of_cta) < most + 1
 
 
@@ -253,11 +253,11 @@ def test_times_are_between_those_of_the_design_and_even_shares(
 ) -> None:
     """The design, whose parts have three tiles at least, took 1 to 6 % less than FlashMLA."""
     even = TIMES.launch + TIMES.tile * items * 32 / 132
-    assert even < time_of_dealt(TIMES, items, 32, 132) < 1.01 * by_design
+    assert even < time_of_stream_k(TIMES, items, 32, 132) < 1.01 * by_design
 
 
 def test_whole_waves_have_one_stretch_each() -> None:
     for waves in (1, 2):
-        assert all(len(of_cta) == waves for of_cta in deal([32] * 132 * waves, 132))
+        assert all(len(of_cta) == waves for of_cta in divide([32] * 132 * waves, 132))
         items = 132 * waves
-        assert time_of_dealt(TIMES, items, 32, 132) == time_of_waves(TIMES, 32, waves)
+        assert time_of_stream_k(TIMES, items, 32, 132) == time_of_waves(TIMES, 32, waves)

@@ -13,7 +13,7 @@ from flashdsa.cli.main import cli
 @pytest.mark.parametrize(
     ("options", "kernels"),
     [
-        (["--queries", "64", "--format", "v32"], "mla_decode_dealt_packed"),
+        (["--queries", "64", "--format", "v32"], "mla_decode_stream_k_packed"),
         (["--queries", "64", "--format", "v4", "--no-lengths"], "mla_decode_v4"),
         (["--queries", "4096", "--no-lengths"], "mla_used_slots, mla_fwd_drawn"),
         (["--queries", "128", "--d-qk", "512", "--max-logits"], "mla_fwd_512"),

@@ -20,7 +20,7 @@ ALWAYS = {
     "sm90": {
         "mla_fwd_drawn", "mla_fwd_group4_drawn", "mla_fwd_512_drawn_joined",
         "mla_decode", "mla_decode_packed", "mla_decode_v4", "mla_decode_512_joined",
-        "mla_decode_dealt_packed", "mla_decode_heads16", "mla_decode_dealt_heads16",
+        "mla_decode_stream_k_packed", "mla_decode_heads16", "mla_decode_stream_k_heads16",
         "mla_bwd_scores", "mla_bwd_dq_blocks4", "mla_bwd_dkv_blocks4", "mla_bwd_sink",
         "mla_bwd_padded_heads", "mla_used_slots", "attention_target_h128", "indexer_scores_h64",
     },
@@ -30,7 +30,7 @@ LATER = (
     r"mla_fwd(_group8_drawn|_512_group4_drawn|_drawn_joined)?|mla_bwd_fused_512_group2_tickets"
     r"|mla_bwd_(scores_512|dq_512_blocks4|dkv_512_blocks4)"
     r"|mla_decode(_packed|_512|_v4.*|_v32_no_rope.*)?(_joined)?(_alone)?"
-    r"|mla_decode_dealt(_512|_512_joined|_v4_joined)?|mla_decode(_dealt)?_heads16_v32_no_rope"
+    r"|mla_decode_stream_k(_512|_512_joined|_v4_joined)?|mla_decode(_stream_k)?_heads16_v32_no_rope"
 )
 """Others of Hopper's, which are slow tests."""
 FUNCTIONS = {"mla_bwd": 2, "mla_bwd_group8": 4, "mla_bwd_deterministic": 3}

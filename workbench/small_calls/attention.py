@@ -91,14 +91,14 @@ FEW_HEADS_OF_512 = (
 scales."""
 
 
-DEALT_FEW_HEADS = (
+STREAM_K_FEW_HEADS = (
     decode("four CTAs", 5, heads=16, topk=900, packed="ue8m0", sms=4),
     decode("two CTAs, lengths", 4, heads=16, topk=1500, packed="ue8m0", topk_length=True, sms=2),
 )
-"""Decodes of few heads whose tiles are dealt out."""
+"""Decodes of few heads whose tiles are divided by stream-K."""
 
 
-DEALT_FEW_HEADS_OF_512 = (
+STREAM_K_FEW_HEADS_OF_512 = (
     without_rope("four CTAs", 5, heads=16, topk=600, sms=4),
     _of_v4("three CTAs, lengths", 4, heads=16, topk=700, sms=3, topk_length=True),
 )

@@ -19,12 +19,12 @@ from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from workbench.small_calls import prefill as of_keys
 from workbench.small_calls.attention import (
-    DEALT_FEW_HEADS,
-    DEALT_FEW_HEADS_OF_512,
     ENTRIES,
     FEW_HEADS,
     FEW_HEADS_OF_512,
     KEYS,
+    STREAM_K_FEW_HEADS,
+    STREAM_K_FEW_HEADS_OF_512,
     alike,
     attention,
     decode,
@@ -247,19 +247,19 @@ TABLE: dict[str, Row] = {
                   ranges="kv"),
         decode("tiles go round", 1, heads=20, topk=600, extra_keys=90, extra_topk=200, sms=2),
     )),
-    "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", (
+    "mla-decode-stream-k-sm_90a": Row("mla_decode_stream_k", (
         decode("three CTAs", 4, heads=20, topk=1900, sms=3),
         decode("four CTAs", 5, heads=20, topk=1600, sms=4),
     )),
-    "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
+    "mla-decode-stream-k-packed-sm_90a": Row("mla_decode_stream_k", (
         decode("three CTAs", 4, heads=40, topk=500, packed="ue8m0", sms=3),
         decode("with lengths", 5, heads=20, topk=600, packed="ue8m0", topk_length=True, sms=4),
     )),
-    "mla-decode-dealt-joined-sm_90a": Row("mla_decode_dealt", (
+    "mla-decode-stream-k-joined-sm_90a": Row("mla_decode_stream_k", (
         decode("three CTAs", 4, heads=20, topk=1850, sms=3, **ENTRIES),
         decode("four CTAs", 5, heads=40, topk=1600, sms=4, **ENTRIES),
     )),
-    "mla-decode-dealt-heads16-sm_90a": Row("mla_decode_dealt_heads", DEALT_FEW_HEADS),
+    "mla-decode-stream-k-heads16-sm_90a": Row("mla_decode_stream_k_heads", STREAM_K_FEW_HEADS),
     "mla-used-slots-sm_90a": Row("mla_used_slots", (
         decode("lists of any length", 5, heads=40, topk=330, packed="ue8m0", topk_length=True,
                batch_invariant=True),
@@ -270,12 +270,12 @@ TABLE: dict[str, Row] = {
     "mla-decode-formats-sm_90a": Row("mla_decode", of_formats(1, 40, 330, sms=2), mutated=0),
     "mla-decode-formats-joined-sm_90a": Row("mla_decode", of_formats(
         2, 50, 150, sms=4, joined=True, mixed=True), mutated=0),
-    "mla-decode-dealt-formats-sm_90a": Row(
-        "mla_decode_dealt", of_formats(4, 40, 330, sms=3), mutated=0),
-    "mla-decode-dealt-formats-joined-sm_90a": Row("mla_decode_dealt", of_formats(
+    "mla-decode-stream-k-formats-sm_90a": Row(
+        "mla_decode_stream_k", of_formats(4, 40, 330, sms=3), mutated=0),
+    "mla-decode-stream-k-formats-joined-sm_90a": Row("mla_decode_stream_k", of_formats(
         4, 20, 250, sms=3, joined=True), mutated=0),
-    "mla-decode-dealt-heads-formats-sm_90a": Row(
-        "mla_decode_dealt_heads", DEALT_FEW_HEADS_OF_512, mutated=0),
+    "mla-decode-stream-k-heads-formats-sm_90a": Row(
+        "mla_decode_stream_k_heads", STREAM_K_FEW_HEADS_OF_512, mutated=0),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", FEW_HEADS),
     "mla-decode-heads16-v4-sm_90a": Row("mla_decode_heads", FEW_HEADS_OF_512, mutated=3),
     "prefill-sm_90a": Row("prefill", prefill_of_64("float8_e4m3fn"), mutated=7),

@@ -297,8 +297,8 @@ def test_every_barrier_that_a_mutant_lacks_is_in_the_kernel() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "P of tile 1", "P of tile 0", "sums", "decode P", "decode O", "few heads O", "dealt ticket",
-        "dealt halves",
+        "P of tile 1", "P of tile 0", "sums", "decode P", "decode O", "few heads O", "stream-K ticket",
+        "stream-K halves",
     ],
 )  # fmt: skip
 def test_every_wait_that_a_mutant_lacks_is_in_the_kernel(name: str) -> None:

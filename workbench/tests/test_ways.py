@@ -26,9 +26,9 @@ from workbench.ways.measure import CHOICES, SCHEMA, by_way, ways_of
 
 # name: kind, estimate, hot, cold; the taken one first
 DRAWS = [
-    {"a": ("clusters", 9.0, 10.0, 20.0), "b": ("dealt", 11.0, 12.0, 20.0)},
-    {"a": ("clusters", 9.0, 10.0, 20.0), "b": ("dealt", 11.0, 8.0, 10.0)},
-    {"b": ("dealt", 5.0, 10.0, 10.0), "c": ("dealt", 6.0, 1.0, 1.0),
+    {"a": ("clusters", 9.0, 10.0, 20.0), "b": ("stream-K", 11.0, 12.0, 20.0)},
+    {"a": ("clusters", 9.0, 10.0, 20.0), "b": ("stream-K", 11.0, 8.0, 10.0)},
+    {"b": ("stream-K", 5.0, 10.0, 10.0), "c": ("stream-K", 6.0, 1.0, 1.0),
      "a": ("clusters", None, 20.0, 10.0)},
     {"f": ("forward", 1.0, 5.0, 5.0)},
 ]  # fmt: skip
@@ -44,22 +44,22 @@ def rows() -> list[dict[str, Any]]:
 
 def test_the_choice_is_replayed_without_each_kind() -> None:
     found = {one.kind: one for one in judge(rows())}
-    clusters, dealt = found["clusters"], found["dealt"]
-    assert (clusters.taken, dealt.taken) == (50, 25)
+    clusters, stream_k = found["clusters"], found["stream-K"]
+    assert (clusters.taken, stream_k.taken) == (50, 25)
     # Hot: 1.2 and 0.8 of four draws, the geometric mean; cold 1 and 0.5.
     assert clusters.lost == pytest.approx((100 * (0.96**0.25 - 1), 100 * (0.5**0.25 - 1)))
-    assert dealt.lost == pytest.approx((100 * (2**0.25 - 1), 0))
-    assert (clusters.worst, dealt.worst) == (1.2, 2)
-    assert (clusters.below, dealt.below) == (1, 1)
-    assert (clusters.better, dealt.better) == (1, 1)
+    assert stream_k.lost == pytest.approx((100 * (2**0.25 - 1), 0))
+    assert (clusters.worst, stream_k.worst) == (1.2, 2)
+    assert (clusters.below, stream_k.below) == (1, 1)
+    assert (clusters.better, stream_k.better) == (1, 1)
     # Nothing can replace the only way of a draw.
     assert found["forward"].lost == (0, 0)
     assert regret(rows())[0] == pytest.approx((10 / 8 * 10) ** 0.25)
 
 
 def test_the_rule() -> None:
-    dealt = next(one for one in judge(rows()) if one.kind == "dealt")
-    assert dealt.stays(10**6)  # a quarter of the draws
+    stream_k = next(one for one in judge(rows()) if one.kind == "stream-K")
+    assert stream_k.stays(10**6)  # a quarter of the draws
     alone = next(one for one in judge(rows()) if one.kind == "forward")
     assert not alone.stays(0)
 
@@ -139,7 +139,7 @@ def test_todays_choice_is_nearly_the_fastest_of_recorded_ways(
     calls = tried(recorded)
     assert len(calls) > 200
     assert 1 < loss(calls, SPARSE_MLA) < MOST_LOSS
-    worse = replace(SPARSE_MLA, forward_gain=10.0, dealt_gain=10.0)
+    worse = replace(SPARSE_MLA, forward_gain=10.0, stream_k_gain=10.0)
     assert loss(calls, worse) > MOST_LOSS
 
 
@@ -163,8 +163,9 @@ def test_a_draw_says_its_call(operation: str) -> None:
 
 def test_constants_are_fitted(recorded: list[dict[str, Any]]) -> None:
     calls = tried(recorded)[:30]
-    spoilt = replace(SPARSE_MLA, dealt_gain=SPARSE_MLA.dealt_gain * 3)
+    spoilt = replace(SPARSE_MLA, stream_k_gain=SPARSE_MLA.stream_k_gain * 3)
     assert loss(calls, fitted(calls, spoilt)) < loss(calls, spoilt)
-    path = ("dealt", "packed", "tile")
+    path = ("stream_k", "packed", "tile")
     assert path in set(paths(SPARSE_MLA))
-    assert changed(SPARSE_MLA, path, 2).dealt["packed"].tile == 2 * SPARSE_MLA.dealt["packed"].tile
+    usual = SPARSE_MLA.stream_k["packed"].tile
+    assert changed(SPARSE_MLA, path, 2).stream_k["packed"].tile == 2 * usual

@@ -17,9 +17,9 @@ CONDITIONS = ("hot", "cold")
 KERNELS = Path(__file__).parents[2] / "src/flashdsa/kernels"
 FOLDERS = {
     "decode, few heads, clusters": "attention/sm90/decode/few_heads",
-    "decode, few heads, dealt": "attention/sm90/decode/few_heads/dealt",
+    "decode, few heads, stream-K": "attention/sm90/decode/few_heads/stream_k",
     "decode, 64 heads, clusters": "attention/sm90/decode/full",
-    "decode, 64 heads, dealt": "attention/sm90/decode/full/dealt",
+    "decode, 64 heads, stream-K": "attention/sm90/decode/full/stream_k",
     "ranked": "indexer/sm90/rank",
 }
 """Folders of kernels, by kind; other kinds share theirs and count as 0 lines."""

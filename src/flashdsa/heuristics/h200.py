@@ -22,21 +22,21 @@ SPARSE_MLA = SparseMlaConstants(
     },
     alone=1.9,
     alone_tiles=2,
-    dealt={
+    stream_k={
         "packed": Times(9.3, 2.55, item=4.5, merge=3.4, part=2.9),
         "bf16": Times(7.6, 1.67, item=3.0, merge=4.4, part=0.7),
         "few heads": Times(6.0, 1.43, item=3.8, merge=4.4, part=1.3),
     },
-    dealt_gain=0.97,
-    dealt_gain_lengths=1.05,
-    least_dealt_tiles=5,
+    stream_k_gain=0.97,
+    stream_k_gain_lengths=1.05,
+    least_stream_k_tiles=5,
     long_tiles=10,
     most_waves={"packed": 32, "bf16": 32, "few heads": 20},
     forward_gain=0.92,
     forward_gain_far=0.8,
     near_rows=65_536,
-    dealt_code=6.0,
-    most_dealt_turns=6.5,
+    stream_k_code=6.0,
+    most_stream_k_turns=6.5,
 )
 
 

@@ -52,17 +52,17 @@ class SparseMlaConstants:
         clusters: times of clusters of CTAs, by kind of item.
         alone: us by which a CTA of 64 heads that has an item for itself ends it earlier.
         alone_tiles: tiles up to which one CTA takes an item of 64 heads sooner than several.
-        dealt: times of tiles dealt out among all SMs, by kind of item.
-        dealt_gain: dealt tiles are taken below this ratio to whole items.
-        dealt_gain_lengths: the same of lists with lengths of `long_tiles` or more.
-        least_dealt_tiles: tiles of lists with lengths from which dealing is considered.
-        long_tiles: see `dealt_gain_lengths`.
-        most_waves: waves of items beyond which tiles are not dealt, by kind of item.
-        forward_gain, forward_gain_far: dealt tiles are taken in place of the forward below these
+        stream_k: times of tiles divided among all SMs, by kind of item.
+        stream_k_gain: stream-K tiles are taken below this ratio to whole items.
+        stream_k_gain_lengths: the same of lists with lengths of `long_tiles` or more.
+        least_stream_k_tiles: tiles of lists with lengths from which stream-K is considered.
+        long_tiles: see `stream_k_gain_lengths`.
+        most_waves: waves of items beyond which tiles are not divided, by kind of item.
+        forward_gain, forward_gain_far: stream-K tiles are taken in place of the forward below these
             ratios; the second where queries share rows of a kv larger than `near_rows`.
         near_rows: rows of kv that the second-level cache serves well.
-        dealt_code: us that a cold call waits for the code of dealt tiles beside the forward's.
-        most_dealt_turns: items for each SM up to which dealt tiles replace the forward.
+        stream_k_code: us that a cold call waits for the code of stream-K tiles beside the forward's.
+        most_stream_k_turns: items for each SM up to which stream-K tiles replace the forward.
     """
 
     group_lists: float
@@ -73,14 +73,14 @@ class SparseMlaConstants:
     clusters: Mapping[str, Times]
     alone: float
     alone_tiles: int
-    dealt: Mapping[str, Times]
-    dealt_gain: float
-    dealt_gain_lengths: float
-    least_dealt_tiles: int
+    stream_k: Mapping[str, Times]
+    stream_k_gain: float
+    stream_k_gain_lengths: float
+    least_stream_k_tiles: int
     long_tiles: int
     most_waves: Mapping[str, int]
     forward_gain: float
     forward_gain_far: float
     near_rows: int
-    dealt_code: float
-    most_dealt_turns: float
+    stream_k_code: float
+    most_stream_k_turns: float

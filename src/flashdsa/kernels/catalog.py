@@ -17,10 +17,10 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.stream_k.plan import StreamKFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full import plan as decode
-from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
+from flashdsa.kernels.attention.sm90.decode.full.stream_k.plan import StreamKPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
@@ -172,24 +172,24 @@ SPARSE_MLA_DECODE = _hopper(
     "mla_decode", "sparse_mla_fwd", "attention.sm90.decode.full.kernel:decode",
     (*_DECODE_PLANS, *(replace(plan, alone=True) for plan in _DECODE_PLANS)),
     gather="gather", consumer0="consume0", consumer1="consume1")
-SPARSE_MLA_DECODE_DEALT = _hopper(
-    "mla_decode_dealt", "sparse_mla_fwd", "attention.sm90.decode.full.dealt.kernel:dealt",
-    (DealtPlan(),
-     DealtPlan(packed=True),
-     DealtPlan(tile=WITHOUT_ROPE),
-     *(DealtPlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in decode.FORMATS[1:]),
-     *(DealtPlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE)
+SPARSE_MLA_DECODE_STREAM_K = _hopper(
+    "mla_decode_stream_k", "sparse_mla_fwd", "attention.sm90.decode.full.stream_k.kernel:stream_k",
+    (StreamKPlan(),
+     StreamKPlan(packed=True),
+     StreamKPlan(tile=WITHOUT_ROPE),
+     *(StreamKPlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in decode.FORMATS[1:]),
+     *(StreamKPlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE)
        for form in decode.JOINED_FORMATS),
-     DealtPlan(joined=True, tile=WITHOUT_ROPE)),
+     StreamKPlan(joined=True, tile=WITHOUT_ROPE)),
     gather="gather_stretches", consumer0="consume0", consumer1="consume1")
 SPARSE_MLA_DECODE_FEW_HEADS = _hopper(
     "mla_decode_heads", "sparse_mla_fwd", "attention.sm90.decode.few_heads.kernel:few_heads",
     FewHeadsPlan.every(),
     gather="gather_pieces", math="consume stage_share")
-SPARSE_MLA_DECODE_DEALT_FEW_HEADS = _hopper(
-    "mla_decode_dealt_heads", "sparse_mla_fwd",
-    "attention.sm90.decode.few_heads.dealt.kernel:dealt_few_heads",
-    DealtFewHeadsPlan.every(),
+SPARSE_MLA_DECODE_STREAM_K_FEW_HEADS = _hopper(
+    "mla_decode_stream_k_heads", "sparse_mla_fwd",
+    "attention.sm90.decode.few_heads.stream_k.kernel:stream_k_few_heads",
+    StreamKFewHeadsPlan.every(),
     gather="gather_stretches", math="take_stretches")
 SPARSE_MLA_USED_SLOTS = _hopper(
     "mla_used_slots", "sparse_mla_fwd", "attention.sm90.used_slots:used_slots",

@@ -111,7 +111,7 @@ FORWARD = [
                   extra_topk=20, ranges="extra_kv", invalid=True, topk_length=True, poison=True),
     SparseMlaCase("265 queries of two sources in groups of 4", 265, 800, 16, 720, d_qk=512,
                   extra_keys=90, extra_topk=80, invalid=True, nan_row=True),
-    # Long lists of few keys: tiles are dealt out by the lists, and most of them have no key.
+    # Long lists of few keys: tiles are divided by stream-K by the lists, and most of them have no key.
     SparseMlaCase("140 queries of 2048 slots", 140, 100, 64, 2048, invalid=True, poison=True,
                   attn_sink="finite"),
     SparseMlaCase("packed rows, 40 queries of 2048 slots", 40, 300, 64, 2048, packed="ue8m0",

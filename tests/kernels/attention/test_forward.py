@@ -20,9 +20,9 @@ from flashdsa.backends.emulated.runner import running_on
 from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS, MIXED_FORMATS
 from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE,
-    SPARSE_MLA_DECODE_DEALT,
-    SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
     SPARSE_MLA_DECODE_FEW_HEADS,
+    SPARSE_MLA_DECODE_STREAM_K,
+    SPARSE_MLA_DECODE_STREAM_K_FEW_HEADS,
 )
 from flashdsa.problem import INT32_MAX
 from flashdsa.row_formats import ROW_FORMATS
@@ -279,8 +279,8 @@ def test_fuzzed_cases_reach_every_kind_of_kernel(monkeypatch: pytest.MonkeyPatch
         for number in range(FUZZED // BATCH):
             for case in batch_of(number):
                 calls.sparse_mla_fwd(make_sparse_mla_inputs(case, 0), "emulate-sm90")
-    decodes = (SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_DEALT)
-    few = (SPARSE_MLA_DECODE_FEW_HEADS, SPARSE_MLA_DECODE_DEALT_FEW_HEADS)
+    decodes = (SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_STREAM_K)
+    few = (SPARSE_MLA_DECODE_FEW_HEADS, SPARSE_MLA_DECODE_STREAM_K_FEW_HEADS)
     wanted = {plan.name for spec in (*decodes, *few) for plan in spec.plans}
     assert wanted - set(recorder.launched) == set()
     assert {group for group in (2, 4, 8) if f"group{group}" not in str(recorder.launched)} == set()

@@ -191,7 +191,7 @@ PADDED = [
     for packed in (False, True)
     for sizes in ((16, 3 * 132 + 5, 390), (64, 8, 5), (128, 140, 100))
 ]
-"""Heads, queries, those that are real; groups of few heads, clusters and tiles that are dealt."""
+"""Heads, queries, those that are real; groups of few heads, clusters and tiles by stream-K."""
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["bf16", "packed"])

@@ -140,7 +140,7 @@ def test_nothing_outside_of_any_buffer_is_written_or_matters(case: SparseMlaCase
     [
         *(SparseMlaCase("drawn", 1002, 300, heads, 64, invalid=True, topk_length=lengths)
           for heads in (16, 128) for lengths in (False, True)),
-        *(SparseMlaCase("dealt", 140, 2500, heads, 2048, packed=packed)
+        *(SparseMlaCase("stream-K", 140, 2500, heads, 2048, packed=packed)
           for heads, packed in ((64, ""), (64, "ue8m0"), (16, "ue8m0"))),
     ],
     ids=lambda case: f"{case.name}, {case.num_heads}",
@@ -181,7 +181,7 @@ def test_every_number_of_ctas_is_within_the_contract_and_repeats(
 def test_a_graph_replays_the_decode_on_new_values(queries: int, heads: int) -> None:
     """Other lengths and ids, a row of -1, a length of 0, NaN in a row that no valid slot names.
 
-    8 queries are clusters', 128 of 64 heads CTAs' alone, tiles of 136 are dealt out.
+    8 queries are clusters', 128 of 64 heads CTAs' alone, tiles of 136 are divided by stream-K.
     """
     case = SparseMlaCase("graph", queries, 3000, heads, 2048, packed="ue8m0")
     inputs = make_sparse_mla_inputs(case, 0, "cuda")

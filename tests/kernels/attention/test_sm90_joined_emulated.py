@@ -113,14 +113,14 @@ def test_the_decode_joins_both_sources(case: SparseMlaCase, size: int, when: str
     ],
     ids=["bf16", "v4", "v4, few heads"],
 )
-def test_tiles_of_both_sources_are_dealt(
+def test_tiles_of_both_sources_are_stream_k(
     case: SparseMlaCase, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On three SMs; items of unlike lengths are cut inside of either source."""
     assert cut_line([7, 4, 9, 4, 9, 5, 9], 3) == [(0, 0), (2, 3), (4, 6), (7, 0)]
-    monkeypatch.setattr(sparse_mla_ways, "time_of_dealing", lambda *_: 0.0)
+    monkeypatch.setattr(sparse_mla_ways, "stream_k_microseconds", lambda *_: 0.0)
     (setup,) = run(replace(case, num_queries=7), Device(3, {1: 3}), when)
-    assert "dealt" in setup.kernel and setup.grid[0] == 3
+    assert "stream_k" in setup.kernel and setup.grid[0] == 3
 
 
 @pytest.mark.parametrize("alone", [{"index_block": 4}, {"ranges": "kv"}])

@@ -53,13 +53,13 @@ TABLE = [
     (call(4096, 20, 2048), "mla_fwd_drawn"),
     (call(4096, 4, 2048), "mla_fwd_drawn"),
     (call(133, 64, 128, **FULL), "mla_fwd"),
-    (call(140, 64, 2048, **FULL), "mla_decode_dealt"),
+    (call(140, 64, 2048, **FULL), "mla_decode_stream_k"),
     (call(240, 64, 2048, **FULL), "mla_fwd"),
-    (call(812, 64, 2048, **FULL), "mla_decode_dealt"),
+    (call(812, 64, 2048, **FULL), "mla_decode_stream_k"),
     (call(812, 64, 2048, 65_537, **FULL), "mla_fwd"),  # the second-level cache finds shared rows
     (call(925, 64, 2048, **FULL), "mla_fwd"),
     (call(140, 64, 2048), "mla_fwd_drawn"),
-    (call(140, 64, 2048, **LACKS), "mla_used_slots, mla_decode_dealt"),
+    (call(140, 64, 2048, **LACKS), "mla_used_slots, mla_decode_stream_k"),
     (call(133, 64, 128, **LACKS), "mla_fwd"),
     # groups of queries of few heads
     (call(4096, 32, 2048), "mla_fwd_group2_drawn or mla_fwd_drawn by a sample"),
@@ -67,7 +67,7 @@ TABLE = [
     (call(4096, 8, 2048), "mla_fwd_group8_drawn or mla_fwd_drawn by a sample"),
     (call(528, 32, 2048, **FULL), "mla_fwd_group2"),
     (call(860, 16, 2048), "mla_fwd_group4_drawn"),
-    (call(300, 8, 2048, **FULL), "mla_decode_dealt"),  # 38 items of up to 8,192 rows
+    (call(300, 8, 2048, **FULL), "mla_decode_stream_k"),  # 38 items of up to 8,192 rows
     (call(266, 16, 2048, 13_383), "mla_fwd_drawn"),
     # lists of groups must not cost more than they save
     (call(266, 32, 256, 1_012_243, **FULL), "mla_fwd"),
@@ -79,23 +79,23 @@ TABLE = [
     (call(4, 64, 128, form="v32"), "mla_decode_heads16 x 2"),
     (call(48, 64, 128, form="v32"), "mla_decode_packed"),
     (call(32, 64, 2048, form="v32"), "mla_decode_packed x 3"),
-    (call(40, 64, 2048, form="v32"), "mla_decode_dealt_packed"),
+    (call(40, 64, 2048, form="v32"), "mla_decode_stream_k_packed"),
     (call(66, 64, 2048, form="v32"), "mla_decode_packed x 2"),
     (call(132, 64, 2048, form="v32", **FULL), "mla_decode_packed"),
-    (call(132, 64, 2048, form="v32"), "mla_decode_dealt_packed"),
+    (call(132, 64, 2048, form="v32"), "mla_decode_stream_k_packed"),
     (call(132, 64, 256, form="v32"), "mla_decode_packed"),
-    (call(400, 64, 256, form="v32", **FULL), "mla_decode_dealt_packed"),
+    (call(400, 64, 256, form="v32", **FULL), "mla_decode_stream_k_packed"),
     (call(400, 64, 256, form="v32"), "mla_decode_packed"),
     (call(5280, 128, 2048, form="v32"), "mla_decode_packed"),
-    (call(132, 128, 2048, form="v32", **LACKS), "mla_used_slots, mla_decode_dealt_packed"),
+    (call(132, 128, 2048, form="v32", **LACKS), "mla_used_slots, mla_decode_stream_k_packed"),
     (call(8, 16, 2048, form="v32"), "mla_decode_heads16 x 8"),
-    (call(133, 16, 2048, form="v32"), "mla_decode_dealt_heads16"),
+    (call(133, 16, 2048, form="v32"), "mla_decode_stream_k_heads16"),
     (call(32, 32, 2048, form="v4"), "mla_decode_heads16_v4 x 2"),
     # P is stored times each scale of a key, and of these formats 64 dims have one
     (call(8, 16, 2048, form="v41"), "mla_decode_v41 x 8"),
-    (call(133, 16, 2048, form="v41_fp4"), "mla_decode_dealt_v41_fp4"),
+    (call(133, 16, 2048, form="v41_fp4"), "mla_decode_stream_k_v41_fp4"),
     # two sources
-    (call(70, 128, 2048, joined=True, d_qk=512, **FULL), "mla_decode_dealt_512_joined"),
+    (call(70, 128, 2048, joined=True, d_qk=512, **FULL), "mla_decode_stream_k_512_joined"),
     (call(70, 128, 2048, joined=True, **FULL), "mla_fwd_joined"),
     (call(430, 128, 2048, joined=True, d_qk=512, **FULL), "mla_fwd_512_joined"),
     (call(8, 64, 2048, form="v41", joined=True, extra="v41_fp4"),
@@ -123,12 +123,12 @@ def test_every_way_of_a_call_is_compiled(subtests: CaseLoop) -> None:
                 assert way.instead is None or way.instead.name in names
 
 
-def test_a_query_of_more_items_than_sms_or_slots_is_not_dealt() -> None:
+def test_a_query_of_more_items_than_sms_or_slots_is_not_stream_k() -> None:
     """Nor are so many slots that the kernel cannot count shares of them."""
     many = call(5, 133 * 64, 2048, form="v32")
-    assert [time for way, time in ways(Emulator(), many).items() if "dealt" in way.kind] == [inf]
+    assert [time for way, time in ways(Emulator(), many).items() if "stream-K" in way.kind] == [inf]
     long = call(70, 128, 2048, joined=True, d_qk=512, **FULL)._replace(most_slots=(1 << 26, 0))
-    assert not any("dealt" in way.kind for way in ways(Emulator(), long))
+    assert not any("stream-K" in way.kind for way in ways(Emulator(), long))
 
 
 @pytest.mark.parametrize(("most", "size"), [(None, 16), (16, 16), (13, 8), (8, 8), (1, 1)])
@@ -166,7 +166,7 @@ def test_bits_that_do_not_depend_on_others_have_one_way_a_number_of_heads() -> N
 
 def test_constants_of_another_gpu_change_the_choice() -> None:
     one = call(140, 64, 2048, **FULL)
-    slow = replace(SPARSE_MLA, dealt_code=1000.0)
+    slow = replace(SPARSE_MLA, stream_k_code=1000.0)
     found = ways(Emulator(), one, slow)
     assert min(found, key=found.__getitem__).plan == FwdPlan()
 

@@ -1,6 +1,6 @@
-"""Tiles of a decode dealt out among CTAs, as the kernels do it, and the time that it takes.
+"""Tiles of a decode divided among CTAs (stream-K), as the kernels do it, and the time that it takes.
 
-`kernels/attention/sm90/decode/shared/dealing.py` has the same rule on the device.
+`kernels/attention/sm90/decode/shared/stream_k.py` has the same rule on the device.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ def stays_whole(line: int, longest: int, num_ctas: int) -> bool:
     return longest * num_ctas <= line + plan.WHOLE_TILES * num_ctas
 
 
-def deal(tiles: Sequence[int], num_ctas: int) -> list[list[Stretch]]:
+def divide(tiles: Sequence[int], num_ctas: int) -> list[list[Stretch]]:
     """Stretches of each CTA that takes part."""
-    dealt = []
+    shares = []
     for (item, tile), (last, end) in pairwise(cut_line(tiles, num_ctas)):
         ends = [*((i, tiles[i]) for i in range(item, last)), *([(last, end)] if end else [])]
         of_cta = [Stretch(i, 0, stop, tiles[i]) for i, stop in ends]
         if of_cta:
             of_cta[0] = of_cta[0]._replace(first=tile)
-        dealt.append(of_cta)
-    return dealt
+        shares.append(of_cta)
+    return shares
 
 
 def cut_equal_items(items: int, tiles: int, num_ctas: int) -> list[tuple[int, int]]:
@@ -83,8 +83,8 @@ def time_of_waves(times: Times, tiles: int, waves: int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def time_of_dealt(times: Times, items: int, tiles: int, num_ctas: int) -> float:
-    """Time of the dealt tiles of items of `tiles` each."""
+def time_of_stream_k(times: Times, items: int, tiles: int, num_ctas: int) -> float:
+    """Time of stream-K over items of `tiles` each."""
     cuts = cut_equal_items(items, tiles, num_ctas)
     cuts_inside = Counter(item for item, tile in cuts if tile)
     longest = 0.0

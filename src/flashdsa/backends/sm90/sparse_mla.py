@@ -13,8 +13,8 @@ from torch import Tensor
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.sparse_mla_ways import (
-    Dealt,
     DecodeKernel,
+    StreamK,
     Way,
     call_of,
     choose,
@@ -24,10 +24,10 @@ from flashdsa.backends.sm90.used_slots import with_used_slots
 from flashdsa.backends.sparse_mla_launches import Form, Inputs, Launches, Write
 from flashdsa.kernels import catalog
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.stream_k.plan import StreamKFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.stream_k.plan import StreamKPlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CTA_SLOTS
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 DECODES: Mapping[type[DecodeKernel], KernelSpec] = {
     DecodePlan: catalog.SPARSE_MLA_DECODE,
-    DealtPlan: catalog.SPARSE_MLA_DECODE_DEALT,
+    StreamKPlan: catalog.SPARSE_MLA_DECODE_STREAM_K,
     FewHeadsPlan: catalog.SPARSE_MLA_DECODE_FEW_HEADS,
-    DealtFewHeadsPlan: catalog.SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
+    StreamKFewHeadsPlan: catalog.SPARSE_MLA_DECODE_STREAM_K_FEW_HEADS,
 }
 """The catalog's rows of the decode's plans."""
 
@@ -98,7 +98,7 @@ def bind_decode(
     sm_scale: float,
     index_block: int = 1,
 ) -> Write:
-    """Bind the one launch of a decode. `cluster_size`: CTAs of an item, of dealt tiles any; one
+    """Bind the one launch of a decode. `cluster_size`: CTAs of an item, of stream-K tiles any; one
     takes the plan of a CTA alone."""
     if type(plan) is DecodePlan:
         plan = replace(plan, alone=cluster_size == 1)
@@ -106,18 +106,18 @@ def bind_decode(
     pages = plan.form if plan.paged else None
     inputs = Inputs(runner, operands, sm_scale, index_block, pages)
     arguments = inputs.joined if plan.joined else inputs
-    if isinstance(plan, Dealt):
-        return _bind_dealt(runner, plan, function, arguments)
+    if isinstance(plan, StreamK):
+        return _bind_stream_k(runner, plan, function, arguments)
     return lambda operands: function(*arguments(operands), cluster_size)
 
 
-def _bind_dealt(
+def _bind_stream_k(
     runner: Runner,
-    plan: Dealt,
+    plan: StreamK,
     function: Callable[..., Any],
     inputs: Callable[..., tuple[Any, ...]],
 ) -> Write:
-    """Bind the launch of dealt tiles: a CTA an SM, each with its slots of a workspace."""
+    """Bind the launch of stream-K tiles: a CTA an SM, each with its slots of a workspace."""
     num_sms = runner.num_sms
 
     def allocate(runner: Runner) -> tuple[Tensor]:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from flashdsa.backends import packed_rows, sparse_mla_launches
 from flashdsa.backends.runner import Runner, allowed_clusters
-from flashdsa.backends.sm90.decode_cuts import time_of_dealt, time_of_waves
+from flashdsa.backends.sm90.decode_cuts import time_of_stream_k, time_of_waves
 from flashdsa.backends.sm90.used_slots import lack_lengths
 from flashdsa.heuristics.h200 import SPARSE_MLA
 from flashdsa.heuristics.sparse_mla import SparseMlaConstants
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.stream_k.plan import StreamKFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import MIXED_FORMATS, DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.stream_k.plan import StreamKPlan
 from flashdsa.kernels.attention.sm90.decode.shared import plan as sizes
 from flashdsa.kernels.attention.sm90.fwd.plan import ITEM_US, STEP_US, UNION_BIT_US, FwdPlan
 from flashdsa.problem import INT32_MAX
@@ -35,8 +35,8 @@ INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
 Whole = DecodePlan | FewHeadsPlan
-Dealt = DealtPlan | DealtFewHeadsPlan
-DecodeKernel = Whole | Dealt
+StreamK = StreamKPlan | StreamKFewHeadsPlan
+DecodeKernel = Whole | StreamK
 
 
 class Call(NamedTuple):
@@ -107,7 +107,7 @@ class Way(NamedTuple):
             grouped = "groups" if self.plan.group > 1 else "one by one"
             return f"forward, {grouped}" + ", sampled" * (self.instead is not None)
         heads = "few heads" if isinstance(self.plan, FewHeadsPlan) else "64 heads"
-        return f"decode, {heads}, {'dealt' if isinstance(self.plan, Dealt) else 'clusters'}"
+        return f"decode, {heads}, {'stream-K' if isinstance(self.plan, StreamK) else 'clusters'}"
 
     def __str__(self) -> str:
         """The launches."""
@@ -193,7 +193,7 @@ def finds_ends(call: Call, num_sms: int, of: SparseMlaConstants) -> bool:
 def bf16_ways(
     runner: Runner, call: Call, of: SparseMlaConstants, finds: bool
 ) -> Iterator[tuple[Way, float]]:
-    """Clusters of no more items than SMs; the forward, by queries one by one or by groups; dealt
+    """Clusters of no more items than SMs; the forward, by queries one by one or by groups; stream-K
     tiles. `finds`: result of `finds_ends`: most lists are full."""
     num_sms, slots = runner.num_sms, sum(call.slots)
     if call.items <= num_sms and not call.max_logits:
@@ -207,13 +207,13 @@ def bf16_ways(
     fits = not call.joined or (call.queries <= most_queries and call.keys <= INT32_MAX)
     if group in of.groupings and fits:
         yield from group_ways(num_sms, call, group, of)
-    can = can_deal(num_sms, call.queries, tiles_of(call.most_slots))
+    can = can_stream_k(num_sms, call.queries, tiles_of(call.most_slots))
     if can and not call.max_logits and not (call.joined and call.tile.has_rope):
-        plan, tiles = made(DealtPlan, joined=call.joined, tile=call.tile), tiles_of(call.slots)
+        plan, tiles = made(StreamKPlan, joined=call.joined, tile=call.tile), tiles_of(call.slots)
         far = of.near_rows < call.keys < call.queries * tiles * Tile().keys
         gain = of.forward_gain_far if far else of.forward_gain
-        time = (time_of_dealing(plan, call, num_sms, tiles, of) + of.dealt_code) / gain
-        taken = call.items <= of.most_dealt_turns * num_sms and (finds or not call.lengths)
+        time = (stream_k_microseconds(plan, call, num_sms, tiles, of) + of.stream_k_code) / gain
+        taken = call.items <= of.most_stream_k_turns * num_sms and (finds or not call.lengths)
         yield Way(plan), time if taken else inf
 
 
@@ -234,7 +234,7 @@ def group_ways(
 
     lists = of.group_lists + call.queries * call.keys * UNION_BIT_US / num_sms
     alone = time(call.queries, slots)
-    if not call.lengths:  # dealt tiles or a decode may spread out the last round
+    if not call.lengths:  # stream-K tiles or a decode may spread out the last round
         alone = time(num_sms, slots) * max(1.0, call.queries / num_sms)
     groups = -(-call.queries // group)
     unlike = (lists + time(groups, min(group * slots, call.keys))) / alone
@@ -249,7 +249,7 @@ def group_ways(
 
 
 def packed_ways(runner: Runner, call: Call, of: SparseMlaConstants) -> Iterator[tuple[Way, float]]:
-    """Clusters of whole items, of 64 heads or of 16, or dealt tiles."""
+    """Clusters of whole items, of 64 heads or of 16, or stream-K tiles."""
     many, tiles = whole_plan(call), tiles_of(call.most_slots)
     few_heads = not many.mixed and FewHeadsPlan.takes(many.form, many.joined)
     whole: list[Whole] = [made(FewHeadsPlan, many.form, many.joined)] if few_heads else []
@@ -261,13 +261,15 @@ def packed_ways(runner: Runner, call: Call, of: SparseMlaConstants) -> Iterator[
         yield Way(plan, size), time_of_clusters(plan, size, tiles, waves, of)
     if many.mixed or (many.joined and many.tile.has_rope):
         return
-    taken = not call.varies or tiles >= of.least_dealt_tiles
-    gain = of.dealt_gain_lengths if call.varies and tiles >= of.long_tiles else of.dealt_gain
-    dealt: Dealt = made(DealtPlan, packed=True, joined=many.joined, form=many.form, tile=many.tile)
+    taken = not call.varies or tiles >= of.least_stream_k_tiles
+    gain = of.stream_k_gain_lengths if call.varies and tiles >= of.long_tiles else of.stream_k_gain
+    stream_k: StreamK = made(
+        StreamKPlan, packed=True, joined=many.joined, form=many.form, tile=many.tile
+    )
     if call.heads <= HEADS and few_heads:
-        dealt = made(DealtFewHeadsPlan, many.form, many.joined)
-    time = time_of_dealing(dealt, call, runner.num_sms, tiles, of)
-    yield Way(dealt), time / gain if taken else inf
+        stream_k = made(StreamKFewHeadsPlan, many.form, many.joined)
+    time = stream_k_microseconds(stream_k, call, runner.num_sms, tiles, of)
+    yield Way(stream_k), time / gain if taken else inf
 
 
 def whole_plan(call: Call) -> DecodePlan:
@@ -343,18 +345,18 @@ def time_of_clusters(
     return time - of.alone * waves if alone else time
 
 
-def time_of_dealing(
-    plan: Dealt, call: Call, num_sms: int, tiles: int, of: SparseMlaConstants
+def stream_k_microseconds(
+    plan: StreamK, call: Call, num_sms: int, tiles: int, of: SparseMlaConstants
 ) -> float:
     """Microseconds of queries of `tiles` tiles that all SMs share."""
     kind, blocks = kind_of(plan), plan.items(call.heads)
     too_many = blocks > num_sms or call.queries * blocks > of.most_waves[kind] * num_sms
-    if too_many or not can_deal(num_sms, call.queries, tiles):
+    if too_many or not can_stream_k(num_sms, call.queries, tiles):
         return inf
-    return time_of_dealt(of.dealt[kind], call.queries, tiles, num_sms // blocks)
+    return time_of_stream_k(of.stream_k[kind], call.queries, tiles, num_sms // blocks)
 
 
-def can_deal(num_sms: int, queries: int, tiles: int) -> bool:
+def can_stream_k(num_sms: int, queries: int, tiles: int) -> bool:
     """Whether all SMs may share queries of at most `tiles` tiles: the kernel counts shares in
     int32, rounded up."""
     return queries * (tiles + sizes.OVERHEAD_TILES) * (num_sms + 1) <= INT32_MAX

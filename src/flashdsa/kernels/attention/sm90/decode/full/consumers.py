@@ -156,7 +156,7 @@ def take_tiles0(ctx: Context, r: Registers, scale: Scale, before: Before, num_ti
         for step in cutlass.range(steps_of(num_tiles), unroll=1):
             take_step(ctx, r, scale, before, step, num_tiles - step * TILES)
     else:
-        if cutlass.const_expr(ctx.plan.dealt):
+        if cutlass.const_expr(ctx.plan.stream_k):
             free_query(ctx, Boolean(True))
         else:
             r.out.fill(0.0)
@@ -176,8 +176,8 @@ def scores_of_tile(ctx: Context, s: cute.Tensor, use: Int32, consumer: cutlass.C
 
 
 def adds_to_others(ctx: Context, step: Any) -> Any:
-    """Whether O has a product before a step's first one; of dealt tiles it is 0 before."""
-    return True if ctx.plan.dealt else step
+    """Whether O has a product before a step's first one; of stream-K tiles it is 0 before."""
+    return True if ctx.plan.stream_k else step
 
 
 @cute.jit
@@ -200,7 +200,7 @@ def take_step(
             free_query(ctx, num_tiles <= 2 * TILES)
         else:
             warpgroup.wait_group(0)
-            if cutlass.const_expr(ctx.plan.dealt):
+            if cutlass.const_expr(ctx.plan.stream_k):
                 pipeline.arrive_warp(ctx.memory.low_free, 1, ctx.thread)
 
 
@@ -223,7 +223,7 @@ def take_tiles1(ctx: Context, r: Registers, scale: Scale, before: Before, num_ti
         wait_for_scores()
         issue_tile0(ctx, r, scale, before, num_tiles // TILES)
         warpgroup.wait_group(0)
-        if cutlass.const_expr(ctx.plan.dealt):
+        if cutlass.const_expr(ctx.plan.stream_k):
             pipeline.arrive_warp(ctx.memory.high_free, 0, ctx.thread)
 
 
@@ -237,9 +237,9 @@ def issue_tile0(ctx: Context, r: Registers, scale: Scale, before: Before, step: 
 
 @cute.jit
 def free_query(ctx: Context, is_last: Boolean) -> None:
-    """Announce, after the last scores of a stretch of dealt tiles, that this warp reads neither
+    """Announce, after the last scores of a stretch of stream-K tiles, that this warp reads neither
     its Q nor its extent any more."""
-    if cutlass.const_expr(ctx.plan.dealt):
+    if cutlass.const_expr(ctx.plan.stream_k):
         cute.arch.sync_warp()
         if ctx.thread % WARP_SIZE == 0 and is_last:
             ctx.memory.q_free.arrive()

@@ -57,7 +57,7 @@ class DecodePlan(ClusterPlan):
     """Queries of an item, as in the forward's plan."""
     group_heads = ROWS
     alone_tiles = 2
-    dealt = False
+    stream_k = False
     """Whether a CTA takes stretches of several items."""
 
     @property
@@ -76,7 +76,7 @@ class DecodePlan(ClusterPlan):
         """Whether one code computes the scores of both halves of a tile: the CTAs of a cluster have
         few steps, and code is fetched. A step takes 2 % longer by it, without RoPE's columns
         12 %."""
-        return self.tile.has_rope and not self.alone and not self.dealt
+        return self.tile.has_rope and not self.alone and not self.stream_k
 
     @property
     def scale_words(self) -> int:

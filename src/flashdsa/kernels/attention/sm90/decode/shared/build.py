@@ -14,12 +14,12 @@ from flashdsa.dsl.grids import launch_plan
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import fake_more, fake_operands, fake_packed_pages
 from flashdsa.kernels.attention.operands import split, split_more
-from flashdsa.kernels.attention.sm90.decode.shared.dealing import Workspace
 from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
+from flashdsa.kernels.attention.sm90.decode.shared.stream_k import Workspace
 
 
 class Decode(NamedTuple):
-    """A decode to compile. `kernel`: takes q, `Operands`, of dealt tiles `Workspace`,
+    """A decode to compile. `kernel`: takes q, `Operands`, of stream-K tiles `Workspace`,
     `MoreOperands` or None, the plan. `query_of`: q as the kernel takes it, of q."""
 
     kernel: Any
@@ -32,12 +32,12 @@ def compile_clusters(decode: Decode) -> Any:
     return _compile(launch_clusters, decode, Int32(1))
 
 
-def compile_dealt_tiles(decode: Decode) -> Any:
-    """Compile `launch_dealt` of a decode."""
+def compile_stream_k_tiles(decode: Decode) -> Any:
+    """Compile `launch_stream_k` of a decode."""
     counters, slots = cute.sym_int32(), cute.sym_int32()
     words = decode.plan.slot_words
     workspace = fake_tensor(Int32, (counters,), 4), fake_tensor(Int32, (slots, words))
-    return _compile(launch_dealt, decode, *workspace, Int32(1))
+    return _compile(launch_stream_k, decode, *workspace, Int32(1))
 
 
 def _compile(launch: Any, decode: Decode, *last: Any) -> Any:
@@ -67,7 +67,7 @@ def launch_clusters(decode: cutlass.Constexpr, stream: Any, *arguments: Any):
 
 
 @cute.jit
-def launch_dealt(decode: cutlass.Constexpr, stream: Any, *arguments: Any):
+def launch_stream_k(decode: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch on `stream`: CTAs that share out all items.
 
     Args:

@@ -25,7 +25,7 @@ class Gatherer(NamedTuple):
     kv: cute.Tensor  # (S_kv, d_qk) bf16, (S_kv, 656) packed, or packed pages
     indices: cute.Tensor  # (S, topk) int32
     sources: Any = None  # of a joined plan `Sources`
-    batch: Any = None  # of dealt tiles `Batch`
+    batch: Any = None  # of stream-K tiles `Batch`
     of_form: static.Static = static.Static(None)  # format of packed rows; None: the plan's first
 
     @property

@@ -1,5 +1,5 @@
 """Sizes of the decodes: an item's CTAs, the parts of O that they send each other, and the rules by
-which tiles are dealt out."""
+which tiles are divided by stream-K."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_WITH_A_TILE = 8
 """Tiles of an item up to which those CTAs share it that have one: their number is among
 CLUSTER_SIZES, for which region k has room."""
 OF_CLUSTERS = ("staged", "o_full", "ready", "done")
-"""Barriers of messages, which a kernel of dealt tiles has not."""
+"""Barriers of messages, which a kernel of stream-K tiles has not."""
 STATISTICS = 4
 """fp32 of a row that CTAs tell each other: maximum, sum, and the scale of each half of O."""
 STATISTICS_BYTES = STATISTICS * FP32
@@ -35,7 +35,7 @@ WHOLE_TILES = 5
 part's end and beginning, and of the merge."""
 CUT_WORDS = 3
 """Words of a cut: its query, its tile in the query, and the query's position on the line."""
-DEALT_WORDS = 2 * CUT_WORDS + 4
+STREAM_K_WORDS = 2 * CUT_WORDS + 4
 """Words of a CTA's cuts, of the line's length, and of the CTA's place."""
 ITEM_WORDS = 8
 """Words of a CTA's item and slots."""
@@ -43,7 +43,7 @@ CTA_SLOTS = 2
 """Slots of a CTA in the workspace: for its first stretch and for its last one, if they are
 parts."""
 STRETCH_BYTES = 16
-"""Bytes of a stretch of a dealt kernel: query, head, and parts of the item."""
+"""Bytes of a stretch of a stream-K kernel: query, head, and parts of the item."""
 
 
 class ClusterPlan(Sm90Plan):
@@ -117,11 +117,11 @@ class ClusterPlan(Sm90Plan):
         ]
 
     @property
-    def dealt_buffers(self) -> list[SmemRegion]:
-        """Shared memory regions of dealt tiles, in place of those of messages."""
-        words = DEALT_WORDS + 2 * (self.threads // WARP_SIZE)
+    def stream_k_buffers(self) -> list[SmemRegion]:
+        """Shared memory regions of stream-K tiles, in place of those of messages."""
+        words = STREAM_K_WORDS + 2 * (self.threads // WARP_SIZE)
         return [
-            SmemRegion("dealt", words * 4, 16, "the CTA's cuts; each warp's sum and maximum"),
+            SmemRegion("stream-K", words * 4, 16, "the CTA's cuts; each warp's sum and maximum"),
             SmemRegion("extent", 4, 4, "tiles of the stretch"),
             SmemRegion("ticket", 4, 4, "parts of the item that were stored before the CTA's"),
             SmemRegion("stretches", 2 * STRETCH_BYTES, 16, "the stretch, and the one before"),

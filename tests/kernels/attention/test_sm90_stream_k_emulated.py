@@ -1,4 +1,4 @@
-"""Dealt tiles of the Hopper decode on ptxemu: cuts; results within the contract, bit-equal."""
+"""Stream-K over tiles of the Hopper decode on ptxemu: cuts; results within the contract, bit-equal."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from cutlass.cute.runtime import from_dlpack
 
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator
-from flashdsa.backends.sm90.decode_cuts import cut_line, deal
+from flashdsa.backends.sm90.decode_cuts import cut_line, divide
 from flashdsa.backends.sm90.sparse_mla import bind_decode
-from flashdsa.backends.sm90.sparse_mla_ways import Dealt
+from flashdsa.backends.sm90.sparse_mla_ways import StreamK
 from flashdsa.dsl.memory import Memory
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.shared.dealing import Batch
-from flashdsa.kernels.attention.sm90.decode.shared.dealing import deal as deal_on_device
-from flashdsa.kernels.attention.sm90.decode.shared.plan import CUT_WORDS, DEALT_WORDS
+from flashdsa.kernels.attention.sm90.decode.few_heads.stream_k.plan import StreamKFewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.full.stream_k.plan import StreamKPlan
+from flashdsa.kernels.attention.sm90.decode.shared.plan import CUT_WORDS, STREAM_K_WORDS
+from flashdsa.kernels.attention.sm90.decode.shared.stream_k import Batch
+from flashdsa.kernels.attention.sm90.decode.shared.stream_k import divide as divide_on_device
 from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.compare import failures
@@ -36,10 +36,10 @@ from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inpu
 from ptxemu import Policy
 from ptxemu.cutedsl import emulate
 
-PACKED, BF16, FEW = DealtPlan(packed=True), DealtPlan(), DealtFewHeadsPlan()
+PACKED, BF16, FEW = StreamKPlan(packed=True), StreamKPlan(), StreamKFewHeadsPlan()
 
 
-OF_TWO_SOURCES = DealtPlan(packed=True, joined=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE)
+OF_TWO_SOURCES = StreamKPlan(packed=True, joined=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE)
 
 
 A_WAVE_AND_ONE = SparseMlaCase(
@@ -51,7 +51,7 @@ A_WAVE_AND_ONE = SparseMlaCase(
 class Launcher:
     """Launches of a plan on one emulator, whose workspace all of them use."""
 
-    def __init__(self, plan: Dealt, policy: Policy | None = None) -> None:
+    def __init__(self, plan: StreamK, policy: Policy | None = None) -> None:
         self.plan = plan
         self.emulator = Emulator(SMALL, policy=policy, on_finding="collect")
 
@@ -89,8 +89,8 @@ class Launcher:
 
 def parts_of(tiles: list[int], blocks: int = 1) -> list[int]:
     """Parts of each item on the small device."""
-    dealt = [stretch for of_cta in deal(tiles, SMALL.num_sms // blocks) for stretch in of_cta]
-    return [sum(stretch.item == item for stretch in dealt) for item in range(len(tiles))]
+    cuts = [stretch for of_cta in divide(tiles, SMALL.num_sms // blocks) for stretch in of_cta]
+    return [sum(stretch.item == item for stretch in shares) for item in range(len(tiles))]
 
 
 def test_cut_items_are_merged_and_calls_are_bit_equal() -> None:
@@ -102,7 +102,7 @@ def test_cut_items_are_merged_and_calls_are_bit_equal() -> None:
     assert len(eager.emulator.workspaces) == 1
 
 
-def test_lengths_are_dealt_zero_and_very_unequal_ones_too() -> None:
+def test_lengths_are_stream_k_zero_and_very_unequal_ones_too() -> None:
     """Two blocks of heads, side by side, of which the second has six; any scales."""
     case = SparseMlaCase("lengths", 4, 900, 70, 900, packed="fp32", topk_length=True, invalid=True)
     assert max(parts_of([0, 12, 0, 1], 2)) >= 2
@@ -117,7 +117,7 @@ FEW_LENGTHS = [250, 310, 310, 30, 0]
 """Rings go round from stretch to stretch; parts have no key, too."""
 
 
-def test_few_heads_are_dealt_and_calls_are_bit_equal() -> None:
+def test_few_heads_are_stream_k_and_calls_are_bit_equal() -> None:
     assert parts_of([4, 5, 5, 1, 0]) == [1, 2, 2, 1, 1]
     late = Launcher(FEW, Policy(asynchronous="late"))
     eager = late.then(Policy(asynchronous="eager", seed=3))
@@ -143,7 +143,7 @@ def test_nothing_but_empty_queries() -> None:
     Launcher(PACKED)(case, [0, 0, 0])
 
 
-PLAN = DealtPlan()
+PLAN = StreamKPlan()
 
 
 @cute.kernel
@@ -153,11 +153,11 @@ def cuts_kernel(
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     memory = Memory.allocate(PLAN)
-    deal_on_device(memory, Batch(queries, blocks, most_slots, lengths), thread)
+    divide_on_device(memory, Batch(queries, blocks, most_slots, lengths), thread)
     if thread == 0:
-        dealt = memory.dealt.array(Int32, DEALT_WORDS)
-        for i in cutlass.range_constexpr(DEALT_WORDS):
-            cuts[cta, i] = dealt[i]
+        cuts = memory.stream_k.array(Int32, STREAM_K_WORDS)
+        for i in cutlass.range_constexpr(STREAM_K_WORDS):
+            cuts[cta, i] = cuts[i]
 
 
 @cute.jit
@@ -175,7 +175,7 @@ def cuts_on_device(
 ) -> list[list[tuple[int, int]]]:
     """Both cuts of each CTA."""
     given = torch.tensor(lengths or [], dtype=torch.int32)
-    cuts = torch.full((num_ctas, DEALT_WORDS), -1, dtype=torch.int32)
+    cuts = torch.full((num_ctas, STREAM_K_WORDS), -1, dtype=torch.int32)
     with emulate(arch="sm_90a"):
         find_cuts(from_dlpack(given), from_dlpack(cuts), queries, blocks, most_slots)
     of_cta = [row[: 2 * CUT_WORDS].view(2, CUT_WORDS) for row in cuts]

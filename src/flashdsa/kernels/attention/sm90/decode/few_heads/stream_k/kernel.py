@@ -1,8 +1,8 @@
-"""Sparse decode for Hopper of few heads, tiles dealt out: a CTA takes stretches of some items.
+"""Sparse decode for Hopper of few heads, stream-K: a CTA takes stretches of some items.
 
 A stretch's steps are those of the kernel by clusters (`few_heads/kernel.py`). After it the
 consumers exchange halves of O, and each writes its half of the dims from registers: to the results
-if the CTA has the whole item, else to the workspace (`shared/dealing.py`).
+if the CTA has the whole item, else to the workspace (`shared/stream_k.py`).
 
 gather                 | math, consumer 0            | math, consumer 1
 ---------------------- | --------------------------- | ---------------------------
@@ -33,9 +33,9 @@ from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads import gather, products, softmax
 from flashdsa.kernels.attention.sm90.decode.few_heads import math as math_role
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS
-from flashdsa.kernels.attention.sm90.decode.shared import build, combine, context, dealing
+from flashdsa.kernels.attention.sm90.decode.few_heads.stream_k.plan import StreamKFewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.shared import build, combine, context, stream_k
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 from flashdsa.kernels.attention.sm90.decode.shared.plan import GROUP_DIMS, STATISTICS
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of
@@ -43,19 +43,19 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_o
 
 @cute.jit
 def gather_stretches(
-    memory: Memory, batch: dealing.Batch, kv: cute.Tensor, indices: cute.Tensor
+    memory: Memory, batch: stream_k.Batch, kv: cute.Tensor, indices: cute.Tensor
 ) -> None:
     """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
     number, before = Int32(0), Int32(0)
-    while number < dealing.num_stretches(memory):
+    while number < stream_k.num_stretches(memory):
         role = Gatherer(
-            dealing.take_stretch(memory, batch, number), None, kv, indices, batch.sources
+            stream_k.take_stretch(memory, batch, number), None, kv, indices, batch.sources
         )
         if role.ctx.thread == 0:
             # extent_free, a phase a stretch: both consumers have read the extent of the stretch
             # before, which this thread writes next, and have ended the one before that.
             memory.extent_free.wait_for(number - 1)
-            dealing.store_stretch(role.ctx, batch, number)
+            stream_k.store_stretch(role.ctx, batch, number)
             memory.stretch_full.arrive()
         cute.arch.sync_warp()
         before = gather.gather_tiles(role, before)
@@ -83,15 +83,15 @@ def at_statistics(slot: Any, ctx: context.Context, number: int) -> Any:
 def store_part(
     ctx: context.Context,
     rows: Rows,
-    workspace: dealing.Workspace,
-    parts: dealing.Parts,
+    workspace: stream_k.Workspace,
+    parts: stream_k.Parts,
     consumer: Int32,
 ) -> None:
     """Store this CTA's part of an item: a consumer's half of O, and the heads' statistics."""
     cta, _, _ = cute.arch.block_idx()
-    slot = dealing.slot_of_part(workspace, parts, cta - parts.first)
+    slot = stream_k.slot_of_part(workspace, parts, cta - parts.first)
     thread = ctx.thread + consumer * WARPGROUP_SIZE
-    dealing.store_values(slot, thread, cute.size(rows.out), lambda i: rows.out[i])
+    stream_k.store_values(slot, thread, cute.size(rows.out), lambda i: rows.out[i])
     if consumer == 0 and ctx.thread < 4:
         for number in cutlass.range_constexpr(cute.size(rows.tops)):
             top, total = rows.tops[number], rows.totals[number]
@@ -100,7 +100,7 @@ def store_part(
 
 @cute.jit
 def merge_parts(
-    role: math_role.Math, rows: Rows, workspace: dealing.Workspace, parts: dealing.Parts
+    role: math_role.Math, rows: Rows, workspace: stream_k.Workspace, parts: stream_k.Parts
 ) -> None:
     """Add up all parts of an item in their order, a consumer's half of O, against their largest
     maxima; divided by the sums. draw_ticket: every part is stored."""
@@ -110,13 +110,13 @@ def merge_parts(
     rows.tops.fill(LEAST)
     rows.totals.fill(0.0)
     for part in cutlass.range(parts.count, unroll=1):
-        slot = dealing.slot_of_part(workspace, parts, part)
+        slot = stream_k.slot_of_part(workspace, parts, part)
         for number in cutlass.range_constexpr(heads):
             top, _ = gmem.load2(at_statistics(slot, ctx, number))
             rows.tops[number] = cute.arch.fmax(rows.tops[number], as_float(top))
     rows.out.fill(0.0)
     for part in cutlass.range(parts.count, unroll=1):
-        slot = dealing.slot_of_part(workspace, parts, part)
+        slot = stream_k.slot_of_part(workspace, parts, part)
         weights = []
         for number in cutlass.range_constexpr(heads):
             top, total = gmem.load2(at_statistics(slot, ctx, number))
@@ -124,7 +124,7 @@ def merge_parts(
             rows.totals[number] = rows.totals[number] + weight
             weights.append(weight)
         every = [weights[softmax.head_of(i % (HEADS // 2))] for i in range(cute.size(rows.out))]
-        dealing.add_values(slot, thread, rows.out, every)
+        stream_k.add_values(slot, thread, rows.out, every)
     inverses = []
     for number in cutlass.range_constexpr(heads):
         total = rows.totals[number]
@@ -133,11 +133,11 @@ def merge_parts(
         rows.out[i] = rows.out[i] * inverses[softmax.head_of(i % (HEADS // 2))]
 
 
-class Dealt(NamedTuple):
-    """Role math of dealt tiles. Writes its p, and results or parts."""
+class StreamK(NamedTuple):
+    """Role math of stream-K tiles. Writes its p, and results or parts."""
 
     memory: Memory
-    workspace: dealing.Workspace
+    workspace: stream_k.Workspace
     q: Any  # (S, H, d_qk) bf16
     x: Operands
     scale: Scale
@@ -145,12 +145,12 @@ class Dealt(NamedTuple):
     def math(self, number: Any, consumer: Any) -> math_role.Math:
         """The CTA's stretch of that number, as the steps take it; its slots are the gather's."""
         # Or what depends on the thread alone would be computed once, and spill.
-        ctx = dealing.load_stretch(self.memory, number, opaque(context.thread_of_warpgroup()))
+        ctx = stream_k.load_stretch(self.memory, number, opaque(context.thread_of_warpgroup()))
         output = context.output_of(ctx, self.x, self.scale)
         return math_role.Math(ctx, output, self.q, consumer)
 
-    def parts(self, number: Any) -> dealing.Parts:
-        return dealing.load_parts(self.memory, number)
+    def parts(self, number: Any) -> stream_k.Parts:
+        return stream_k.load_parts(self.memory, number)
 
 
 @cute.jit
@@ -167,12 +167,12 @@ def take_extent(memory: Memory, number: Int32) -> Int32:
 
 
 @cute.jit
-def take_stretches(role: Dealt, consumer: Int32) -> None:
+def take_stretches(role: StreamK, consumer: Int32) -> None:
     """Both consumers, one code: take every stretch of the CTA."""
     memory = role.memory
     out = cute.make_rmem_tensor(products.blocks_of(memory.plan) * HEADS // 2, Float32)
     number, tiles = Int32(0), Int32(0)
-    while number < dealing.num_stretches(memory):
+    while number < stream_k.num_stretches(memory):
         # stretch_read, a phase a stretch: maxima, and Q, which halves overwrote, may be written.
         memory.stretch_read.wait_for(number - 1)
         # stretch_full: the stretch is stored.
@@ -189,7 +189,7 @@ def take_stretches(role: Dealt, consumer: Int32) -> None:
 
 
 @cute.jit
-def end_stretch(role: Dealt, r: math_role.Registers, number: Int32, consumer: Int32) -> None:
+def end_stretch(role: StreamK, r: math_role.Registers, number: Int32, consumer: Int32) -> None:
     """Write a consumer's half of the item's dims, if the stretch is all of it; else store a part,
     and write the rows if it is the last part that is stored."""
     math = role.math(number, consumer)
@@ -202,8 +202,8 @@ def end_stretch(role: Dealt, r: math_role.Registers, number: Int32, consumer: In
     parts = role.parts(number)
     if parts.count > 1:
         store_part(ctx, rows, role.workspace, parts, math.consumer)
-        stored = dealing.parts_before(ctx, number)
-        is_complete = dealing.draw_ticket(ctx, role.workspace, parts, stored, math.consumer)
+        stored = stream_k.parts_before(ctx, number)
+        is_complete = stream_k.draw_ticket(ctx, role.workspace, parts, stored, math.consumer)
         if is_complete:
             merge_parts(math, rows, role.workspace, parts)
     if is_complete:
@@ -290,8 +290,8 @@ GATHER = 0
 
 
 @cute.kernel
-def dealt_few_heads_kernel(
-    q: cute.Tensor, x: Operands, workspace: dealing.Workspace, more: Any, plan: cutlass.Constexpr
+def stream_k_few_heads_kernel(
+    q: cute.Tensor, x: Operands, workspace: stream_k.Workspace, more: Any, plan: cutlass.Constexpr
 ):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
@@ -302,19 +302,19 @@ def dealt_few_heads_kernel(
     # still reads the results or the workspace.
     cute.arch.griddepcontrol_wait()
     # It ends with a sync of the CTA: the barriers are initialised.
-    dealing.deal(memory, dealing.batch_of(memory, x, sources), thread)
+    stream_k.divide(memory, stream_k.batch_of(memory, x, sources), thread)
     group = warpgroup_idx()
     if group == GATHER:
         registers.take_registers(plan, "gather")
-        batch = dealing.batch_of(memory, x, sources)
+        batch = stream_k.batch_of(memory, x, sources)
         gather_stretches(memory, batch, x.kv, x.indices)
     else:
         registers.take_registers(plan, "math")
         scale = make_scale(x.sm_scale * LOG2_E)
-        role = Dealt(memory, workspace, q, x, scale)
+        role = StreamK(memory, workspace, q, x, scale)
         take_stretches(role, group - GATHER - 1)
 
 
-def compile_dealt_few_heads(plan: DealtFewHeadsPlan) -> Any:
+def compile_stream_k_few_heads(plan: StreamKFewHeadsPlan) -> Any:
     """Compile the kernel's launch."""
-    return build.compile_dealt_tiles(build.Decode(dealt_few_heads_kernel, lambda q: q, plan))
+    return build.compile_stream_k_tiles(build.Decode(stream_k_few_heads_kernel, lambda q: q, plan))

@@ -1,4 +1,4 @@
-"""Budgets and barriers of the dealt Hopper decode of 64 heads, as data."""
+"""Budgets and barriers of the stream-K Hopper decode of 64 heads, as data."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from flashdsa.plan import Arrives, Barrier, SmemRegion
 
 
 @dataclass(frozen=True)
-class DealtPlan(DecodePlan):
-    """One compiled dealt decode; fields as of the decode by clusters. Packed rows take an eighth
+class StreamKPlan(DecodePlan):
+    """One compiled stream-K decode; fields as of the decode by clusters. Packed rows take an eighth
     longer if consumer 1 has 192 registers, though nothing spills then."""
 
     gather_registers: int = 96
     consumer1_registers: int = 200
-    dealt = True
+    stream_k = True
 
     @property
     def name(self) -> str:
-        return "mla_decode_dealt" + self.suffix + "_joined" * self.joined
+        return "mla_decode_stream_k" + self.suffix + "_joined" * self.joined
 
     @property
     def cluster_buffers(self) -> list[SmemRegion]:
-        return self.dealt_buffers
+        return self.stream_k_buffers
 
     @cached_property
     def barriers(self) -> tuple[Barrier, ...]:

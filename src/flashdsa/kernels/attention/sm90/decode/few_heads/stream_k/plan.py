@@ -1,4 +1,4 @@
-"""Budgets and barriers of the dealt Hopper decode of few heads, as data."""
+"""Budgets and barriers of the stream-K Hopper decode of few heads, as data."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from flashdsa.plan import Arrives, Barrier, SmemRegion
 
 
 @dataclass(frozen=True)
-class DealtFewHeadsPlan(FewHeadsPlan):
-    """One compiled dealt kernel; fields as of the kernel by clusters."""
+class StreamKFewHeadsPlan(FewHeadsPlan):
+    """One compiled stream-K kernel; fields as of the kernel by clusters."""
 
     @property
     def name(self) -> str:
-        return super().name.replace("_heads", "_dealt_heads")
+        return super().name.replace("_heads", "_stream_k_heads")
 
     @property
     def cluster_buffers(self) -> list[SmemRegion]:
         """Shared memory regions of cuts, tickets and stretches."""
-        return self.dealt_buffers
+        return self.stream_k_buffers
 
     @property
     def gather_registers(self) -> int:

@@ -1,4 +1,4 @@
-"""Tiles dealt out: each CTA takes as many of a launch, whichever items they are of.
+"""Stream-K: each CTA takes as many of a launch, whichever items they are of.
 
 The tiles of all queries lie on a line, query by query, each with OVERHEAD_TILES in front. As many
 CTAs as a query has items form a *group*, one an item: they read the same rows side by side. Group c
@@ -32,7 +32,7 @@ from flashdsa.kernels.attention.sm90.decode.shared import plan
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.words import from_f16, load_words_again
 
-LINE_AT, GROUPS_AT, BLOCK_AT, FIRST_AT = range(2 * plan.CUT_WORDS, plan.DEALT_WORDS)
+LINE_AT, GROUPS_AT, BLOCK_AT, FIRST_AT = range(2 * plan.CUT_WORDS, plan.STREAM_K_WORDS)
 """Indices after the CTA's two cuts: the line's length, the groups that take part, the number of the
 CTA's items among those of their queries, and the CTA that has them in the first group."""
 
@@ -75,11 +75,11 @@ def count_slots(batch: Batch, query: Int32, keys: cutlass.Constexpr) -> Int32:
 
 
 @cute.jit
-def deal(memory: Memory, batch: Batch, thread: Int32) -> None:
+def divide(memory: Memory, batch: Batch, thread: Int32) -> None:
     """All threads of the CTA: write the CTA's two cuts. Ends synced."""
     keys = memory.plan.tile.keys
     if cutlass.const_expr(batch.sources is not None) or batch.lengths.shape[0] > 0:
-        deal_by_lengths(memory, batch, thread)
+        divide_by_lengths(memory, batch, thread)
     elif thread < 2:
         # A thread a cut.
         tiles = (batch.most_slots + keys - 1) // keys
@@ -97,8 +97,8 @@ def deal(memory: Memory, batch: Batch, thread: Int32) -> None:
 
 
 @cute.jit
-def deal_by_lengths(memory: Memory, batch: Batch, thread: Int32) -> None:
-    """Deal by the queries' slots: each thread adds up neighbouring queries, those of a group if
+def divide_by_lengths(memory: Memory, batch: Batch, thread: Int32) -> None:
+    """Divide by the queries' slots: each thread adds up neighbouring queries, those of a group if
     they stay whole, and all threads' sums together are the line."""
     group = group_of_cta(batch)
     takers = cutlass.min(group.count, Int32(memory.plan.threads))
@@ -128,7 +128,7 @@ def deal_by_lengths(memory: Memory, batch: Batch, thread: Int32) -> None:
             if stays_whole(group, line, longest):
                 if thread < 2:
                     cut = cutlass.min((group.number + thread) * each, batch.queries)
-                    memory.dealt.array(Int32, plan.DEALT_WORDS)[plan.CUT_WORDS * thread] = cut
+                    memory.stream_k.array(Int32, plan.STREAM_K_WORDS)[plan.CUT_WORDS * thread] = cut
                 end = first
 
 
@@ -145,16 +145,16 @@ def add_before(memory: Memory, own: Int32, thread: Int32) -> tuple[Int32, Int32,
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     warps = memory.plan.threads // WARP_SIZE
     upto, most = prefix_sum(own, lane), Int32(cute.arch.warp_redux_sync(own, "max"))
-    sums = memory.dealt.array(Int32, plan.DEALT_WORDS + 2 * warps)
+    sums = memory.stream_k.array(Int32, plan.STREAM_K_WORDS + 2 * warps)
     if lane == WARP_SIZE - 1:
-        sums[plan.DEALT_WORDS + warp] = upto
-        sums[plan.DEALT_WORDS + warps + warp] = most
+        sums[plan.STREAM_K_WORDS + warp] = upto
+        sums[plan.STREAM_K_WORDS + warps + warp] = most
     cute.arch.sync_threads()
     before, line, longest = upto - own, Int32(0), Int32(0)
     for other in cutlass.range_constexpr(warps):
-        of_warp = sums[plan.DEALT_WORDS + other]
+        of_warp = sums[plan.STREAM_K_WORDS + other]
         line += of_warp
-        longest = cutlass.max(longest, sums[plan.DEALT_WORDS + warps + other])
+        longest = cutlass.max(longest, sums[plan.STREAM_K_WORDS + warps + other])
         if other < warp:
             before += of_warp
     return before, line, longest
@@ -203,15 +203,15 @@ def place_of_cut(group: Group, line: Any, side: Any) -> Any:
 @cute.jit
 def write_end(memory: Memory, batch: Batch, group: Group, line: Any, side: Any) -> None:
     """Write a cut as if it were at the line's end; with the first one, the words behind both."""
-    dealt = memory.dealt.array(Int32, plan.DEALT_WORDS)
-    dealt[plan.CUT_WORDS * side] = batch.queries
-    dealt[plan.CUT_WORDS * side + 1] = Int32(0)
-    dealt[plan.CUT_WORDS * side + 2] = line
+    cuts = memory.stream_k.array(Int32, plan.STREAM_K_WORDS)
+    cuts[plan.CUT_WORDS * side] = batch.queries
+    cuts[plan.CUT_WORDS * side + 1] = Int32(0)
+    cuts[plan.CUT_WORDS * side + 2] = line
     if side == 0:
-        dealt[LINE_AT] = line
-        dealt[GROUPS_AT] = groups_of_line(group, line)
-        dealt[BLOCK_AT] = group.block
-        dealt[FIRST_AT] = group.block * group.count
+        cuts[LINE_AT] = line
+        cuts[GROUPS_AT] = groups_of_line(group, line)
+        cuts[BLOCK_AT] = group.block
+        cuts[FIRST_AT] = group.block * group.count
 
 
 @cute.jit
@@ -220,29 +220,29 @@ def write_cut(
 ) -> None:
     """Write a cut at a position among neighbouring queries of `tiles` tiles, the first of which is
     `query` and begins at `start`."""
-    dealt = memory.dealt.array(Int32, plan.DEALT_WORDS)
+    cuts = memory.stream_k.array(Int32, plan.STREAM_K_WORDS)
     size = tiles + plan.OVERHEAD_TILES
     number = (place - start) // size
     start, query = start + number * size, query + number
     tile = cutlass.max(place - start - plan.OVERHEAD_TILES, Int32(0))
-    dealt[plan.CUT_WORDS * side] = query
-    dealt[plan.CUT_WORDS * side + 1] = tile
-    dealt[plan.CUT_WORDS * side + 2] = start
+    cuts[plan.CUT_WORDS * side] = query
+    cuts[plan.CUT_WORDS * side + 1] = tile
+    cuts[plan.CUT_WORDS * side + 2] = start
 
 
 def num_stretches(memory: Memory) -> Any:
     """Stretches of the CTA."""
-    dealt = memory.dealt.array(Int32, plan.DEALT_WORDS)
-    return dealt[plan.CUT_WORDS] - dealt[0] + cutlass.min(dealt[plan.CUT_WORDS + 1], Int32(1))
+    cuts = memory.stream_k.array(Int32, plan.STREAM_K_WORDS)
+    return cuts[plan.CUT_WORDS] - cuts[0] + cutlass.min(cuts[plan.CUT_WORDS + 1], Int32(1))
 
 
 @cute.jit
 def take_stretch(memory: Memory, batch: Batch, number: Int32) -> Context:
     """The CTA's stretch of that number as a context, as if the CTA were alone in its cluster."""
-    dealt = memory.dealt.array(Int32, plan.DEALT_WORDS)
+    cuts = memory.stream_k.array(Int32, plan.STREAM_K_WORDS)
     thread, _, _ = cute.arch.thread_idx()
     keys, rows = memory.plan.tile.keys, memory.plan.group_heads
-    query = dealt[0] + number
+    query = cuts[0] + number
     joined: Any = None
     if cutlass.const_expr(batch.sources is not None):
         joined = join_slots(batch.sources, query, keys)
@@ -251,10 +251,10 @@ def take_stretch(memory: Memory, batch: Batch, number: Int32) -> Context:
         num_slots = count_slots(batch, query, keys)
     first, end = Int32(0), (num_slots + keys - 1) // keys
     if number == 0:
-        first = dealt[1]
-    if query == dealt[plan.CUT_WORDS]:
-        end = dealt[plan.CUT_WORDS + 1]
-    item = query, dealt[BLOCK_AT] * rows, Int32(0), Int32(1)
+        first = cuts[1]
+    if query == cuts[plan.CUT_WORDS]:
+        end = cuts[plan.CUT_WORDS + 1]
+    item = query, cuts[BLOCK_AT] * rows, Int32(0), Int32(1)
     slots = first * keys, cutlass.min(end * keys, num_slots), end - first
     return Context(memory, *item, *slots, thread % WARPGROUP_SIZE, joined)
 
@@ -276,7 +276,7 @@ def is_part(ctx: Context, batch: Batch) -> Boolean:
 def parts_before(ctx: Context, number: Int32) -> Int32:
     """Parts that the CTA has stored before its last stretch `number`: its first one, or none."""
     before = Int32(0)
-    if number > 0 and ctx.memory.dealt.array(Int32, plan.DEALT_WORDS)[1] > 0:
+    if number > 0 and ctx.memory.stream_k.array(Int32, plan.STREAM_K_WORDS)[1] > 0:
         before = Int32(1)
     return before
 
@@ -284,17 +284,17 @@ def parts_before(ctx: Context, number: Int32) -> Int32:
 @cute.jit
 def parts_of_item(ctx: Context, batch: Batch, number: Int32) -> Parts:
     """Parts of the item of which `ctx`, the CTA's first stretch or its last one, is one."""
-    dealt = ctx.memory.dealt.array(Int32, plan.DEALT_WORDS)
-    start = dealt[2]
-    if dealt[0] + number == dealt[plan.CUT_WORDS]:
-        start = dealt[plan.CUT_WORDS + 2]
+    cuts = ctx.memory.stream_k.array(Int32, plan.STREAM_K_WORDS)
+    start = cuts[2]
+    if cuts[0] + number == cuts[plan.CUT_WORDS]:
+        start = cuts[plan.CUT_WORDS + 2]
     start += plan.OVERHEAD_TILES
     end = start + tiles_of_item(ctx, batch)
-    line, groups = dealt[LINE_AT], dealt[GROUPS_AT]
+    line, groups = cuts[LINE_AT], cuts[GROUPS_AT]
     # Cut c is at c * line // groups, so it is not before y if c >= y * groups / line, rounded up.
     first_cut = ((start + 1) * groups + line - 1) // line
     end_cut = (end * groups + line - 1) // line
-    return Parts(dealt[FIRST_AT] + first_cut - 1, end_cut - first_cut + 1)
+    return Parts(cuts[FIRST_AT] + first_cut - 1, end_cut - first_cut + 1)
 
 
 @cute.jit

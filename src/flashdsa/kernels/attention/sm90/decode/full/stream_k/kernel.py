@@ -1,8 +1,8 @@
-"""Sparse decode for Hopper, tiles dealt out: a CTA takes stretches of neighbouring items.
+"""Sparse decode for Hopper, stream-K: a CTA takes stretches of neighbouring items.
 
 A stretch's steps are those of the decode by clusters (`full/kernel.py`). Rows of an item that a CTA
 has alone are written from registers. Parts of others go to a workspace, and the CTA that stores an
-item's last one merges them (`shared/dealing.py`).
+item's last one merges them (`shared/stream_k.py`).
 
 gather                | consumer0                   | consumer1
 --------------------- | --------------------------- | ---------------------------------------
@@ -34,21 +34,21 @@ from flashdsa.kernels.attention.sm90.core.consumers import Registers, merge_sums
 from flashdsa.kernels.attention.sm90.core.gather import load_query, map_query
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.full import consumers, expand
-from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before, gather_rows
-from flashdsa.kernels.attention.sm90.decode.shared import build, combine, context, dealing, gather
+from flashdsa.kernels.attention.sm90.decode.full.stream_k.plan import StreamKPlan
+from flashdsa.kernels.attention.sm90.decode.shared import build, combine, context, gather, stream_k
 from flashdsa.kernels.attention.sm90.decode.shared.plan import STATISTICS
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of, from_f16
 
 
 @cute.jit
 def gather_stretches(
-    memory: Memory, batch: dealing.Batch, q_map: Any, kv: cute.Tensor, indices: cute.Tensor
+    memory: Memory, batch: stream_k.Batch, q_map: Any, kv: cute.Tensor, indices: cute.Tensor
 ) -> None:
     """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
     before = Before(Int32(0))
-    while before.stretches < dealing.num_stretches(memory):
-        ctx = dealing.take_stretch(memory, batch, before.stretches)
+    while before.stretches < stream_k.num_stretches(memory):
+        ctx = stream_k.take_stretch(memory, batch, before.stretches)
         role = gather.Gatherer(ctx, q_map, kv, indices, batch.sources, batch)
         # Asked for before Q, which waits for the consumers.
         asked = gather.ask_ends(role, ctx.thread % WARP_SIZE)
@@ -70,7 +70,7 @@ def load_rows_of_query(role: gather.Gatherer, before: Before) -> None:
         # q_free, a phase a stretch: both consumers have the last scores of the stretch before, and
         # its extent, which this thread writes next, and have ended the one before that.
         ctx.memory.q_free.wait_for(before.stretches - 1)
-        dealing.store_stretch(ctx, role.batch, before.stretches)
+        stream_k.store_stretch(ctx, role.batch, before.stretches)
         # q_full: the stretch is stored, too.
         ctx.memory.q_full.arrive_and_expect_tx()
         load_query(ctx, role.q_map, [ctx.head, ctx.query])
@@ -88,17 +88,17 @@ def store_part(
     ctx: context.Context,
     r: Registers,
     sums: list[Float32],
-    workspace: dealing.Workspace,
-    parts: dealing.Parts,
+    workspace: stream_k.Workspace,
+    parts: stream_k.Parts,
     consumer: cutlass.Constexpr,
 ) -> None:
     """Store this CTA's part of an item: a consumer's half of O, and what the merge must know."""
     cta, _, _ = cute.arch.block_idx()
-    slot = dealing.slot_of_part(workspace, parts, cta - parts.first)
+    slot = stream_k.slot_of_part(workspace, parts, cta - parts.first)
     thread = ctx.thread + consumer * WARPGROUP_SIZE
     factors, units = consumers.normalise(ctx, r.out, sums)
     softmax.multiply_rows(r.out, factors)
-    dealing.store_values(slot, thread, cute.size(r.out), lambda i: r.out[i])
+    stream_k.store_values(slot, thread, cute.size(r.out), lambda i: r.out[i])
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):
             to = at_statistics(slot, ctx, h)
@@ -113,8 +113,8 @@ def merge_parts(
     ctx: context.Context,
     r: Registers,
     scale: softmax.Scale,
-    workspace: dealing.Workspace,
-    parts: dealing.Parts,
+    workspace: stream_k.Workspace,
+    parts: stream_k.Parts,
     consumer: cutlass.Constexpr,
 ) -> list[Float32]:
     """Add up all parts of an item in their order, a consumer's half of O, against their largest
@@ -122,27 +122,27 @@ def merge_parts(
     thread = ctx.thread + consumer * WARPGROUP_SIZE
     r.rows.out_max.fill(softmax.LEAST)
     for number in cutlass.range(parts.count, unroll=1):
-        slot = dealing.slot_of_part(workspace, parts, number)
+        slot = stream_k.slot_of_part(workspace, parts, number)
         for h in cutlass.range_constexpr(THREAD_ROWS):
-            top = dealing.load_values(at_statistics(slot, ctx, h))[0]
+            top = stream_k.load_values(at_statistics(slot, ctx, h))[0]
             r.rows.out_max[h] = cute.arch.fmax(r.rows.out_max[h], as_float(top))
     r.out.fill(0.0)
     sums = [Float32(0.0) for _ in range(THREAD_ROWS)]
     for number in cutlass.range(parts.count, unroll=1):
-        slot = dealing.slot_of_part(workspace, parts, number)
+        slot = stream_k.slot_of_part(workspace, parts, number)
         weights = []
         for h in cutlass.range_constexpr(THREAD_ROWS):
-            of_row = [as_float(word) for word in dealing.load_values(at_statistics(slot, ctx, h))]
+            of_row = [as_float(word) for word in stream_k.load_values(at_statistics(slot, ctx, h))]
             weight = of_row[1] * exp2((of_row[0] - r.rows.out_max[h]) * scale.factor)
             sums[h] = sums[h] + weight
             weights.append(weight * of_row[2 + consumer])
-        for line in cutlass.range_constexpr(cute.size(r.out) // dealing.LINE_VALUES):
-            words = dealing.load_values(dealing.at_line(slot, thread, line))
-            for i in cutlass.range_constexpr(dealing.LINE_WORDS):
+        for line in cutlass.range_constexpr(cute.size(r.out) // stream_k.LINE_VALUES):
+            words = stream_k.load_values(stream_k.at_line(slot, thread, line))
+            for i in cutlass.range_constexpr(stream_k.LINE_WORDS):
                 weight = weights[i % THREAD_ROWS]
                 # 0 times a part without a key may be NaN.
                 word = words[i] if weight != 0.0 else Int32(0)
-                at = dealing.LINE_VALUES * line + 2 * i
+                at = stream_k.LINE_VALUES * line + 2 * i
                 low, high = from_f16(word)
                 r.out[at] = r.out[at] + weight * low
                 r.out[at + 1] = r.out[at + 1] + weight * high
@@ -153,21 +153,21 @@ class Consumer(NamedTuple):
     """Reads q, its tile, half of the other tile, and the other's P. Writes its P, and results."""
 
     memory: Memory
-    workspace: dealing.Workspace
+    workspace: stream_k.Workspace
     x: Operands
     scale: softmax.Scale
 
     def stretch(self, number: Any) -> context.Context:
         """The CTA's stretch of that number, which was stored before its Q was asked for."""
-        return dealing.load_stretch(self.memory, number, context.thread_of_warpgroup())
+        return stream_k.load_stretch(self.memory, number, context.thread_of_warpgroup())
 
 
 @cute.jit
 def consume(role: Consumer, consumer: cutlass.Constexpr) -> None:
     """Take every stretch of the CTA: consumer 0 the low half of O's dims, consumer 1 the other."""
     r = new_registers(role.memory.plan.tile)
-    before, ctx = Before(Int32(0)), dealing.any_stretch(role.memory, context.thread_of_warpgroup())
-    while before.stretches < dealing.num_stretches(role.memory):
+    before, ctx = Before(Int32(0)), stream_k.any_stretch(role.memory, context.thread_of_warpgroup())
+    while before.stretches < stream_k.num_stretches(role.memory):
         num_tiles = begin_stretch(ctx, r, before.stretches, consumer)
         (consumers.take_tiles0, consumers.take_tiles1)[consumer](
             ctx, r, role.scale, before, num_tiles
@@ -206,11 +206,11 @@ def end_stretch(role: Consumer, r: Registers, number: Int32, consumer: cutlass.C
     ctx = role.stretch(number)
     sums = merge_sums(ctx, r.rows, role.scale, number, consumer)
     is_complete = Boolean(True)
-    parts = dealing.load_parts(ctx.memory, number)
+    parts = stream_k.load_parts(ctx.memory, number)
     if parts.count > 1:
         store_part(ctx, r, sums, role.workspace, parts, consumer)
-        stored = dealing.parts_before(ctx, number)
-        is_complete = dealing.draw_ticket(ctx, role.workspace, parts, stored, consumer)
+        stored = stream_k.parts_before(ctx, number)
+        is_complete = stream_k.draw_ticket(ctx, role.workspace, parts, stored, consumer)
         if is_complete:
             sums = merge_parts(ctx, r, role.scale, role.workspace, parts, consumer)
     if is_complete:
@@ -235,10 +235,10 @@ GATHER, CONSUMER0, CONSUMER1 = range(3)
 
 
 @cute.kernel
-def dealt_kernel(
+def stream_k_kernel(
     q_map: GridConstant[tensor_map.TensorMap],
     x: Operands,
-    workspace: dealing.Workspace,
+    workspace: stream_k.Workspace,
     more: Any,
     plan: cutlass.Constexpr,
 ):
@@ -251,12 +251,12 @@ def dealt_kernel(
     cute.arch.griddepcontrol_wait()
     sources = sources_of_plan(plan, x, more)
     # It ends with a sync of the CTA: the barriers are initialised.
-    dealing.deal(memory, dealing.batch_of(memory, x, sources), thread)
+    stream_k.divide(memory, stream_k.batch_of(memory, x, sources), thread)
     group = warpgroup_idx()
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         take_registers(plan, "gather")
-        batch = dealing.batch_of(memory, x, sources)
+        batch = stream_k.batch_of(memory, x, sources)
         gather_stretches(memory, batch, q_map.get_ptr(), x.kv, x.indices)
     elif group == CONSUMER0:
         take_registers(plan, "consumer0")
@@ -268,6 +268,6 @@ def dealt_kernel(
         consume(Consumer(memory, workspace, x, scale), 1)
 
 
-def compile_dealt(plan: DealtPlan) -> Any:
+def compile_stream_k(plan: StreamKPlan) -> Any:
     """Compile the kernel's launch."""
-    return build.compile_dealt_tiles(build.Decode(dealt_kernel, map_query, plan))
+    return build.compile_stream_k_tiles(build.Decode(stream_k_kernel, map_query, plan))
