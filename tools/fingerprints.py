@@ -81,7 +81,7 @@ def read_record() -> tuple[str, dict[str, str]]:
 
 
 def compile_all(wanted: Sequence[str], jobs: int) -> dict[str, str]:
-    """Lines of these variants by their names, from so many processes; progress goes to stderr."""
+    """Lines of these variants by their names, from `jobs` processes; progress goes to stderr."""
     found = {}
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for done in as_completed([pool.submit(fingerprint, name) for name in wanted]):

@@ -5,12 +5,11 @@ packed rows Hopper takes.
 
 The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the draws in
 `workbench/results/draws`, those of `<!-- first -->` means and lowest of four operations, those of
-`<!-- heads -->` their means by heads, those of `<!-- since -->` ours at several commits; those of
-`<!-- run -->` are the tables of the newest folder of `workbench/results/dense_to_sparse`, those of
-`<!-- formats -->` what the implementations declare, those of `<!-- ways -->` the verdicts on the
-documents in `workbench/results/ways`, those of `<!-- engines -->` vLLM's speeds in
-`workbench/results/engines`. With --check nothing is written; exit code 1 if a table is
-old.
+`<!-- heads -->` their means by heads; those of `<!-- run -->` are the tables of the newest folder
+of `workbench/results/dense_to_sparse`, those of `<!-- formats -->` what the implementations
+declare, those of `<!-- ways -->` the verdicts on the documents in `workbench/results/ways`, those
+of `<!-- engines -->` vLLM's speeds in `workbench/results/engines`. With --check nothing is written;
+exit code 1 if a table is old.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ ATTENTION = ("backward", "decode", "forward")
 """Beginnings of the names of operations whose means by heads are told."""
 FIRST = ("forward", "backward", "decode packed", "indexer")
 """Operations of the first page."""
-OLD = "1443ffe4"
-"""The commit before ways were taken out."""
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
@@ -127,30 +124,6 @@ def heads_table() -> str:
     for name in sorted({name for name, _ in means}):
         cells = (" / ".join(means.get((name, heads), "-")) for heads in HEADS)
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join([*lines, ""])
-
-
-def since_table() -> str:
-    """Times of an old commit over those of later ones in Markdown, hot;cold."""
-    from workbench.draws.report import changes
-    from workbench.draws.run import read_draws
-
-    rows: dict[str, list[Row]] = {}
-    for path in sorted((ROOT / RESULTS / "draws" / "since").glob("*.json.gz")):
-        commit = path.name.split(".")[0].rpartition("-")[2]
-        rows.setdefault(commit, []).extend(read_draws(path))
-    old = rows.pop(OLD)
-    found = [(one, commit) for commit, new in rows.items() for one in changes(old, new)]
-    head = ("commit", "draws", "mean", "5 %", "lowest", "below 0.9")
-    lines = [f"| operation | {' | '.join(head)} |", "|---|---|--:|--:|--:|--:|--:|"]
-    for one, commit in sorted(found, key=lambda pair: (pair[0].operation, pair[1])):
-        x = list(one.figures.values())
-        cells = [
-            ";".join(f"{each.geometric_mean:.3f}" for each in x),
-            *(";".join(f"{getattr(each, name):.2f}" for each in x) for name in ("p5", "lowest")),
-            ";".join(map(str, one.slow.values())),
-        ]
-        lines.append(f"| {one.operation} | {commit} | {x[0].count} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
@@ -264,7 +237,6 @@ TABLES = {
     "heads": heads_table,
     "first": first_table,
     "run": run_tables,
-    "since": since_table,
     "formats": formats_table,
 }
 

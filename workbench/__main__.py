@@ -7,7 +7,6 @@ import os
 import click
 
 from flashdsa.cli.main import FlashDsaGroup
-from workbench.cli.bench import bench
 from workbench.cli.draws import draws
 from workbench.cli.engines import engines
 from workbench.cli.export import export
@@ -32,8 +31,7 @@ def cli() -> None:
     """Instruments for those who write kernels, run from a checkout of flashdsa.
 
     \b
-      bench     an operation beside other libraries
-      draws     the same of shapes drawn from a written distribution
+      draws     an operation beside other libraries, in shapes drawn or fixed
       ways      what each way of an operation earns, by drawn shapes
       tiles     which tiles of Triton's kernels are fastest on this GPU
       lab       tensor-core instructions laid open, and their hazards
@@ -55,7 +53,7 @@ def cli() -> None:
 
 
 for command in (
-    bench, draws, lab, launch, sanitize, mutate, model, overlap, reference, ranking, engines,
+    draws, lab, launch, sanitize, mutate, model, overlap, reference, ranking, engines,
     export, v4_layer, ways, tiles,
 ):  # fmt: skip
     cli.add_command(command)

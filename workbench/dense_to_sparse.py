@@ -1,13 +1,18 @@
-"""Tables and pictures of a run of `examples/dense_to_sparse`: train.json, look.json, serve.json."""
+"""Tables and pictures of a run of `examples/dense_to_sparse`: train.json, look.json, serve.json.
+
+python -m workbench.dense_to_sparse FOLDER X.png    # draws the pictures
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from workbench.draws.chart import save
 from workbench.draws.run import Document, read_document
 
 STAGES = {
@@ -114,14 +119,16 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def draw(run: Document, figure: Figure) -> None:
+def draw(run: Document, target: Path) -> None:
     """Losses over steps, recall and what lists hold by layer, speed over length."""
+    figure = Figure(figsize=(10, 7), dpi=90, layout="constrained", facecolor="white")
     for axes, panel in zip(
         figure.subplots(2, 2).flat, (_losses, _recall, _selection, _speed), strict=True
     ):
         panel(run, axes)
         axes.legend(fontsize=8, frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
+    save(figure, target, 64)
 
 
 def _losses(run: Document, axes: Axes) -> None:
@@ -173,3 +180,7 @@ def _speed(run: Document, axes: Axes) -> None:
     axes.set_xticks([int(n) for n in speed], [f"{int(n):,}" for n in speed])
     axes.set(xlabel="tokens of a sequence", ylabel="thousand tokens/s", ylim=(0, None))
     axes.set_title("training, forward and backward", fontsize=10, loc="left")
+
+
+if __name__ == "__main__":
+    draw(read_run(Path(sys.argv[1])), Path(sys.argv[2]))

@@ -1,6 +1,6 @@
 """Draws docs/assets/first-page.png: speed in four bars, transformers with and without flashdsa.
 
-`python -m workbench.first_page` draws the newest of results/peers, indexer and integrations.
+`python -m workbench.first_page` draws results/draws and the newest of results/integrations.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
+
+from workbench.draws.chart import save
+from workbench.draws.report import by_operation
+from workbench.draws.run import machine_of, read_document, rows_of
 
 PICTURE = Path(__file__).parents[1] / "docs" / "assets" / "first-page.png"
 RESULTS = Path(__file__).parent / "results"
 INK, MUTED, LINE = "#1f2933", "#7b8794", "#cbd2d9"
 OURS, PALE, THEIRS = "#1d5fa8", "#9fc3e8", "#d55e00"
-# Operation, as the last word of its name in the results -> the fastest other library.
 OPERATIONS = {
     "forward": "FlashMLA",
     "backward": "cuDNN Frontend",
-    "decode": "FlashMLA",
+    "decode packed": "FlashMLA",
     "indexer": "DeepGEMM + top-k",
 }
+"""Operation of the draws -> the fastest other library."""
 WITHOUT, WITH = "sdpa", "flashdsa, indexer=exact"  # exact: the scores of transformers' indexer
 
 
@@ -35,20 +38,8 @@ def newest(pattern: str) -> dict[str, Any]:
     return document
 
 
-def ratios_of_cases() -> dict[str, list[float]]:
-    """The fastest peer's time over ours, a case each, by operation; the indexer's file of all
-    batches stands for its rows among the peers'."""
-    ratios: dict[str, list[float]] = {}
-    for row in newest("peers/*.json")["rows"]:
-        operation = row["group"].partition(",")[0].split()[-1]
-        ratios.setdefault(operation, []).append(row["peer_us"] / row["ours_us"])
-    rows = newest("indexer/*all*.json")["rows"]
-    return ratios | {"indexer": [row["pair_us"] / row["ours_us"] for row in rows]}
-
-
-def draw_speed(axes: Axes) -> None:
-    """One bar an operation: the geometric mean; a line from the lowest to the highest case."""
-    ratios_of = ratios_of_cases()
+def draw_speed(axes: Axes, ratios_of: dict[str, list[float]]) -> None:
+    """One bar an operation: the geometric mean; a line from the lowest to the highest draw."""
     for place, (operation, peer) in enumerate(OPERATIONS.items()):
         ratios = ratios_of[operation]
         mean, low, high = geometric_mean(ratios), min(ratios), max(ratios)
@@ -59,8 +50,8 @@ def draw_speed(axes: Axes) -> None:
             (-0.03, 0.22, peer, 10.5, MUTED),
             (1.03, 0, f"{mean:.2f}x", 20, OURS),
             (1.35, 0, f"{low:.2f}", 12, THEIRS if low < 1 else MUTED),
-            (1.495, 0, f"to {high:.2f}", 12, MUTED),
-            (1.72, 0, f"{len(ratios)} cases", 12, MUTED),
+            (1.495, 0, f"to {high:.1f}", 12, MUTED),
+            (1.72, 0, f"{len(ratios)} shapes", 12, MUTED),
         ):
             axes.text(
                 x, place + down, words, transform=axes.get_yaxis_transform(), fontsize=size,
@@ -103,14 +94,20 @@ def draw_with_and_without(
 def draw() -> None:
     """Speed on the left, transformers on the right."""
     model = newest("integrations/*.json")
-    (gpu,) = {newest(pattern)["gpu"] for pattern in ("peers/*.json", "indexer/*all*.json")}
+    documents = [read_document(path) for path in sorted(RESULTS.glob("draws/*.json*"))]
+    (gpu,) = {machine_of(document) for document in documents}
+    rows = by_operation(row for document in documents for row in rows_of(document))
+    ratios_of = {
+        name: [ratio for row in rows[name] if (ratio := row.ratio("hot")) is not None]
+        for name in OPERATIONS
+    }
     figure = Figure(figsize=(16, 6), dpi=100, facecolor="white")
     FigureCanvasAgg(figure)
-    draw_speed(figure.add_axes((0.125, 0.12, 0.21, 0.67)))
+    draw_speed(figure.add_axes((0.125, 0.12, 0.21, 0.67)), ratios_of)
     speed, memory = (figure.add_axes((left, 0.17, 0.18, 0.48)) for left in (0.572, 0.793))
     draw_with_and_without(speed, model["rows"], "prefill_tokens_per_s", 1e-3, "{:.0f}")
     draw_with_and_without(memory, model["rows"], "peak_GiB_above_weights", 1.0, "{:.1f}")
-    bars = f"bar: geometric mean; line: lowest to highest case; {gpu}"
+    bars = f"bar: geometric mean; line: lowest to highest shape; {gpu}"
     about = f'indexer="exact", 2 layers, bf16, {model["device"].removeprefix("NVIDIA ")}'
     for x, y, words, size, colour in (
         (0.02, 0.91, "Speed beside the fastest other library", 18, INK),
@@ -124,8 +121,7 @@ def draw() -> None:
     ):
         weight = "bold" if size >= 13 else "normal"
         figure.text(x, y, words, fontsize=size, color=colour, fontweight=weight)
-    figure.savefig(PICTURE)
-    Image.open(PICTURE).convert("RGB").quantize(64).save(PICTURE, optimize=True)
+    save(figure, PICTURE, 64)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,9 @@ def test_a_kernel_of_four_times_the_cycles_takes_longer(condition: str) -> None:
     assert 20 < short < long
 
 
-def test_a_call_that_cannot_be_captured_is_timed_hot_and_cold_only() -> None:
+def test_a_call_that_cannot_be_captured_is_timed() -> None:
     one = torch.ones(1, device="cuda")
     calls = {"waits": one.item, "fine": one.clone}
-    assert CudaTimer().in_turns(calls, "captured", 3).keys() == {"fine"}
     assert CudaTimer().in_turns(calls, "hot", 3).keys() == calls.keys()
 
 

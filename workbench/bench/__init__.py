@@ -1,1 +1,1 @@
-"""Benches beside peers: flashdsa's loop with further callables, one file an operation."""
+"""Calls of other libraries for the draws, one file an operation, and two benches of their own."""

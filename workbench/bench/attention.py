@@ -1,9 +1,8 @@
-"""Sparse MLA beside FlashMLA (forward, decode) and cuDNN Frontend (backward): cases and peers."""
+"""Sparse MLA of FlashMLA (forward, decode) and cuDNN Frontend (backward)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -12,10 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from flashdsa.bench import attention
 from flashdsa.bench import attention as ours
 from flashdsa.bench.cases import Case, Task, Verdict
-from flashdsa.bench.runner import Peer
 from flashdsa.bench.timer import Call
 from flashdsa.problem import D_QK, D_V, PAGE_SIZE
 from workbench.bench.top_ks import cudnn_function
@@ -72,8 +69,6 @@ def flash_mla_decode(case: Case, task: Task) -> Prepared:
 
 def cudnn_backward(case: Case, task: Task) -> Prepared:
     """cuDNN Frontend's backward from our O and lse, compiled ahead or by its own wrapper."""
-    if case.options.get("deterministic"):
-        raise NotImplementedError("not deterministic on Hopper")
     peer = cudnn_function("sparse_attention_backward_wrapper")
     x: ours.BackwardInputs = task.inputs
     forward, sink = x.forward, x.forward.attn_sink
@@ -98,32 +93,3 @@ def padded_lists(ids: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | 
     if lengths is None:
         lengths = torch.full((queries,), topk, dtype=torch.int32, device=ids.device)
     return pad(ids, (0, -topk % FLASH_MLA_TOPK), value=-1), lengths
-
-
-_CORRELATED = attention.FORWARD_CASES[1]
-FORWARD_CASES = (
-    *attention.FORWARD_CASES,
-    replace(_CORRELATED, h=8, name="H=8, correlated"),
-    replace(_CORRELATED, h=20, name="H=20, padded to 64"),
-    replace(_CORRELATED, h=100, name="H=100, padded to 128"),
-    replace(_CORRELATED, topk=2000, name="H=128, topk = 2,000"),
-    replace(_CORRELATED, s=140, name="H=128, 140 queries"),
-)
-DECODE_CASES = (
-    *attention.DECODE_CASES,
-    ours.decode_case(128, 1, kind="bf16"),
-    ours.decode_case(128, 64, kind="bf16"),
-    ours.decode_case(16, 128, kind="bf16"),
-    ours.decode_case(64, 128, kind="ragged"),
-)
-BACKWARD_CASES = (
-    *attention.BACKWARD_CASES,
-    *(
-        replace(case, s_kv=131072, name=f"{case.name}, 128K rows")
-        for case in attention.BACKWARD_CASES[:7]
-        if case.h != 32
-    ),
-)
-FORWARD_PEERS: dict[str, Peer] = {"FlashMLA": flash_mla_forward}
-DECODE_PEERS: dict[str, Peer] = {"FlashMLA": flash_mla_decode}
-BACKWARD_PEERS: dict[str, Peer] = {"cuDNN Frontend": cudnn_backward}

@@ -1,4 +1,4 @@
-"""The indexer over shared keys (`dsa_topk_prefill`) beside logits of all queries and a top-k.
+"""The indexer over shared keys (`dsa_topk_prefill`), and logits of all queries with a top-k.
 
 Peers: DeepGEMM's logits of fp8 keys, cuDNN Frontend's of bf16 keys, each with a top-k of cuDNN
 Frontend, FlashInfer or torch, as one call.
@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import flashdsa
-from flashdsa.bench.cases import Case, Operation, Task, Verdict, products_ceiling
+from flashdsa.bench.cases import Case, Task, Verdict, products_ceiling
 from flashdsa.bench.indexer import judge_choice
 from flashdsa.bench.runner import Peer
 from flashdsa.bench.timer import Call
 from flashdsa.problem import INDEX_HEAD_DIM
 from flashdsa.verify.tolerances import SCORE_TOLERANCES
 from workbench.bench.indexer import DEEP_GEMM_HEADS, padded
-from workbench.bench.top_ks import NAMES, load_top_k
+from workbench.bench.top_ks import load_top_k
 
 TORCH_LIMIT = 2**27
 """Scores up to which torch's top-k, far slower than the others, is timed."""
@@ -33,51 +33,37 @@ Inputs = dict[str, Any]
 
 
 def make_inputs(case: Case, device: str, seed: int) -> Inputs:
-    """Causal: the last S of S_kv tokens see all tokens up to themselves.
-
-    Options: scores: "equal", "two", "ascending" or "descending" along the keys; sequences: packed,
-    so many of equal length, each with its own keys.
-    """
+    """Causal: the last S of S_kv tokens see all tokens up to themselves."""
     generator = torch.Generator(device).manual_seed(seed)
     normal = partial(torch.randn, generator=generator, device=device)
     q, k = normal(case.s, case.h, INDEX_HEAD_DIM), normal(case.s_kv, INDEX_HEAD_DIM)
-    weights, scores = normal(case.s, case.h), case.options.get("scores")
-    if scores in ("equal", "two"):
-        k = k[torch.arange(case.s_kv, device=device) * 7919 % (1 + (scores != "equal"))]
+    weights = normal(case.s, case.h)
     k_scale = k.abs().amax(-1).clamp_min(1e-4) / 448
-    if scores in ("ascending", "descending"):
-        k, weights = k[:1].expand_as(k), weights.abs()
-        k_scale = torch.arange(1, case.s_kv + 1, device=device) / case.s_kv
-        k_scale = k_scale if scores == "ascending" else k_scale.flip(0)
-        k = k / k.abs().amax() * 448 * k_scale[:, None]
     ends = torch.arange(case.s_kv - case.s, case.s_kv, device=device) + 1
-    length = case.s_kv // int(case.options.get("sequences", 1))
-    starts = (ends - 1) // length * length if length < case.s_kv else None
     fp8 = case.dtype == "fp8"
     dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
     return {
         "q_index": q.to(dtype),
         "k_index": ((k / k_scale[:, None]) if fp8 else k).to(dtype),
         "weights": weights,
-        "starts": None if starts is None else starts.int(),
+        "starts": None,
         "ends": ends.int(),
         "k_scale": k_scale if fp8 else None,
     }
 
 
 def make_task(case: Case, device: str, seed: int, backend: str) -> Task:
-    """The call. Option: sorted, which no peer's exact top-k offers."""
-    x = make_inputs(case, device, seed)
-    return task_of(x, case.topk, bool(case.options.get("sorted")), backend)
+    """The call on causal inputs."""
+    return task_of(make_inputs(case, device, seed), case.topk, backend)
 
 
-def task_of(x: Inputs, topk: int, by_score: bool, backend: str) -> Task:
+def task_of(x: Inputs, topk: int, backend: str) -> Task:
     """The call on some inputs, and how it is judged."""
     (queries, heads, _), device = x["q_index"].shape, x["q_index"].device
     ids = torch.full((queries, topk), -99, dtype=torch.int32, device=device)
 
     def call() -> Tensor:
-        flashdsa.dsa_topk_prefill(**x, topk_indices=ids, sorted=by_score, backend=backend)
+        flashdsa.dsa_topk_prefill(**x, topk_indices=ids, backend=backend)
         return ids
 
     begins = x["starts"] if x["starts"] is not None else 0
@@ -141,8 +127,6 @@ def pair(name: str) -> Peer:
 
     def prepare(case: Case, task: Task) -> tuple[Call, Callable[[Any], Verdict]]:
         x: Inputs = task.inputs
-        if case.options.get("sorted"):
-            raise NotImplementedError("no exact top-k sorts by score")
         if name == "torch.topk" and case.s * case.s_kv > TORCH_LIMIT:
             raise NotImplementedError("too many scores")
         begins = torch.zeros_like(x["ends"]) if x["starts"] is None else x["starts"]
@@ -153,22 +137,3 @@ def pair(name: str) -> Peer:
         return lambda: top_k(logits()), lambda ids: judge_rows(x, tolerance, ids + begins[:, None])
 
     return prepare
-
-
-def _case(s: int, s_kv: int, h: int = 64, dtype: str = "fp8", **options: Any) -> Case:
-    rest = "".join(f", {key} {value}" for key, value in options.items())
-    return Case(s, s_kv, h, 2048, dtype, options, f"{s} x {s_kv}, {h} heads, {dtype}{rest}")
-
-
-SIZES = ((4096, 4096), (8192, 8192), (32768, 32768), (4096, 131072))
-CASES = (
-    *(_case(s, t, h) for s, t in SIZES for h in (64, 32)),
-    *(_case(s, t, 16) for s, t in SIZES[1:]),
-    *(_case(8192, 8192, h, "bf16") for h in (64, 32, 16)),
-    _case(4096, 131072, 64, "bf16"),
-    *(_case(8192, 8192, scores=kind) for kind in ("equal", "two", "ascending", "descending")),
-    _case(8192, 8192, sequences=8),
-    *(_case(8192, 8192, h, sorted=True) for h in (64, 32)),
-)
-PEERS: dict[str, Peer] = {f"logits + {name}": pair(name) for name in NAMES}
-OPERATION = Operation("prefill", make_task, {"cuda": CASES}, ("cold", "captured"))

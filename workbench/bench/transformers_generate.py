@@ -7,7 +7,7 @@ Two layers with the model's head sizes (H = 128, 512 + 64, 64 index heads, topk 
 bf16. A row has a prefill and 32 decoded tokens: the shortest times of four rounds, in which the
 implementations take turns, after a call of each for warm-up.
 `peak_GiB_above_weights` is what torch allocated beyond the weights. A run that lacks memory says so
-in its row. `workbench/charts.py` draws the result.
+in its row. `workbench/first_page.py` draws the result.
 """
 
 from __future__ import annotations

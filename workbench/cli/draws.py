@@ -61,6 +61,10 @@ def draws() -> None:
     "--only", "numbers", type=click.IntRange(min=0), multiple=True, help="This draw; repeatable."
 )
 @click.option(
+    "--fix", "fixed", multiple=True, metavar="NAME=VALUE",
+    help="This value in place of the drawn one, as a draw's line has it; repeatable.",
+)  # fmt: skip
+@click.option(
     "--peers", default="all", show_default=True,
     help="all, none, or parts of names, by commas; triton and torch are ours by these backends.",
 )  # fmt: skip
@@ -73,16 +77,13 @@ def draws() -> None:
 @click.option("--out", type=OutputFile(".json"), help="The JSON document that `report` reads.")
 @json_option
 def run(
-    operations: tuple[str, ...],
-    seed: int,
-    count: int,
-    numbers: tuple[int, ...],
     peers: str,
     budget: float | None,
     listed: bool,
     backend: str,
     out: Path | None,
     as_json: bool,
+    **which: Any,
 ) -> None:
     """Draw shapes of operations, judge ours against float64, time it by turns with every peer.
 
@@ -95,10 +96,9 @@ def run(
       python -m workbench draws run forward --list --count 5
       python -m workbench draws run decode --seed 7 --only 12 --peers none
       python -m workbench draws run forward backward --budget 300 --out x.json
+      python -m workbench draws run decode --count 1 --fix b=64 --fix heads=128
     """
-    from workbench.draws.distribution import draw
-
-    wanted = [draw(one, seed, i) for i in numbers or range(count) for one in operations]
+    wanted = _drawn(**which)
     if not backend.startswith("sm") and not listed:
         wanted = [one.small() for one in wanted]
     if listed:
@@ -109,6 +109,20 @@ def run(
             click.echo("\n".join(lines))
         return
     _measure(wanted, peers, budget, backend, out, as_json)
+
+
+def _drawn(
+    operations: tuple[str, ...],
+    seed: int,
+    count: int,
+    numbers: tuple[int, ...],
+    fixed: tuple[str, ...],
+) -> list[Draw]:
+    from workbench.draws.distribution import draw
+    from workbench.draws.fixed import fixed_value
+
+    values = {one: dict(fixed_value(one, words) for words in fixed) for one in operations}
+    return [draw(one, seed, i, values[one]) for i in numbers or range(count) for one in operations]
 
 
 def _measure(
@@ -194,7 +208,7 @@ def report(
     rows = [row for path in results for row in read_draws(path)]
     compared = list(changes(read_draws(baseline), rows)) if baseline else []
     if chart is not None:
-        from workbench.charts import draw_draws
+        from workbench.draws.chart import draw_draws
 
         draw_draws([read_document(path) for path in results], chart)
     if as_json:

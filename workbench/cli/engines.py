@@ -17,6 +17,12 @@ FOLDER = click.option(
     "--folder", type=OutputFolder(), default=Path(tempfile.gettempdir()) / "flashdsa-engines",
     help="Checkpoint and answers, kept there.  [default: a temporary folder]",
 )  # fmt: skip
+PACK = click.option(
+    "--pack", "pack_to", type=OutputFolder(), help="Only pack the engine into this folder."
+)
+PACKED = click.option(
+    "--packed", type=click.Path(path_type=Path), help="Run the engine from this folder of --pack."
+)
 JOBS = click.option(
     "--jobs", type=click.IntRange(1), default=1, show_default=True,
     help="Processes side by side; several GPUs take turns.",
@@ -39,11 +45,8 @@ def engines() -> None:
     "repeated.  [default: all but tp2, one by one]",
 )  # fmt: skip
 @FOLDER
-@click.option("--pack", "pack_to", type=OutputFolder(), help="Only pack vLLM into this folder.")
-@click.option(
-    "--packed", type=click.Path(path_type=Path),
-    help="Run vLLM from this folder of --pack.",
-)  # fmt: skip
+@PACK
+@PACKED
 @JOBS
 @OUT
 @json_option
@@ -120,11 +123,8 @@ def vllm(
     "[default: all, one by one]",
 )  # fmt: skip
 @FOLDER
-@click.option("--pack", "pack_to", type=OutputFolder(), help="Only pack SGLang into this folder.")
-@click.option(
-    "--packed", type=click.Path(path_type=Path),
-    help="Run SGLang from this folder of --pack.",
-)  # fmt: skip
+@PACK
+@PACKED
 @JOBS
 @OUT
 @json_option
@@ -227,7 +227,7 @@ def _report(
 @click.option("--kv-cache-dtype", default="auto", show_default=True, help="vLLM's: fp8_ds_mla.")
 @click.option("--rounds", type=click.IntRange(1), default=2, show_default=True)
 @FOLDER
-@click.option("--packed", type=click.Path(path_type=Path), help="As of vllm.")
+@PACKED
 @OUT
 @json_option
 def speed(

@@ -156,6 +156,6 @@ def _print_parts(console: Console, found: Found) -> None:
         for name, pairs in section.items():
             if any(pairs):
                 cells = [us for pair in pairs for us in pair or (0.0, 0.0)]
-                table.add_row(name, *(f"{us / 1e3:.3f}" if us else "" for us in cells))
+                table.add_row(name, *(f"{us / 1e3:.4g}" if us else "" for us in cells))
         table.add_section()
     print_table(console, "Parts of flashdsa's layer, ms", table)

@@ -410,12 +410,13 @@ class Draw:
         return replace(self, values=v, lengths=lengths)
 
 
-def draw(operation: str, seed: int, number: int) -> Draw:
-    """The draw of this number."""
+def draw(operation: str, seed: int, number: int, fixed: Values | None = None) -> Draw:
+    """The draw of this number; values in `fixed` replace drawn ones, and change no other."""
     r = Random(f"{operation}/{seed}/{number}")
     values: dict[str, Any] = {}
     for name, term in FIELDS[operation].items():
-        values[name] = term.draw(r, values)
+        drawn_value = term.draw(r, values)
+        values[name] = (fixed or {}).get(name, drawn_value)
     if "S_kv" in values:
         values["S_kv"] = max(values["topk"], values["S_kv"])
     if values.get("rows") == "v32_no_rope":

@@ -64,7 +64,7 @@ def make_task(draw: Draw, part: str, device: str, backend: str) -> Task:
     if draw.operation == "prefill":
         shared, topk = prefill_inputs(draw, device), draw.values["topk"]
         judge = indexers.over_keys(shared, topk, backend).judge
-        return replace(prefill.task_of(shared, topk, False, backend), judge=judge)
+        return replace(prefill.task_of(shared, topk, backend), judge=judge)
     return training.training_task(training_inputs(draw, device), part, backend)
 
 
@@ -127,7 +127,7 @@ def decode_inputs(draw: Draw, device: str) -> AttentionInputs:
 
 
 def indexer_inputs(draw: Draw, device: str, backend: str) -> indexer.IndexerInputs:
-    """Pages and rows as the named cases have them, and scores of the draw's kind."""
+    """Pages and rows as `flashdsa bench` has them, and scores of the draw's kind."""
     v = draw.values
     last = range(v["next_n"] - 1, -1, -1)
     rows = tuple(max(0, n - behind) for n in draw.lengths for behind in last)

@@ -115,7 +115,7 @@ class _Run:
 
 @lru_cache(maxsize=512)
 def _simulate(steps: tuple[Step, ...], taken: float, blocks: int = 0) -> float:
-    """Count the clocks of a unit; of an item of so many blocks, if they are given."""
+    """Count the clocks of a unit, or of an item if its blocks are given."""
     roles: dict[str, list[Step]] = {}
     for step in steps:
         roles.setdefault(step.role, []).append(step)

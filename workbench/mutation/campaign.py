@@ -54,21 +54,20 @@ def counts_of(verdicts: Mapping[str, int]) -> dict[str, int]:
     return {"mutants": sum(counts.values()), **counts}
 
 
-def read_rows(folder: Path | None = None) -> list[dict[str, Any]]:
+def read_rows() -> list[dict[str, Any]]:
     """The rows, in the table's order."""
-    path = (folder or RESULTS) / "kernels.json"
+    path = RESULTS / "kernels.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text())["kernels"] if path.exists() else []
     return rows
 
 
-def write_row(row: Mapping[str, Any], folder: Path | None = None) -> None:
+def write_row(row: Mapping[str, Any]) -> None:
     """Put the row in the place of the kernel's, or at the end; write the table anew."""
-    folder = folder or RESULTS
-    rows = {one["name"]: one for one in read_rows(folder)} | {row["name"]: dict(row)}
+    rows = {one["name"]: one for one in read_rows()} | {row["name"]: dict(row)}
     lines = ",\n".join(f" {json.dumps(one)}" for one in rows.values())
     head = f'{{"schema": "{SCHEMA}", "kernels": ['
-    (folder / "kernels.json").write_text(f"{head}\n{lines}\n]}}\n")
-    page = folder / "README.md"
+    (RESULTS / "kernels.json").write_text(f"{head}\n{lines}\n]}}\n")
+    page = RESULTS / "README.md"
     if page.exists():
         page.write_text(BLOCK.sub(lambda _: markdown(list(rows.values())), page.read_text()))
 

@@ -19,11 +19,13 @@ from flashdsa.bench.cases import Task, Verdict, products_ceiling
 from flashdsa.bench.result import CEILING, OURS, Row
 from flashdsa.bench.runner import BenchOptions
 from flashdsa.bench.timer import Times
+from flashdsa.errors import ArgumentValueError
 from tools import result_tables
 from workbench.__main__ import cli
 from workbench.draws import run as run_module
 from workbench.draws import timing
 from workbench.draws.distribution import FIELDS, MOST, OPERATIONS, Draw, describe, draw
+from workbench.draws.fixed import fixed_value
 from workbench.draws.ids import draw_ids, positions
 from workbench.draws.inputs import PARTS, decode_inputs, make_task
 from workbench.draws.peers import OTHERS, PROMISES
@@ -282,11 +284,29 @@ def test_two_runs_are_compared_draw_by_draw() -> None:
     assert change.lowest[0] == (0.5, "hot", "b")
 
 
+def test_a_fixed_value_changes_no_other() -> None:
+    free = draw("forward", 5, 3)
+    words = ("heads=128", "ids=window-500", "lengths=None", "sink=True", "S_kv=8192")
+    fixed = draw("forward", 5, 3, dict(fixed_value("forward", one) for one in words))
+    assert dict(fixed.values) == dict(free.values) | {
+        "heads": 128, "ids": ("window", 500), "lengths": None, "sink": True, "S_kv": 8192
+    }  # fmt: skip
+    contexts = {"b": 3, **dict([fixed_value("decode", "contexts=equal-4096")])}
+    assert draw("decode", 5, 3, contexts).lengths == (4096,) * 3
+    assert fixed_value("two-levels", "ids=position") == ("ids", "position")
+    v41 = draw("decode-512", 5, 4, dict([fixed_value("decode-512", "rows=v41")])).small()
+    task = make_task(v41, "", "cpu", "cpu")
+    assert not task.judge(task.call()).findings
+    with pytest.raises(ArgumentValueError, match="forward: expected one of S, S_kv, heads"):
+        fixed_value("forward", "next_n=2")
+
+
 def test_the_command_lists_runs_and_reports(tmp_path: Path) -> None:
     listed = invoke("forward", "training", "--list", "--count", "2", "--seed", "9")
     assert listed.output.splitlines() == [
         draw(one, 9, at).line for at in range(2) for one in ("forward", "training")
     ]
+    assert "heads=40 " in invoke("forward", "--list", "--count", "1", "--fix", "heads=40").output
     out, chart = tmp_path / "x.json", tmp_path / "x.png"
     words = ["decode", "--only", "3", "--backend", "cpu", "--seed", "9", "--peers", "none"]
     shown = invoke(*words, "--out", str(out))

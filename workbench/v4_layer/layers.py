@@ -40,7 +40,7 @@ SMALL: dict[str, Any] = {
 AROUND = {"vocab_size": 8, "moe_intermediate_size": 8, "n_routed_experts": 2}
 """Sizes that no attention reads, as small as they go."""
 FACTOR, ROUNDINGS = 1.3, 1e-2
-"""An error may be so many times eager's, or that of a few roundings to bf16 and of a sum over
+"""An error may be FACTOR times eager's, or that of a few roundings to bf16 and of a sum over
 queries of terms of both signs, which `flashdsa.verify.tolerances` allows the sinks' gradient."""
 
 

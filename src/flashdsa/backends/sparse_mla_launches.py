@@ -131,8 +131,8 @@ def slots_of(operands: Lists, index_block: int) -> tuple[int, int]:
 
 
 def likely_slots(operands: Lists, index_block: int) -> tuple[int, int]:
-    """Likewise for estimates of times: the host does not know how long a range is, and one over a
-    long source is a window far more often than all of it."""
+    """Slots to estimate times by: the host does not know how long a range is, and one over a long
+    source is a window far more often than all of it."""
     main, extra = slots_of(operands, index_block)
     if operands.ends is not None:
         main = min(main, LIKELY_RANGE)
@@ -235,7 +235,7 @@ class Form(NamedTuple):
     def lists(
         self, runner: Runner, num_queries: int, topk: int, main_slots: int = 0
     ) -> list[Callable[[], Any]]:
-        """Functions that allocate the lists of so many queries' groups.
+        """Functions that allocate the lists of the groups of `num_queries` queries.
 
         Args:
             topk: slots of all lists of a query. main_slots: those of the main list, if joined.

@@ -81,7 +81,6 @@ class Task:
     Attributes:
         call: ours; `judge` takes what it returns. work: of a call, in the ceiling's unit.
         inputs: the operands, for peers.
-        launches: further ways to make the call, timed on the host only.
         exact: a later call must give the same tensor, bit for bit.
     """
 
@@ -90,7 +89,6 @@ class Task:
     work: float
     ceiling: Ceiling
     inputs: Any
-    launches: Mapping[str, Call] = field(default_factory=dict)
     exact: bool = False
 
 

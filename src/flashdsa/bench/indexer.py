@@ -84,13 +84,13 @@ def _requests(lengths: Sequence[int], next_n: int) -> list[Sequence[int]]:
 def make_inputs(case: Case, device: str, seed: int, backend: str = "cpu") -> IndexerInputs:
     """Standard normal operands; the output is poisoned with -99.
 
-    Options: lengths: of the rows, where they differ; next_n; num_pages: of the cache, at least.
+    Options: lengths: of the rows, where they differ; next_n.
     """
     generator = torch.Generator(device).manual_seed(seed)
     lengths = tuple(case.options.get("lengths") or (case.s_kv,) * case.s)
     next_n = int(case.options.get("next_n", 1))
     pages = [-(-max(of_one) // PAGE_SIZE) for of_one in _requests(lengths, next_n)]
-    pool = max(int(case.options.get("num_pages", 0)), sum(pages), 1)
+    pool = max(sum(pages), 1)
     order = torch.randperm(pool, generator=generator, device=device).int()
     table = torch.zeros(len(pages), max(1, *pages), dtype=torch.int32, device=device)
     for row, taken in enumerate(order[: sum(pages)].split(pages)):
@@ -135,11 +135,7 @@ def indexer_task(x: IndexerInputs, backend: str) -> Task:
     if device == "cpu":
         work = 2.0 * sum(x.lengths) * x.q.shape[1] * INDEX_HEAD_DIM
         ceiling = products_ceiling(device)
-    launches = {}
-    if device == "cuda" and x.next_n == 1:
-        bound = flashdsa.bind("dsa_topk_indexer", operands, backend=backend)
-        launches["raw launch"] = partial(bound, operands)
-    return Task(call, partial(judge_ids, x), work, ceiling, x, launches, exact=True)
+    return Task(call, partial(judge_ids, x), work, ceiling, x, exact=True)
 
 
 def judge_ids(x: IndexerInputs, ids: Tensor) -> Verdict:

@@ -22,8 +22,8 @@ class Row:
     Attributes:
         problem: the case's sizes and options.
         work: of a call, in `unit`: "FLOP" or "B". ceiling_work: of the ceiling's.
-        times: by condition ("hot", "cold", "captured"), then by contender; `OURS` and `CEILING`
-            are two of them, and other forms of ours begin like `OURS`.
+        times: by condition ("hot", "cold"), then by contender; `OURS` and `CEILING` are two of
+            them, and other forms of ours begin like `OURS`.
         host_us: microseconds that a call keeps the host busy, by contender.
         errors: of our results' norms, against float64.
         findings: what is wrong with a contender's result.
@@ -49,7 +49,7 @@ class Row:
         return self.work / self.times[condition][OURS].median / 1e3
 
     def ceiling_rate(self, condition: str) -> float:
-        """Likewise of the ceiling; nan where it has no time."""
+        """Rate of the ceiling; nan where it has no time."""
         ceiling = self.times[condition].get(CEILING)
         return self.ceiling_work / ceiling.median / 1e3 if ceiling else float("nan")
 

@@ -39,7 +39,6 @@ class BenchOptions:
         plan: operations with their cases. peers: by name.
         memory: (operation, case) of which the peak is measured.
         conditions: of `Timer.in_turns`; by default the operation's.
-        packages: more packages whose versions are recorded.
         brief: no ceiling, no host times, one judgement; results are poisoned before that one.
     """
 
@@ -50,7 +49,6 @@ class BenchOptions:
     peers: Mapping[str, Peer] = field(default_factory=dict)
     memory: Iterable[tuple[str, Case]] = ()
     conditions: tuple[str, ...] | None = None
-    packages: tuple[str, ...] = ("apache-tvm-ffi",)
     brief: bool = False
 
     @property
@@ -93,7 +91,7 @@ def new_result(options: BenchOptions, protocol: str) -> BenchResult:
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         git=checkout.as_dict() if checkout else None,
         machine=describe_machine().as_dict(),
-        versions=versions(*options.packages) | {"cuda": torch.version.cuda},
+        versions=versions("apache-tvm-ffi") | {"cuda": torch.version.cuda},
         threads=torch.get_num_threads(),
         protocol=protocol,
         seed=options.seed,
@@ -130,11 +128,10 @@ def measure_case(operation: Operation, case: Case, options: BenchOptions, timer:
     repeats = options.repeats or REPEATS[options.device]
     times: dict[str, dict[str, Times]] = {}
     for condition in conditions:
-        alone = options.brief or condition == "captured"
-        beside = {} if alone else {CEILING: task.ceiling.call}
+        beside = {} if options.brief else {CEILING: task.ceiling.call}
         times[condition] = timer.in_turns(calls | beside, condition, repeats)
-    launches = {} if options.brief else calls | dict(task.launches)
-    host = {name: timer.host_us(call) for name, call in launches.items()}
+    on_host = {} if options.brief else calls
+    host = {name: timer.host_us(call) for name, call in on_host.items()}
     last = task.call()
     again = [] if options.brief else task.judge(last).findings
     same = not isinstance(last, torch.Tensor) or kept is None or torch.equal(kept, last)

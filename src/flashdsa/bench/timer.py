@@ -72,10 +72,7 @@ class Timer(Protocol):
     conditions: tuple[str, ...]
 
     def in_turns(self, calls: Mapping[str, Call], condition: str, repeats: int) -> dict[str, Times]:
-        """Times of the calls, one sample of each at a time in an order of its own.
-
-        A contender that cannot be had in that condition is left out.
-        """
+        """Times of the calls, one sample of each at a time in an order of its own."""
 
     def host_us(self, call: Call) -> float | None:
         """Microseconds that a call keeps the host busy; None where the host does the work."""
@@ -136,12 +133,12 @@ class CudaTimer:
         f"cold: L2 flushed by reading {FLUSH_BYTES >> 20} MiB, a spinning kernel, CUDA event, "
         "call, event; a sample counts only if the host had queued all of it before the GPU reached "
         f"the first event; calls of {LONG_US / 1e3:g} ms and more begin after "
-        f"{1e3 * PAUSE_SECONDS:g} ms of idling; captured: cold replays of CUDA graphs; hot: "
+        f"{1e3 * PAUSE_SECONDS:g} ms of idling; hot: "
         f"{HOT_ROUNDS} rounds, each the mean of {HOT_SECONDS:g} s back to back after half as much "
         f"warm-up, calls below {SHORT_US:g} us as replays of a graph of {GRAPH_CALLS}; host: "
         f"median of {HOST_BATCHES} batches of up to {HOST_CALLS} calls, waits outside the clock"
     )
-    conditions: tuple[str, ...] = ("cold", "hot", "captured")
+    conditions: tuple[str, ...] = ("cold", "hot")
 
     hot_seconds, warm_seconds, hot_rounds = HOT_SECONDS, HOT_SECONDS / 2, HOT_ROUNDS
     short_us, long_us, pause_seconds = SHORT_US, LONG_US, PAUSE_SECONDS
@@ -152,13 +149,10 @@ class CudaTimer:
         self._spin = SPIN_CYCLES
 
     def in_turns(self, calls: Mapping[str, Call], condition: str, repeats: int) -> dict[str, Times]:
-        """Times of the calls, cold, captured or hot."""
+        """Times of the calls, cold or hot."""
         about = {name: self._warm_up(name, call) for name, call in calls.items()}
         if condition == "hot":
             return self._hot(calls, about)
-        if condition == "captured":
-            replays = {name: replay_of(call, 1) for name, call in calls.items()}
-            calls = {name: replay for name, replay in replays.items() if replay is not None}
         return self._cold(calls, about, repeats)
 
     def _warm_up(self, name: str, call: Call) -> float:

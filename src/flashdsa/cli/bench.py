@@ -187,10 +187,7 @@ def _print_operation(console: Console, rows: list[Row]) -> None:
     from flashdsa.bench.result import OURS
 
     conditions = list(dict.fromkeys(name for row in rows for name in row.times))
-    beside = any(row.ratio(name) for row in rows for name in conditions)
     headings = [*conditions, "rate", "of ceiling", "host", "error"]
-    if beside:
-        headings += [f"x, {name}" for name in conditions] + ["fastest peer"]
     table = new_table([("case", "wrap"), *((name, "right") for name in headings)])
     for row in rows:
         if not any(OURS in times for times in row.times.values()):
@@ -203,16 +200,10 @@ def _print_operation(console: Console, rows: list[Row]) -> None:
         cells.append(duration(row.host_us[OURS]) if OURS in row.host_us else "-")
         worst = f"{max(row.errors.values()):.0e}" if row.errors else "none"
         cells.append("WRONG" if row.findings.get(OURS) else worst)
-        if beside:
-            ratios = [row.ratio(name) for name in conditions]
-            cells += ["-" if one is None else f"{one:.2f}" for one in ratios]
-            cells.append(row.fastest_peer(first) or "-")
         table.add_row(row.case, *cells)
     timed = [row for row in rows if row.times]
     against = f", ceiling: {timed[0].ceiling}" if timed else ""
     print_table(console, f"{rows[0].operation}, {rows[0].backend}{against}", table)
-    if beside:
-        console.print("x: the fastest peer's time over ours\n", markup=False)
 
 
 def duration(us: float) -> str:

@@ -45,7 +45,7 @@ class Operand:
         why: ends that message.
         rule: raises for what the fields above cannot say; takes the name, the tensor and the sizes.
         batched: the advice where it has a dimension more than that; its rank is looked at first.
-        begins_at: its rule wants it to begin in its storage at a multiple of so many elements.
+        begins_at: elements of whose multiple its rule wants it to begin in its storage.
         among: the values that its rule takes of a size that it knows by name.
         free: names of sizes that no bound function depends on, each with the most that it takes.
         name: the field's, as in the public function, in the schema and in messages.

@@ -136,10 +136,10 @@ class Indexer:
     SHARING_FEW, SHARING_MANY = 8, 4
     """CTAs of each of the clusters that share rows, of fewer rows and of many."""
     RANK_CLUSTERS = ((0.0625, 8), (0.25, 4), (0.5, 2))
-    """Rows for each SM up to which a ranking gives each row a cluster of so many CTAs. More rows
-    get a CTA each."""
+    """Rows for each SM up to which a ranking gives each row a cluster, and its CTAs. More rows get
+    a CTA each."""
     NARROW_PAGES, NARROW_CLUSTER = 64, 8
-    """Pages of the table up to which more than so many CTAs of a cluster do not help a row."""
+    """Pages of the table up to which a row gains nothing from more CTAs, and these."""
     SIZES = (16, 14, 13, 12, 10, 8, 7, 6, 5, 4, 3, 2)
     """CTAs of a cluster that has a row, largest first; of two sizes of which equally many run at
     once the larger one is better. 9 is missing: eight rows of 16K tokens take as long with 9 CTAs

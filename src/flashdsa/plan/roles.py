@@ -100,17 +100,17 @@ def _arrivals_of(role: Role, arrives: Arrives) -> int:
     }[arrives]
 
 
-def check_registers(roles: Sequence[Role], registers: int, most: int = hw.MAX_REGISTERS) -> None:
+def check_registers(roles: Sequence[Role], registers: int) -> None:
     """Hold the roles' register counts against what setmaxnreg takes and the CTA has.
 
     Raises:
         BudgetError: names the role.
     """
     for role in roles:
-        if role.registers % hw.REGISTER_STEP or not 24 <= role.registers <= most:
+        if role.registers % hw.REGISTER_STEP or not 24 <= role.registers <= hw.MAX_REGISTERS:
             raise BudgetError(
                 f"registers: {role.name} has {role.registers} a thread; setmaxnreg takes "
-                f"multiples of {hw.REGISTER_STEP} from 24 to {most}"
+                f"multiples of {hw.REGISTER_STEP} from 24 to {hw.MAX_REGISTERS}"
             )
     total = sum(role.threads * role.registers for role in roles)
     if total > registers:

@@ -69,7 +69,7 @@ class SparseMlaCase:
     extra_format: str = ""
     """That of extra_kv's, likewise."""
     page_size: int = 0
-    """kv has pages of so many rows, where it is not 0; num_keys is a multiple of it."""
+    """Rows of a page of kv, of which num_keys is a multiple; 0: no pages."""
     indices_3d: bool = False
     extra_keys: int = 0
     """Rows of a second source, which `extra_topk` slots of another list name, where that is not

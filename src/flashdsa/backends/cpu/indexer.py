@@ -51,7 +51,7 @@ def topk_indexer(
     Args:
         positions: a token's id is its position in the row instead.
         table_page_size: tokens that an entry of `block_table` names.
-        block: if not 1, ids are those of blocks of so many positions; with candidates, these are
+        block: if not 1, ids are those of blocks of `block` positions; with candidates, these are
             blocks to choose tokens from.
         check: bad lengths and page ids are errors, raised before anything is written, where values
             are read; otherwise lengths are clamped and tokens of bad pages are never emitted.

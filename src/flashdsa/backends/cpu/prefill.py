@@ -38,7 +38,7 @@ def topk_prefill(
     Default order: ascending row; `sorted`: descending score, ties by row.
 
     Args:
-        block: if not 1, ids are those of blocks of so many rows from a query's first; with
+        block: if not 1, ids are those of blocks of `block` rows from a query's first; with
             candidates, these are blocks to choose rows from.
 
     Raises:

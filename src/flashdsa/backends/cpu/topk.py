@@ -125,7 +125,7 @@ def choose(
     sorted: bool,
 ) -> Tensor:
     """Positions (B, topk) int32 of the best of some rows' first `lengths` (B, 1) `scores` (B, n),
-    then -1; without `candidates` of blocks of so many positions, of which the newest always counts
+    then -1; without `candidates` of blocks of `block` positions, of which the newest always counts
     as best, else of positions in one of these blocks (B, some)."""
     if candidates is not None:
         selectable = selectable & among(candidates, scores.shape[1], block)

@@ -82,7 +82,7 @@ def gpu_of(runner: Runner, plan: SelectPlan) -> Gpu:
 
 
 def choose(call: Call, pages: int, gpu: Gpu) -> Way:
-    """Choose the way of a call, at least one row, whose table has so many pages a row."""
+    """Choose the way of a call of at least one row, whose table has `pages` pages a row."""
     rows, many = call.rows, Indexer.MANY_ROWS * gpu.num_sms
     number, size = clusters_for(gpu, rows)
     if pages <= call.unscored_pages:

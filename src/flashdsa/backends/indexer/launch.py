@@ -89,7 +89,7 @@ class Launches:
         self._by_way: dict[Way, Launch] = {}
 
     def of_width(self, width: int) -> Launch:
-        """The launch for a table of so many entries a row."""
+        """The launch for a table of `width` entries a row."""
         launch = self._by_width.get(width)
         if launch is None:
             way = choose(self.call, width // self._page_entries, self.gpu)

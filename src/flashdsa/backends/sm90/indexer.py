@@ -79,7 +79,7 @@ def bind_scored_and_ranked(
 
 
 def counts_of(runner: Runner, rows: int) -> Tensor:
-    """Counts of so many rows, which are 0; the ranking leaves them so."""
+    """Counts of `rows` rows, all 0, to which the ranking resets them."""
     if rows <= COUNTED_ROWS:
         (counts,) = runner.workspace(RANK_BINS, lambda _: (), COUNTED_ROWS * RANK_BINS)
         return counts  # type: ignore[no-any-return]

@@ -22,8 +22,8 @@ from flashdsa.kernels.attention.sm90.bwd_per_item import plan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 
 WAVE = 132
-"""SMs of an H100 and of an H200. Parts of a call have a multiple of so many row blocks or queries,
-where that many have room. It does not depend on the device, and so the bits in order do not."""
+"""SMs of an H100 and of an H200. Parts of a call have a multiple of it in row blocks or queries,
+where these have room. It does not depend on the device, and so the bits in order do not."""
 MOST_JOINT_BYTES, JOINT_SLOT_BYTES = 1 << 30, 13
 """Most bytes of joint lists; of a slot: its id, its row and members in a list, and the row of its
 gradient in order. Queries that need more are joined in parts."""

@@ -63,7 +63,7 @@ def bind_scores(
     `bind_arguments` gives, for any number of queries, and scores (S, S_kv) fp32, or (S, blocks).
 
     Args:
-        unscored: keys; of queries that see at most so many scores may be missing.
+        unscored: scores of queries that see at most this many keys may be missing.
     """
     plan = plan_of(operands, scores_only=True, of_blocks=of_blocks)
     function = runner.function(PREFILL_LOGITS, plan)

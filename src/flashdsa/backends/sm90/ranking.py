@@ -39,7 +39,7 @@ def bind_ranking(
     score_all: bool = False,
     most_blocks: int = 0,
 ) -> Callable[..., Tensor]:
-    """Bind the launches for so many rows, at least one.
+    """Bind the launches for `rows` rows, at least one.
 
     The result is a function of `launch_rank`'s scores, starts, ends, table, number of pages,
     `slots`, what the kind of entries takes besides, and ids, which it returns. It is called inside

@@ -283,7 +283,7 @@ def whole_plan(call: Call) -> DecodePlan:
 
 
 def forward_plan(call: Call, group: int, *, drawn: bool) -> FwdPlan:
-    """The forward's kernel, by groups of so many queries.
+    """The forward's kernel for groups of `group` queries.
 
     Without RoPE columns groups have one plan: their items are drawn.
     """
@@ -339,7 +339,7 @@ def tiles_of(slots: tuple[int, int]) -> int:
 def time_of_clusters(
     plan: Whole, size: int, tiles: int, waves: int, of: SparseMlaConstants
 ) -> float:
-    """Microseconds of items of so many tiles that clusters of `size` CTAs take in waves."""
+    """Microseconds of items of `tiles` tiles that clusters of `size` CTAs take in waves."""
     time = time_of_waves(of.clusters[kind_of(plan)], -(-tiles // size), waves)
     alone = size == 1 and isinstance(plan, DecodePlan)
     return time - of.alone * waves if alone else time
@@ -348,7 +348,7 @@ def time_of_clusters(
 def stream_k_microseconds(
     plan: StreamK, call: Call, num_sms: int, tiles: int, of: SparseMlaConstants
 ) -> float:
-    """Microseconds of queries of so many tiles by stream-K, among all SMs."""
+    """Microseconds of queries of `tiles` tiles that all SMs share (stream-K)."""
     kind, blocks = kind_of(plan), plan.items(call.heads)
     too_many = blocks > num_sms or call.queries * blocks > of.most_waves[kind] * num_sms
     if too_many or not can_stream_k(num_sms, call.queries, tiles):
@@ -357,18 +357,18 @@ def stream_k_microseconds(
 
 
 def can_stream_k(num_sms: int, queries: int, tiles: int) -> bool:
-    """Whether queries of so many tiles, at most, may be divided among all SMs: the kernel counts
-    shares of them in int32, rounded up."""
+    """Whether all SMs may share queries of at most `tiles` tiles: the kernel counts shares in
+    int32, rounded up."""
     return queries * (tiles + sizes.OVERHEAD_TILES) * (num_sms + 1) <= INT32_MAX
 
 
 def time_of_rounds(items: int, slots: int, num_sms: int) -> float:
-    """Microseconds of items of so many slots each, one a CTA at a time."""
+    """Microseconds of items of `slots` slots, one a CTA at a time."""
     return -(-items // num_sms) * (ITEM_US + STEP_US * -(-slots // Tile().step_keys))
 
 
 def time_of_draws(items: int, slots: int, num_sms: int, used: float) -> float:
-    """Microseconds of items of up to so many slots, of which a share is `used`. CTAs draw them:
-    they share the work evenly, but the longest item is one CTA's."""
+    """Microseconds of items of up to `slots` slots, of which a share is `used`. CTAs draw them and
+    share the work evenly, but the longest item is one CTA's."""
     steps, each = -(-slots // Tile().step_keys), items / num_sms
     return ITEM_US * max(1.0, each) + STEP_US * steps * max(1.0, used * each)

@@ -121,7 +121,7 @@ class ClusterPlan(Sm90Plan):
         """Shared memory regions of stream-K tiles, in place of those of messages."""
         words = STREAM_K_WORDS + 2 * (self.threads // WARP_SIZE)
         return [
-            SmemRegion("stream-K", words * 4, 16, "the CTA's cuts; each warp's sum and maximum"),
+            SmemRegion("stream_k", words * 4, 16, "the CTA's cuts; each warp's sum and maximum"),
             SmemRegion("extent", 4, 4, "tiles of the stretch"),
             SmemRegion("ticket", 4, 4, "parts of the item that were stored before the CTA's"),
             SmemRegion("stretches", 2 * STRETCH_BYTES, 16, "the stretch, and the one before"),
