@@ -7,7 +7,8 @@ The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the 
 `workbench/results/draws`, those of `<!-- first -->` means and lowest of four operations, those of
 `<!-- heads -->` their means by heads; those of `<!-- run -->` are the tables of the newest folder
 of `workbench/results/dense_to_sparse`, those of `<!-- formats -->` what the implementations
-declare, those of `<!-- ways -->` the verdicts on the documents in `workbench/results/ways`, those
+declare, those of `<!-- triton -->` Triton's times over Hopper's own kernels' in
+`workbench/results/triton`, those of `<!-- ways -->` the verdicts on the documents in `workbench/results/ways`, those
 of `<!-- engines -->` vLLM's speeds in `workbench/results/engines`. With --check nothing is written;
 exit code 1 if a table is old.
 """
@@ -29,6 +30,7 @@ RESULTS = Path("workbench/results")
 PAGES = (
     ROOT / "README.md",
     ROOT / "workbench" / "README.md",
+    ROOT / "docs" / "decisions" / "0041-triton-is-a-backend.md",
     ROOT / "docs" / "guides" / "dense-to-sparse.md",
     ROOT / "docs" / "guides" / "hopper.md",
     ROOT / "docs" / "guides" / "serving.md",
@@ -189,6 +191,28 @@ def ways_tables() -> str:
     return "\n".join(lines)
 
 
+def triton_table() -> str:
+    """Triton's times over those of Hopper's own kernels by operation, hot, in Markdown."""
+    from flashdsa.bench.result import OURS
+    from workbench.draws.peers import OTHERS
+    from workbench.draws.report import Figures
+    from workbench.draws.run import read_draws
+
+    ratios: dict[str, list[float]] = {}
+    for path in sorted((ROOT / RESULTS / "triton").glob("*seed*.json*")):
+        for row in read_draws(path):
+            times = row.times["hot"]
+            found = ratios.setdefault(row.operation, [])
+            found.append(times[OTHERS["triton"]].median / times[OURS].median)
+    lines = ["| operation | draws | mean | median | highest |", "|---|---|---|---|---|"]
+    for name, values in sorted(ratios.items()):
+        of = Figures.of(values)
+        if of is not None:
+            cells = f"{of.geometric_mean:.2f} | {of.median:.2f} | {max(values):.2f}"
+            lines.append(f"| {name} | {len(values)} | {cells} |")
+    return "\n".join([*lines, ""])
+
+
 def engines_table() -> str:
     """Speeds of vLLM's backends in Markdown, ours first."""
     from workbench.draws.run import machine_of, read_document
@@ -231,6 +255,7 @@ def engines_table() -> str:
 
 
 TABLES = {
+    "triton": triton_table,
     "engines": engines_table,
     "ways": ways_tables,
     "draws": draws_table,
