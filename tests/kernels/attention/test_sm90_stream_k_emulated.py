@@ -155,9 +155,9 @@ def cuts_kernel(
     memory = Memory.allocate(PLAN)
     divide_on_device(memory, Batch(queries, blocks, most_slots, lengths), thread)
     if thread == 0:
-        cuts = memory.stream_k.array(Int32, STREAM_K_WORDS)
+        words = memory.stream_k.array(Int32, STREAM_K_WORDS)
         for i in cutlass.range_constexpr(STREAM_K_WORDS):
-            cuts[cta, i] = cuts[i]
+            cuts[cta, i] = words[i]
 
 
 @cute.jit
