@@ -189,6 +189,7 @@ def test_groups_without_room_for_all_lists_are_launched_in_parts(
     assert len(emulator.setups) == 3 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "taken"), [(ALIKE, FIRST), (APART, SECOND)], ids=["yes", "no"])
 def test_groups_are_taken_if_their_queries_have_much_in_common(
     case: SparseMlaCase, taken: int
