@@ -106,7 +106,7 @@ def test_finite_inputs_do_not_overflow_however_large_the_logits() -> None:
 def test_a_group_of_queries_over_the_union_of_their_rows() -> None:
     """Five queries of 16 heads: a whole group, and one that has one query; a row that a query names
     again counts again."""
-    run(GROUP, FwdPlan(group=4))
+    run(GROUP, FwdPlan(4, drawn=True))
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_tiles_of_both_sources_are_dealt(
     """On three SMs; items of unlike lengths are cut inside of either source."""
     assert cut_line([7, 4, 9, 4, 9, 5, 9], 3) == [(0, 0), (2, 3), (4, 6), (7, 0)]
     monkeypatch.setattr(sparse_mla_ways, "time_of_dealing", lambda *_: 0.0)
-    (setup,) = run(replace(case, num_queries=4), Device(3, {1: 3}), when)
+    (setup,) = run(replace(case, num_queries=7), Device(3, {1: 3}), when)
     assert "dealt" in setup.kernel and setup.grid[0] == 3
 
 
