@@ -33,8 +33,8 @@ from ptxemu.check import Site
 
 COMPILED, RUN = [(8, 9), (10, 0), (12, 0)], [(8, 0), (9, 0), (12, 0)]
 """GPUs whose code is compiled only, and those whose code ptxemu runs. sm_120 has the products of
-sm_80, sm_89 the tiles, the shared memory and the code of sm_120: runs there, and what is compiled
-for sm_89, are slow tests."""
+sm_80, sm_89 the tiles, the shared memory and the code of sm_120: what is compiled and run for both
+are slow tests."""
 EVERY_KERNEL = (
     "forward, splits", "backward, 3 blocks of heads", "in order, blocks beside a range",
 )  # fmt: skip
@@ -91,14 +91,12 @@ PATHS = [
 ]  # fmt: skip
 
 
-def each_path(
-    capabilities: list[tuple[int, int]], later: tuple[int, int] | None = None
-) -> pytest.MarkDecorator:
+def each_path(capabilities: list[tuple[int, int]], *later: tuple[int, int]) -> pytest.MarkDecorator:
     """Every path on sm_90, every kernel on the others but `later`; the rest is slow tests'."""
     found = []
     for path, capability in product(PATHS, capabilities):
         rare = path.case.name not in EVERY_KERNEL and capability != (9, 0)
-        marks = SLOW if rare or capability == later else path.marks
+        marks = SLOW if rare or capability in later else path.marks
         name = f"{path.case.name}, sm_{capability[0]}{capability[1]}"
         found.append(pytest.param(path, capability, id=name, marks=marks))
     return pytest.mark.parametrize(("path", "capability"), found)
@@ -128,7 +126,7 @@ class Compiler(Recorder):
         super().launch_triton(kernel, grid, arguments)
 
 
-@each_path(COMPILED, later=(8, 9))
+@each_path(COMPILED, (8, 9), (12, 0))
 def test_what_ptxemu_does_not_run_is_compiled(path: Path, capability: tuple[int, int]) -> None:
     compiler = Compiler(small_device(capability))
     with running_on(compiler):
@@ -136,7 +134,7 @@ def test_what_ptxemu_does_not_run_is_compiled(path: Path, capability: tuple[int,
     assert compiler.of_triton
 
 
-@each_path(RUN, later=(12, 0))
+@each_path(RUN, (12, 0))
 def test_every_path_is_right_and_free_of_races(
     path: Path, capability: tuple[int, int], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

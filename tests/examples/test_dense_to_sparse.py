@@ -89,6 +89,7 @@ def test_a_taught_indexer_passes_the_look_at_its_recall(tmp_path: Path) -> None:
     assert taught >= looks.RECALL
 
 
+@pytest.mark.slow
 def test_the_command_starts_from_weights_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

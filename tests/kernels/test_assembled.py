@@ -16,30 +16,25 @@ from flashdsa.toolchain import Assembler
 from tests.support.compilations import ptx_of
 
 ALWAYS = {
-    "sm100": {"mla_bwd", "mla_bwd_group8", "mla_bwd_deterministic"},
-    "sm90": {
-        "mla_fwd_drawn", "mla_fwd_group4_drawn", "mla_fwd_512_drawn_joined",
-        "mla_decode", "mla_decode_packed", "mla_decode_v4", "mla_decode_512_joined",
-        "mla_decode_stream_k_packed", "mla_decode_heads16", "mla_decode_stream_k_heads16",
-        "mla_bwd_scores", "mla_bwd_dq_blocks4", "mla_bwd_dkv_blocks4", "mla_bwd_sink",
-        "mla_bwd_padded_heads", "mla_used_slots", "attention_target_h128", "indexer_scores_h64",
-    },
+    "mla_bwd_group8", "mla_fwd_group4_drawn", "mla_decode_v4", "mla_decode_stream_k_packed",
+    "mla_bwd_dkv_blocks4", "attention_target_h128",
 }  # fmt: skip
-"""One of each kind, by backend."""
+"""A large one of each operation."""
 LATER = (
-    r"mla_fwd(_group8_drawn|_512_group4_drawn|_drawn_joined)?|mla_bwd_fused_512_group2_tickets"
-    r"|mla_bwd_(scores_512|dq_512_blocks4|dkv_512_blocks4)"
+    r"mla_bwd(_deterministic|_sink|_padded_heads)?|mla_used_slots|indexer_scores_h64"
+    r"|mla_fwd(_drawn|_group8_drawn|_512_group4_drawn|_drawn_joined|_512_drawn_joined)?"
+    r"|mla_bwd_(fused_512_group2_tickets|scores|scores_512|dq_blocks4|dq_512_blocks4|dkv_512_blocks4)"
     r"|mla_decode(_packed|_512|_v4.*|_v32_no_rope.*)?(_joined)?(_alone)?"
-    r"|mla_decode_stream_k(_512|_512_joined|_v4_joined)?|mla_decode(_stream_k)?_heads16_v32_no_rope"
+    r"|mla_decode_stream_k(_512|_512_joined|_v4_joined)?|mla_decode(_stream_k)?_heads16(_v32_no_rope)?"
 )
-"""Others of Hopper's, which are slow tests."""
+"""Others, which are slow tests."""
 FUNCTIONS = {"mla_bwd": 2, "mla_bwd_group8": 4, "mla_bwd_deterministic": 3}
 """How many a module has: beside the backward those of delta, the union, what mends dQ."""
 VARIANTS = [
-    pytest.param(variant, id=name, marks=() if name in ALWAYS[backend] else pytest.mark.slow)
+    pytest.param(variant, id=name, marks=() if name in ALWAYS else pytest.mark.slow)
     for backend in BACKENDS
     for name, variant in variants_of(backend).items()
-    if name in ALWAYS[backend] or (backend == "sm90" and re.fullmatch(LATER, name))
+    if name in ALWAYS or re.fullmatch(LATER, name)
 ]
 
 

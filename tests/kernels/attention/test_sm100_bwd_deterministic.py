@@ -106,6 +106,7 @@ def test_nor_on_how_many_queries_there_is_room_for(
 
 @needs_dsl
 def test_the_public_operation_takes_every_feature_with_it() -> None:
+    from flashdsa.backends.emulated.devices import SMALL
     from flashdsa.backends.emulated.runner import emulation
 
     case = SparseMlaCase(
@@ -115,7 +116,7 @@ def test_the_public_operation_takes_every_feature_with_it() -> None:
     )  # fmt: skip
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     assert empty_queries(inputs).tolist() == [True, True, False]
-    with emulation(policy=ORDERS[0]):
+    with emulation(SMALL, policy=ORDERS[0]):
         assert failures(check_backward(inputs, "emulate-sm100", deterministic=True)) == []
     nothing = make_sparse_mla_inputs(SparseMlaCase("no key", 2, 0, 128, 32), 0, "cpu")
     assert failures(check_backward(nothing, "emulate-sm100", deterministic=True)) == []

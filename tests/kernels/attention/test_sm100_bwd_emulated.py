@@ -86,7 +86,7 @@ def test_gradients_are_within_the_contract_and_nothing_is_found(case: SparseMlaC
     launch(case)
 
 
-@pytest.mark.parametrize("when", ["eager", "late"])
+@pytest.mark.parametrize("when", [pytest.param("eager", marks=pytest.mark.slow), "late"])
 def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
     """A pair takes two queries of two blocks: every ring and every barrier goes round."""
     case = SparseMlaCase("two queries", 2, 90, HEADS, 64, duplicates=True)
@@ -137,13 +137,16 @@ def test_neighbouring_queries_share_the_rows(case: SparseMlaCase) -> None:
         assert failures(check_backward(inputs, "emulate-sm100")) == []
 
 
-def test_groups_go_in_parts_where_their_lists_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_go_in_parts_where_their_lists_are_large(
+    small_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backend, "MOST_UNION_BYTES", 1)
     case = SparseMlaCase("16 heads", 9, 90, 16, 33, invalid=True)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     assert failures(check_backward(inputs, "emulate-sm100")) == []
 
 
+@pytest.mark.usefixtures("small_device")
 def test_where_rows_of_dkv_cancel_it_is_off_by_the_rounding_of_p_and_ds_only() -> None:
     """Logits near -1e4: a column of 2.6e5 in Q, whose share of dKV all but cancels over the heads.
 

@@ -105,7 +105,7 @@ def test_clusters_of_any_size_give_the_same() -> None:
         torch.testing.assert_close(lse, first_lse, rtol=1e-6, atol=1e-6)
 
 
-def test_the_public_operation_takes_every_feature() -> None:
+def test_the_public_operation_takes_every_feature(small_device: None) -> None:
     """Lengths, sinks, gaps, a number of heads that is no tile's; queries without a valid slot."""
     inputs = make_sparse_mla_inputs(ALL_AT_ONCE, 0, "cpu")
     assert failures(check_forward(inputs, "emulate-sm90")) == []
@@ -117,7 +117,7 @@ def test_a_ring_goes_round() -> None:
     run(case, 1, Policy(asynchronous="late", seed=0), FewHeadsPlan())
 
 
-def test_scales_of_a_query_may_be_far_apart() -> None:
+def test_scales_of_a_query_may_be_far_apart(small_device: None) -> None:
     """From 2^-30 to 2^3 and any mantissa: P is multiplied by them before it becomes f16."""
     draw = torch.Generator().manual_seed(0)
     sizes = 2.0 ** torch.linspace(-21, 12, 64)[torch.randperm(64, generator=draw), None]

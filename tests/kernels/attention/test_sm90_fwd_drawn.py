@@ -135,10 +135,10 @@ def emulator_of(device: Device, policy: Policy | None = None) -> Noting:
 
 
 @cache
-def turns(case: SparseMlaCase, group: int) -> Results:
-    """Results of CTAs that take items by turns, judged."""
+def judged(case: SparseMlaCase, group: int) -> Results:
+    """Results of CTAs that draw groups, or take single queries by turns; they are judged."""
     inputs = inputs_of(case)
-    results = call(emulator_of(PAIR), inputs, by(FwdPlan(group)))
+    results = call(emulator_of(PAIR), inputs, by(FwdPlan(group, drawn=group > 1)))
     assert failures(judge_forward(inputs, *results, backend="emulate-sm90")) == []
     return results
 
@@ -150,11 +150,14 @@ def assert_equal(results: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "group"), [(GROUPS, 4), (EVERYTHING, 1)], ids=lambda x: getattr(x, "name", str(x))
+    ("case", "group"),
+    [pytest.param(GROUPS, 4, marks=pytest.mark.slow), (EVERYTHING, 1)],
+    ids=lambda x: getattr(x, "name", str(x)),
 )
 def test_who_takes_an_item_does_not_change_its_bits(case: SparseMlaCase, group: int) -> None:
-    results = call(emulator_of(PAIR), inputs_of(case), by(FwdPlan(group, drawn=True)))
-    assert_equal(results, turns(case, group))
+    """The other way gives the same."""
+    results = call(emulator_of(PAIR), inputs_of(case), by(FwdPlan(group, drawn=group == 1)))
+    assert_equal(results, judged(case, group))
 
 
 @pytest.mark.parametrize(("case", "drawn"), [(GROUPS, True), (EVERYTHING, False)])
@@ -165,7 +168,7 @@ def test_largest_logits_that_nobody_asked_for_change_no_bit(
     inputs = inputs_of(replace(case, max_logits=False))
     results = call(emulator_of(PAIR), inputs, by(FwdPlan(group, drawn=drawn)))
     assert results.max_logits is None
-    assert_equal(results[:2], turns(case, group)[:2])
+    assert_equal(results[:2], judged(case, group)[:2])
 
 
 def test_launches_with_counters_of_their_own_do_not_disturb_each_other() -> None:
@@ -173,7 +176,7 @@ def test_launches_with_counters_of_their_own_do_not_disturb_each_other() -> None
     inputs, plan = inputs_of(EVERYTHING), by(FwdPlan(1, drawn=True))
     streams = [emulator_of(PAIR), emulator_of(Device(3, {1: 3}))]
     for emulator in (*streams, streams[0]):
-        assert_equal(call(emulator, inputs, plan), turns(EVERYTHING, 1))
+        assert_equal(call(emulator, inputs, plan), judged(EVERYTHING, 1))
     counters = [emulator.workspaces[0][0] for emulator in streams]
     assert counters[0].data_ptr() != counters[1].data_ptr()
 
@@ -181,7 +184,7 @@ def test_launches_with_counters_of_their_own_do_not_disturb_each_other() -> None
 def test_groups_without_room_for_all_lists_are_launched_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = turns(GROUPS, 4)
+    expected = judged(GROUPS, 4)
     monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
     emulator = emulator_of(PAIR)
     assert_equal(call(emulator, inputs_of(GROUPS), by(FwdPlan(4, drawn=True))), expected)
@@ -189,13 +192,14 @@ def test_groups_without_room_for_all_lists_are_launched_in_parts(
     assert len(emulator.setups) == 3 * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "taken"), [(ALIKE, FIRST), (APART, SECOND)], ids=["yes", "no"])
 def test_groups_are_taken_if_their_queries_have_much_in_common(
     case: SparseMlaCase, taken: int
 ) -> None:
     """And the other form alone does nothing."""
     inputs, emulator = inputs_of(case), emulator_of(PAIR)
-    expected = turns(case, 4 if taken == FIRST else 1)
+    expected = judged(case, 4 if taken == FIRST else 1)
     assert_equal(call(emulator, inputs, by_either), expected)
     assert [choice.tolist() for choice in emulator.allocated(1)] == [[taken]]
     nothing = Results(*(emulator.empty(*x.shape, dtype=x.dtype) for x in expected))
@@ -211,7 +215,8 @@ def test_parts_of_a_call_choose_for_themselves(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", lists)
     results = call(emulator_of(PAIR), inputs, by_either)
     assert failures(judge_forward(inputs, *results, backend="emulate-sm90")) == []
-    groups, queries = (call(emulator_of(PAIR), inputs, by(FwdPlan(group))) for group in (4, 1))
+    plans = FwdPlan(4, drawn=True), FwdPlan(1)
+    groups, queries = (call(emulator_of(PAIR), inputs, by(plan)) for plan in plans)
     for own, first, second in zip(results, groups, queries, strict=True):
         assert torch.equal(own[:8], first[:8]) and torch.equal(own[8:], second[8:])
 

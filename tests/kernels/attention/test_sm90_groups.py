@@ -147,7 +147,8 @@ def judge(
 FORMS = [(2, False), (4, False), (16, False), (1, True), (2, True), (4, True)]
 KINDS = ["dense", "windowed", "random", "sparse", "repeated"]
 ALWAYS = [("windowed", 4), ("random", 4), ("sparse", 1), ("repeated", 4), ("repeated", 16)]
-"""Beside dense lists; groups of two, whose rows have a byte or two bits, come later."""
+"""Beside dense lists of one query and of four; groups of two, whose rows have a byte or two bits,
+come later."""
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,7 @@ ALWAYS = [("windowed", 4), ("random", 4), ("sparse", 1), ("repeated", 4), ("repe
         pytest.param(
             *(kind, group, packs),
             marks=()
-            if (kind == "dense" and group != 2) or (kind, group) in ALWAYS
+            if (kind == "dense" and group in (1, 4)) or (kind, group) in ALWAYS
             else pytest.mark.slow,
         )
         for kind in KINDS

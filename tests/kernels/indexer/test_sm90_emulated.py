@@ -88,19 +88,15 @@ ROWS = {
     },
     "a CTA alone": Rows(SMALL, [1401], (1, 1)),
     "unequal parts, the last page not full": Rows(SMALL, [1401], (1, 3)),
-    "10 pages for 16 CTAs": Rows(SMALL, [600], (1, 16)),
     "sorted, fewer pages than CTAs": Rows(SCHEDULED, [65, 700], (1, 3), "two", {"by_score": True}),
     "forwards and backwards": Rows(SMALL, SEVERAL),
-    "halved, sorted": Rows(SCHEDULED, [1100, 700], (1, 4), "two", {"by_score": True}),
     # A cluster has room for the numbers of 64 rows: more are in the order of the batch.
     "more than are ordered": Rows(SMALL, MANY, (1, 2)),
     "more than are ordered, else by length": Rows(SCHEDULED, MANY, (1, 2)),
     "both parts are compacted": Rows(TIGHT, [5000], (1, 2)),
-    # Of equal scores the first ones stay; of ascending ones every page replaces others.
+    # Of equal scores the first ones stay.
     "compacted, then a short row": Rows(SMALL, [600, 9000], (1, 1), "equal"),
-    "compacted at every page": Rows(SMALL, [600, 9000], (1, 1), "ascending"),
     "the best lie with one CTA": Rows(SMALL, [5000], (1, 4), "descending"),
-    "turns in any order": Rows(SMALL, [900, 600], (1, 3), "two", {"seed": 1}),
     "only long rows are split": Rows(SPLITS, [1500, 700], (4, 1), more={"seed": 1}),
     "split parts are compacted": Rows(SPLITS, [7000], (2, 1), "ascending"),
     # Ids from a bitmap have their words, those of a list that is not in the order of positions.
@@ -108,6 +104,11 @@ ROWS = {
     "words of a split row": Rows(SPLITS, [2500, 700], (3, 1), "nan", BITMAP),
 }
 FURTHER = {
+    "10 pages for 16 CTAs": Rows(SMALL, [600], (1, 16)),
+    "halved, sorted": Rows(SCHEDULED, [1100, 700], (1, 4), "two", {"by_score": True}),
+    # Of ascending scores every page replaces others.
+    "compacted at every page": Rows(SMALL, [600, 9000], (1, 1), "ascending"),
+    "turns in any order": Rows(SMALL, [900, 600], (1, 3), "two", {"seed": 1}),
     "32 heads, NaN, sorted": Rows(
         replace(SCHEDULED, num_heads=32),
         [1324, 650],
@@ -175,7 +176,7 @@ class Writers(Observer):
         pytest.param([1300] * 4, 1, 4, [{0}, {1}, {2}, {3}], marks=LATER),
         ([1300] * 5, 1, 6, [{0, 1, 2}, {3, 4, 5}, {3, 4, 5}, {0, 1, 2}, {0, 1, 2}]),
         pytest.param([9000, 600], 1, 2, [{0, 1}, {0, 1}], marks=LATER),
-        ([600, 700, 2000, 900, 650], 2, 1, [{0}, {1}, {0}, {1}, {0}]),
+        pytest.param([600, 700, 2000, 900, 650], 2, 1, [{0}, {1}, {0}, {1}, {0}], marks=LATER),
     ],
     ids=["halves", "quarters", "halves of three", "a long row", "longest first"],
 )
@@ -231,8 +232,8 @@ def test_bad_pages_of_a_shared_row_leave_the_rest_empty() -> None:
     ("values", "clusters"),
     [
         ("two", (2, 2)),
-        ("ascending", (3, 2)),
         ("nan", (2, 1)),
+        pytest.param("ascending", (3, 2), marks=LATER),
         pytest.param("random", (2, 2), marks=LATER),
         pytest.param("equal", (2, 1), marks=LATER),
         pytest.param("descending", (4, 2), marks=LATER),

@@ -111,8 +111,11 @@ more than one key, one key."""
 @pytest.mark.parametrize(
     "values",
     [
-        *("random", "rounded", "one value", "nearly all NaN"),
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("near each other", "two values")),
+        *("random", "rounded", "nearly all NaN"),
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in ("near each other", "two values", "one value")
+        ),
     ],
 )
 def test_rows_that_the_ctas_of_a_cluster_share(values):

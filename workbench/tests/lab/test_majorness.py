@@ -47,7 +47,7 @@ def study() -> Result:
     return run("sm_100a")
 
 
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize("arch", [pytest.param("sm_90a", marks=pytest.mark.slow), "sm_100a"])
 def test_the_study_s_numbers(arch: str, study: Result) -> None:
     _, report, _ = study if arch == "sm_100a" else run(arch)
     assert report.plan["m"], report.plan["n"] == (64, 256)
