@@ -8,9 +8,9 @@ The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the 
 `<!-- heads -->` their means by heads; those of `<!-- run -->` are the tables of the newest folder
 of `workbench/results/dense_to_sparse`, those of `<!-- formats -->` what the implementations
 declare, those of `<!-- triton -->` Triton's times over Hopper's own kernels' in
-`workbench/results/triton`, those of `<!-- ways -->` the verdicts on the documents in `workbench/results/ways`, those
-of `<!-- engines -->` vLLM's speeds in `workbench/results/engines`. With --check nothing is written;
-exit code 1 if a table is old.
+`workbench/results/triton`, those of `<!-- ways -->` the verdicts on the documents in
+`workbench/results/ways`, those of `<!-- engines -->` vLLM's speeds in `workbench/results/engines`.
+With --check nothing is written; exit code 1 if a table is old.
 """
 
 from __future__ import annotations
