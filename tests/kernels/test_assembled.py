@@ -24,7 +24,7 @@ LATER = (
     r"mla_bwd(_deterministic|_sink|_padded_heads)?|mla_used_slots|indexer_scores_h64"
     r"|mla_fwd(_drawn|_group8_drawn|_512_group4_drawn|_drawn_joined|_512_drawn_joined)?"
     r"|mla_bwd_(fused_512_group2_tickets|scores|scores_512|dq_blocks4|dq_512_blocks4|dkv_512_blocks4)"
-    r"|mla_decode(_packed|_512|_v4.*|_v32_no_rope.*)?(_joined)?(_alone)?"
+    r"|mla_decode(_packed|_512|_v4.*|_v32_no_rope.*)?(_joined)?(_single_cta)?"
     r"|mla_decode_stream_k(_512|_512_joined|_v4_joined)?|mla_decode(_stream_k)?_heads16(_v32_no_rope)?"
 )
 """Others, which are slow tests."""

@@ -131,7 +131,7 @@ def test_the_choice_is_the_backend_s_own_and_depends_on_the_device(monkeypatch):
     cases = list_launches("sm90", ["sparse_mla_fwd"])
     names = {case.case: [one.name for one in case.kernels] for case in cases}
     assert names["pools of 4 and a tail"] == ["mla_fwd_512_drawn_joined"]
-    assert names["one query, 64 of 200 keys"] == ["mla_decode_alone"]
+    assert names["one query, 64 of 200 keys"] == ["mla_decode_single_cta"]
 
 
 def test_a_plan_that_is_not_compiled_is_an_error():

@@ -237,7 +237,7 @@ CONTROLS = {
     "index images": Control("index backward: A is multiplied before all of it is stored",
                             "indexer-bwd-sm_90a", "seven queries", _barrier("publish", 0), _WGMMA),
     "decode P": Control("decode: tile 0's maxima are read before all are stored",
-                        "mla-decode-packed-alone-sm_90a", "a CTA",
+                        "mla-decode-packed-single-cta-sm_90a", "a CTA",
                         _wait("issue_tile0", "p0_full")),
     "decode O": Control("decode: O is read too early",
                         "mla-decode-packed-sm_90a", "any scale", _wait("write_share", "staged")),

@@ -226,7 +226,7 @@ TABLE: dict[str, Row] = {
         decode("four CTAs", 1, heads=20, topk=900, sms=4),
         growing(20, 256, sms=2),
     )),
-    "mla-decode-alone-sm_90a": Row("mla_decode", (
+    "mla-decode-single-cta-sm_90a": Row("mla_decode", (
         decode("a CTA", 1, heads=20, topk=330),
         decode("two tiles of heads", 1, heads=70, topk=130, sms=2),
         growing(20, 256),
@@ -236,7 +236,7 @@ TABLE: dict[str, Row] = {
         decode("four CTAs", 1, heads=40, topk=900, packed="ue8m0", sms=4),
         growing(40, 256, "ue8m0", sms=2),
     )),
-    "mla-decode-packed-alone-sm_90a": Row("mla_decode", (
+    "mla-decode-packed-single-cta-sm_90a": Row("mla_decode", (
         decode("a CTA", 1, heads=40, topk=330, packed="ue8m0"),
         decode("two tiles of heads", 1, heads=70, topk=130, packed="ue8m0", sms=2),
         decode("any scale", 1, heads=40, topk=330, packed="fp32"),

@@ -20,8 +20,8 @@ SPARSE_MLA = SparseMlaConstants(
         "bf16": Times(9.4, 1.9, item=9.4),
         "few heads": Times(6.4, 1.41, item=5.5),
     },
-    alone=1.9,
-    alone_tiles=2,
+    single_cta=1.9,
+    single_cta_tiles=2,
     stream_k={
         "packed": Times(9.3, 2.55, item=4.5, merge=3.4, part=2.9),
         "bf16": Times(7.6, 1.67, item=3.0, merge=4.4, part=0.7),

@@ -50,8 +50,8 @@ class SparseMlaConstants:
         used_slots: share of slots that count where lists have lengths.
         find_ends: us from which lists without lengths are looked through first.
         clusters: times of clusters of CTAs, by kind of item.
-        alone: us by which a CTA of 64 heads that has an item for itself ends it earlier.
-        alone_tiles: tiles up to which one CTA takes an item of 64 heads sooner than several.
+        single_cta: us by which a CTA of 64 heads that has an item for itself ends it earlier.
+        single_cta_tiles: tiles up to which one CTA takes an item of 64 heads sooner than several.
         stream_k: times of tiles divided among all SMs, by kind of item.
         stream_k_gain: stream-K tiles are taken below this ratio to whole items.
         stream_k_gain_lengths: the same of lists with lengths of `long_tiles` or more.
@@ -71,8 +71,8 @@ class SparseMlaConstants:
     used_slots: float
     find_ends: float
     clusters: Mapping[str, Times]
-    alone: float
-    alone_tiles: int
+    single_cta: float
+    single_cta_tiles: int
     stream_k: Mapping[str, Times]
     stream_k_gain: float
     stream_k_gain_lengths: float

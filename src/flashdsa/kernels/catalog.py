@@ -170,7 +170,7 @@ _DECODE_PLANS = (
     *(decode.DecodePlan(joined=True, tile=tile) for tile in _TILES))
 SPARSE_MLA_DECODE = _hopper(
     "mla_decode", "sparse_mla_fwd", "attention.sm90.decode.full.kernel:decode",
-    (*_DECODE_PLANS, *(replace(plan, alone=True) for plan in _DECODE_PLANS)),
+    (*_DECODE_PLANS, *(replace(plan, single_cta=True) for plan in _DECODE_PLANS)),
     gather="gather", consumer0="consume0", consumer1="consume1")
 SPARSE_MLA_DECODE_STREAM_K = _hopper(
     "mla_decode_stream_k", "sparse_mla_fwd", "attention.sm90.decode.full.stream_k.kernel:stream_k",

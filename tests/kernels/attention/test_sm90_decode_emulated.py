@@ -288,7 +288,7 @@ def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
     "plan",
     [
         DecodePlan(),
-        DecodePlan(packed=True, alone=True),
+        DecodePlan(packed=True, single_cta=True),
         DecodePlan(packed=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE),
     ],
     ids=lambda plan: plan.name,

@@ -113,7 +113,7 @@ def test_the_decode_joins_both_sources(case: SparseMlaCase, size: int, when: str
     ],
     ids=["bf16", "v4", "v4, few heads"],
 )
-def test_tiles_of_both_sources_are_stream_k(
+def test_tiles_of_both_sources_by_stream_k(
     case: SparseMlaCase, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On three SMs; items of unlike lengths are cut inside of either source."""

@@ -102,7 +102,7 @@ def test_cut_items_are_merged_and_calls_are_bit_equal() -> None:
     assert len(eager.emulator.workspaces) == 1
 
 
-def test_lengths_are_stream_k_zero_and_very_unequal_ones_too() -> None:
+def test_lengths_may_be_zero_and_very_unequal() -> None:
     """Two blocks of heads, side by side, of which the second has six; any scales."""
     case = SparseMlaCase("lengths", 4, 900, 70, 900, packed="fp32", topk_length=True, invalid=True)
     assert max(parts_of([0, 12, 0, 1], 2)) >= 2
@@ -117,7 +117,7 @@ FEW_LENGTHS = [250, 310, 310, 30, 0]
 """Rings go round from stretch to stretch; parts have no key, too."""
 
 
-def test_few_heads_are_stream_k_and_calls_are_bit_equal() -> None:
+def test_few_heads_by_stream_k_and_calls_are_bit_equal() -> None:
     assert parts_of([4, 5, 5, 1, 0]) == [1, 2, 2, 1, 1]
     late = Launcher(FEW, Policy(asynchronous="late"))
     eager = late.then(Policy(asynchronous="eager", seed=3))

@@ -115,15 +115,15 @@ def test_every_way_of_a_call_is_compiled(subtests: CaseLoop) -> None:
     names = variants_of("sm90").keys()
     for one, _ in TABLE:
         for way in ways(Emulator(), one):
-            plan, alone = way.plan, way.cluster_size == 1
+            plan, single_cta = way.plan, way.cluster_size == 1
             if type(plan) is DecodePlan:
-                plan = replace(plan, alone=alone)
+                plan = replace(plan, single_cta=single_cta)
             with subtests.test(f"{way}"):
                 assert plan.name in names
                 assert way.instead is None or way.instead.name in names
 
 
-def test_a_query_of_more_items_than_sms_or_slots_is_not_stream_k() -> None:
+def test_a_query_of_more_items_than_sms_or_slots_takes_no_stream_k() -> None:
     """Nor are so many slots that the kernel cannot count shares of them."""
     many = call(5, 133 * 64, 2048, form="v32")
     assert [time for way, time in ways(Emulator(), many).items() if "stream-K" in way.kind] == [inf]

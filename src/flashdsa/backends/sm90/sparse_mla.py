@@ -101,7 +101,7 @@ def bind_decode(
     """Bind the one launch of a decode. `cluster_size`: CTAs of an item, of stream-K tiles any; one
     takes the plan of a CTA alone."""
     if type(plan) is DecodePlan:
-        plan = replace(plan, alone=cluster_size == 1)
+        plan = replace(plan, single_cta=cluster_size == 1)
     function = runner.function(DECODES[type(plan)], plan)
     pages = plan.form if plan.paged else None
     inputs = Inputs(runner, operands, sm_scale, index_block, pages)

@@ -308,7 +308,7 @@ def clusters_for(
     """CTAs of an item: all clusters run at once and each CTA has the fewest tiles; the smallest
     such number. One if the items are more than the SMs."""
     items, tiles = call.queries * plan.items(call.heads), tiles_of(call.most_slots)
-    if isinstance(plan, DecodePlan) and tiles <= of.alone_tiles:
+    if isinstance(plan, DecodePlan) and tiles <= of.single_cta_tiles:
         return plan, 1
     capacity = capacity_of(runner, plan)
     fitting = [size for size in sizes.CLUSTER_SIZES if capacity.get(size, 0) >= items] or [1]
@@ -342,7 +342,7 @@ def time_of_clusters(
     """Microseconds of items of `tiles` tiles that clusters of `size` CTAs take in waves."""
     time = time_of_waves(of.clusters[kind_of(plan)], -(-tiles // size), waves)
     alone = size == 1 and isinstance(plan, DecodePlan)
-    return time - of.alone * waves if alone else time
+    return time - of.single_cta * waves if alone else time
 
 
 def stream_k_microseconds(

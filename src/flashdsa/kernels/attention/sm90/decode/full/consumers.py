@@ -272,15 +272,15 @@ def end_item(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
     """Stage a consumer's half of O for the cluster, and what its CTAs must know of it; or write its
     rows, of a CTA alone."""
     ctx = w.ctx
-    asked: Any = results.ask_sinks(w, combine.rows_of_thread(w)) if ctx.plan.alone else None
-    if cutlass.const_expr(not ctx.plan.alone):
+    asked: Any = results.ask_sinks(w, combine.rows_of_thread(w)) if ctx.plan.single_cta else None
+    if cutlass.const_expr(not ctx.plan.single_cta):
         # The CTAs of the cluster have initialised their barriers: none was sent anything before.
         # All rows of this CTA have come: compute-sanitizer's racecheck lets nobody pass until all
         # threads that arrived are here or have ended, those of the gather among them.
         cute.arch.cluster_wait()
     # Both consumers have read their last keys when it returns.
     sums = merge_sums(ctx, r.rows, w.scale, Int32(0), consumer)
-    if cutlass.const_expr(ctx.plan.alone):
+    if cutlass.const_expr(ctx.plan.single_cta):
         write_rows(w, r, sums, asked, consumer)
     else:
         if takes_part(ctx):

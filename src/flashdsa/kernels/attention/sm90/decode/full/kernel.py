@@ -2,8 +2,8 @@
 
 Steps of two tiles of 64 keys, as in the forward (`fwd/kernel.py`); at the end the CTAs exchange
 their O over distributed shared memory and each writes a share of the dims (`shared/combine.py`).
-A CTA that has an item alone has a plan of its own and writes the rows: code that is not there is
-not fetched.
+A CTA that has an item to itself has a plan of its own and writes the rows: code that is not there
+is not fetched.
 
 gather                | consumer0                   | consumer1
 --------------------- | --------------------------- | ---------------------------------------
@@ -63,7 +63,7 @@ def decode_kernel(
         gathering.early_gatherer(item, group == GATHER, x, sources), thread % WARP_SIZE
     )
     cute.arch.sync_threads()
-    if cutlass.const_expr(not plan.alone):
+    if cutlass.const_expr(not plan.single_cta):
         cute.arch.cluster_arrive_relaxed()
     # Each role loads its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
@@ -80,7 +80,7 @@ def decode_kernel(
             take_registers(plan, "consumer1")
             ctx = context.load_item(memory)
             consumers.consume1(context.output_of(ctx, x, scale))
-        if cutlass.const_expr(not plan.alone):
+        if cutlass.const_expr(not plan.single_cta):
             ctx = context.load_item(memory)
             combine.write_share(context.output_of(ctx, x, scale), group - CONSUMER0)
 

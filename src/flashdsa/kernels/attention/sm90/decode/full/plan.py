@@ -36,7 +36,7 @@ class DecodePlan(ClusterPlan):
         joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
         form: of packed rows. extra: name of the other format, if the sources have two; the bytes
             of a row say which source has which.
-        alone: a CTA has an item, and writes its rows; else a cluster has, and adds them up.
+        single_cta: a CTA has an item, and writes its rows; else a cluster has, and adds them up.
         gather_registers, consumer0_registers, consumer1_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
         tile: of keys.
@@ -46,7 +46,7 @@ class DecodePlan(ClusterPlan):
     joined: bool = False
     form: RowFormat = V32
     extra: str = ""
-    alone: bool = False
+    single_cta: bool = False
     gather_registers: int = 104
     consumer0_registers: int = 208
     consumer1_registers: int = 192
@@ -56,7 +56,7 @@ class DecodePlan(ClusterPlan):
     group = 1
     """Queries of an item, as in the forward's plan."""
     group_heads = ROWS
-    alone_tiles = 2
+    single_cta_tiles = 2
     stream_k = False
     """Whether a CTA takes stretches of several items."""
 
@@ -64,7 +64,7 @@ class DecodePlan(ClusterPlan):
     def name(self) -> str:
         extra = f"_and_{self.extra}" if self.extra else ""
         name = "mla_decode" + self.suffix + extra + "_joined" * self.joined
-        return name + "_alone" * self.alone
+        return name + "_single_cta" * self.single_cta
 
     @property
     def extra_form(self) -> RowFormat | None:
@@ -76,7 +76,7 @@ class DecodePlan(ClusterPlan):
         """Whether one code computes the scores of both halves of a tile: the CTAs of a cluster have
         few steps, and code is fetched. A step takes 2 % longer by it, without RoPE's columns
         12 %."""
-        return self.tile.has_rope and not self.alone and not self.stream_k
+        return self.tile.has_rope and not self.single_cta and not self.stream_k
 
     @property
     def scale_words(self) -> int:
@@ -87,7 +87,7 @@ class DecodePlan(ClusterPlan):
     def buffers(self) -> list[SmemRegion]:
         tile = self.tile
         statistics, rows = "; then all CTAs' statistics", "all CTAs' O of this one's dims"
-        if self.alone:
+        if self.single_cta:
             statistics, rows = "", "rows of O in bf16"
         return [
             SmemRegion("q", tile.q_bytes, 1024,
@@ -135,7 +135,7 @@ class DecodePlan(ClusterPlan):
             Barrier("sums0_full", 1, zero, every, one, 0, "consumer0's sums are stored",
                     also_awaited_by=(zero,)),
             Barrier("sums1_full", 1, one, every, zero, 0, "consumer1's sums are stored",
-                    also_awaited_by=(one,) if self.alone else ()),
+                    also_awaited_by=(one,) if self.single_cta else ()),
             Barrier("q_converted", 1, zero, every, one, 0,
                     "packed: Q is as the products take it", also_produced_by=one,
                     also_awaited_by=(zero,)),
@@ -148,4 +148,4 @@ class DecodePlan(ClusterPlan):
             Barrier("done", 1, zero, thread, zero, 0, "all CTAs have what this one sent",
                     bytes_from_peer=True),
         )  # fmt: skip
-        return tuple(x for x in barriers if not self.alone or x.name not in OF_CLUSTERS)
+        return tuple(x for x in barriers if not self.single_cta or x.name not in OF_CLUSTERS)

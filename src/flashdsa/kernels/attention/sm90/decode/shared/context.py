@@ -110,10 +110,10 @@ def find_item(memory: Memory, x: Operands, sources: Any) -> Context:
 def num_sharing(plan: cutlass.Constexpr, tiles: Int32) -> Int32:
     """CTAs of the cluster that share an item of so many tiles: those with a tile, if they are few.
     A message from each CTA to each other one takes time, whatever it says."""
-    if cutlass.const_expr(plan.alone):
+    if cutlass.const_expr(plan.single_cta):
         return Int32(1)
     count = Int32(cute.arch.cluster_size())
-    if tiles <= plan.alone_tiles:
+    if tiles <= plan.single_cta_tiles:
         count = Int32(1)
     elif tiles <= MOST_WITH_A_TILE:
         count = cutlass.min(count, tiles)
@@ -128,7 +128,7 @@ def takes_part(ctx: Context) -> Any:
 
 def rank_of_cta(plan: Any) -> Int32:
     """This CTA's rank in its cluster."""
-    return Int32(0) if plan.alone else Int32(cute.arch.block_idx_in_cluster())
+    return Int32(0) if plan.single_cta else Int32(cute.arch.block_idx_in_cluster())
 
 
 def thread_of_warpgroup() -> Any:
@@ -157,7 +157,7 @@ def load_item(memory: Memory) -> Context:
     query, head, first_slot, end_slot = load_words_again(at)
     num_tiles, num_ctas, main, end = load_words_again(at + smem.VECTOR * 4)
     rank, thread = rank_of_cta(memory.plan), thread_of_warpgroup()
-    if memory.plan.alone:
+    if memory.plan.single_cta:
         num_ctas = Int32(1)
     joined = None
     if memory.plan.joined:

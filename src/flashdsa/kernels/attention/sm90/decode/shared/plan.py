@@ -53,9 +53,9 @@ class ClusterPlan(Sm90Plan):
     packed: bool
     form: RowFormat
     joined: bool = False
-    alone = False
-    """Whether a CTA has an item alone, and sends its rows itself."""
-    alone_tiles = 1
+    single_cta = False
+    """Whether one CTA has an item, and sends its rows itself."""
+    single_cta_tiles = 1
     """Tiles of an item up to which one CTA of a cluster takes it sooner than several."""
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class ClusterPlan(Sm90Plan):
             "tokens", 2 * MOST_CTAS * 4, 16, "words from each CTA that mean no more"
         )
         return [
-            *([] if self.alone else [tokens]),
+            *([] if self.single_cta else [tokens]),
             SmemRegion("extent", 4, 4, "steps of the CTA"),
             SmemRegion("item", ITEM_WORDS * 4, 16, "the CTA's item, and its slots of it"),
         ]
