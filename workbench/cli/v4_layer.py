@@ -156,6 +156,13 @@ def _print_parts(console: Console, found: Found) -> None:
         for name, pairs in section.items():
             if any(pairs):
                 cells = [us for pair in pairs for us in pair or (0.0, 0.0)]
-                table.add_row(name, *(f"{us / 1e3:.4g}" if us else "" for us in cells))
+                table.add_row(name, *map(_milliseconds, cells))
         table.add_section()
     print_table(console, "Parts of flashdsa's layer, ms", table)
+
+
+def _milliseconds(us: float) -> str:
+    """At most six characters below 1,000 s, so that the table has room in 80 columns."""
+    if not us:
+        return ""
+    return f"{us / 1e3:.3f}" if us < 1e5 else f"{us / 1e3:.0f}"
