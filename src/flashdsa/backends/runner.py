@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Allocate = Callable[["Runner"], "tuple[Tensor, ...]"]
+TRITON_ALIGNMENT = 16
+"""Triton compiles for addresses and numbers that are multiples of it (triton/runtime/jit.py)."""
 
 
 def by_torch(

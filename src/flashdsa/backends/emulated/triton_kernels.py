@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.emulated.devices import Device
+from flashdsa.backends.runner import TRITON_ALIGNMENT
 from flashdsa.errors import UnsupportedError
 from flashdsa.hw import WARP_SIZE
 from flashdsa.problem import INT32_MAX
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from ptxemu.check import Finding
     from ptxemu.launch_setup import LaunchSetup
 
-ALIGNMENT = 16
-"""Triton compiles for addresses and numbers that are multiples of it (triton/runtime/jit.py)."""
 _POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -60,8 +59,8 @@ def compiled(
             continue
         signature[name] = _type_of(value)
         place = value.data_ptr() if isinstance(value, Tensor) else value
-        if type(place) is int and place % ALIGNMENT == 0 and not plain:
-            known[(number,)] = [["tt.divisibility", ALIGNMENT]]
+        if type(place) is int and place % TRITON_ALIGNMENT == 0 and not plain:
+            known[(number,)] = [["tt.divisibility", TRITON_ALIGNMENT]]
         taken.append(value)
     return compile(
         ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=known),
@@ -104,7 +103,7 @@ def prepared(
     values = [_memory_of(value) if isinstance(value, Tensor) else value for value in taken]
     # Behind them Triton passes memory of its own, which these kernels do not ask for.
     spare = len(module.syntax.kernels[facts.name].parameters) - len(values)
-    values += [torch.zeros(ALIGNMENT, dtype=torch.uint8)] * spare
+    values += [torch.zeros(TRITON_ALIGNMENT, dtype=torch.uint8)] * spare
     block = facts.num_warps * WARP_SIZE
     return LaunchSetup(
         module, facts.name, grid, block, tuple(values), GlobalMemory(), smem=facts.shared

@@ -18,9 +18,10 @@ from torch import Tensor
 from flashdsa.backends.gpu import workspaces
 from flashdsa.backends.gpu.occupancy import DriverError, clusters_at_once
 from flashdsa.backends.gpu.workspaces import Workspaces
-from flashdsa.backends.runner import Allocate
+from flashdsa.backends.runner import TRITON_ALIGNMENT, Allocate
 from flashdsa.jit.loader import load
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
+from flashdsa.problem import INT32_MAX
 
 logger = logging.getLogger("flashdsa.gpu")
 
@@ -44,9 +45,6 @@ class _Thread(threading.local):
 
 
 THREAD = _Thread()
-ALIGNMENT = 16
-"""Triton compiles for addresses and numbers that are multiples of it (triton/runtime/jit.py)."""
-INT32_BITS = 31
 
 
 def make_current(device: int) -> None:
@@ -71,9 +69,9 @@ def make_current(device: int) -> None:
 def _specialization(value: Any) -> Any:
     """At least what Triton compiles an argument for: type, alignment, 1 and numbers of 64 bits."""
     if isinstance(value, Tensor):
-        return value.dtype, value.data_ptr() % ALIGNMENT == 0
+        return value.dtype, value.data_ptr() % TRITON_ALIGNMENT == 0
     if type(value) is int:
-        return value == 1, value % ALIGNMENT == 0, value.bit_length() > INT32_BITS
+        return value == 1, value % TRITON_ALIGNMENT == 0, abs(value) > INT32_MAX
     return type(value)
 
 
@@ -129,9 +127,9 @@ class Gpu:
             compiled[grid](*arguments, *constants)
             return
         compiled = kernel[grid](*arguments, **options)
-        names = [parameter.name for parameter in kernel.params[len(arguments) :]]
         if compiled is not None:  # Triton's interpreter compiles nothing
-            self._compiled[key] = compiled, [options[name] for name in names]
+            constants = [options[one.name] for one in kernel.params[len(arguments) :]]
+            self._compiled[key] = compiled, constants
 
     def launching(self) -> AbstractContextManager[Any]:
         """The device is torch's current one, where a function's first call loads the kernel, and

@@ -126,8 +126,19 @@ def shape_of_selection(scores: int, many: bool) -> Shape:
     """The scores of a program that chooses among a row's: 16 or fewer a thread, of many rows 64, as
     each step of a bisection costs a warp as much again, whatever it holds."""
     keys = min(max(256, 1 << (scores - 1).bit_length()), MOST_SCORES[many])
-    warps, registers = max(4, keys // (2048 if many else 512)), 128 if keys > 8192 else None
-    return Shape(0, keys, warps, 1, registers=registers if many else None)
+    if not many:
+        return Shape(0, keys, max(4, keys // 512), 1)
+    return Shape(0, keys, max(4, keys // 2048), 1, registers=128 if keys > 8192 else None)
+
+
+def has_many_rows(runner: Runner, rows: int) -> bool:
+    """Whether so many rows keep all SMs busy choosing."""
+    return rows >= MANY_ROWS * runner.num_sms
+
+
+def short_rows(scores: int, many: bool) -> list[int]:
+    """Scores of the rows, at most, that have smaller programs of their own."""
+    return [short for short in SHORT_ROWS if many and short < scores]
 
 
 def launch(

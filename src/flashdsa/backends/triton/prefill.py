@@ -37,12 +37,12 @@ def bind(
         if not queries or not width:
             x.topk_indices.fill_(-1)
             return
+        unscored = 0 if sorted else x.topk_indices.shape[1]
         for first, end in spans(queries, rows_at_once(width, PREFILL_RUN)):
             own = slice(first, end)
             begins = None if x.starts is None else x.starts[own].contiguous()
             ends = x.ends[own].contiguous()
             bits = runner.empty(end - first, width, dtype=torch.int32)
-            unscored = 0 if sorted else x.topk_indices.shape[1]
             score(runner, keys, q[own], x.weights[own], begins, ends, bits, PREFILL_RUN, unscored)
             choose(runner, Scores(bits, ends, begins), x.topk_indices[own], sorted=sorted)
 

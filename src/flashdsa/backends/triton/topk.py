@@ -11,8 +11,7 @@ from torch import Tensor
 from flashdsa.backends.cpu.topk import check_lengths
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton import launch as table
-from flashdsa.backends.triton.launch import launch, shape_of_selection
+from flashdsa.backends.triton.launch import has_many_rows, launch, shape_of_selection, short_rows
 
 if TYPE_CHECKING:
     from flashdsa.ops.indexer import TopkOperands
@@ -69,9 +68,9 @@ def choose(runner: Runner, x: Scores, out: Tensor, *, sorted: bool) -> None:
         out.fill_(-1)
         return
     rank = torch.empty_like(out) if sorted else out  # keys, or nothing
-    entries = x.ends if x.table is None else x.table
+    table = x.ends if x.table is None else x.table
     begins = x.ends if x.begins is None else x.begins
-    many = rows >= table.MANY_ROWS * runner.num_sms
+    many = has_many_rows(runner, rows)
     most = shape_of_selection(width, many).keys
 
     def launch_level(
@@ -82,18 +81,17 @@ def choose(runner: Runner, x: Scores, out: Tensor, *, sorted: bool) -> None:
         parts = 1 if short else -(-length // shape.keys)
         launch(
             runner, select, (rows, parts, 1),
-            (scores, positions, begins, x.ends, entries, ids, keys, out, rank, scores.stride(0),
-             width, topk, rows // len(entries), entries.stride(0), least),
+            (scores, positions, begins, x.ends, table, ids, keys, out, rank, scores.stride(0),
+             width, topk, rows // len(table), table.stride(0), least),
             shape, BLOCK=shape.keys, MOST=most, LEVEL=level, LAST=parts == 1, SHORT=short,
             FROM_0=x.begins is None, MARKED=x.marked and not level, TABLE_PAGE=x.table_page,
             SORTED=sorted,
         )  # fmt: skip
 
     least = -1
-    for short in table.SHORT_ROWS if many else ():
-        if width > short:
-            launch_level(x.bits, x.ends, out, rank, short, 0, least, short=True)
-            least = short
+    for short in short_rows(width, many):
+        launch_level(x.bits, x.ends, out, rank, short, 0, least, short=True)
+        least = short
     scores, positions, more, level = x.bits, x.ends, width, 0
     while more:
         parts = -(-more // shape_of_selection(more, many).keys)
