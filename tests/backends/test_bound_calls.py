@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from flashdsa.backends.reasons import Explain
 from flashdsa.backends.runner import Allocate
 from flashdsa.backends.sm90 import indexer, indexer_bwd, prefill, sparse_mla, sparse_mla_ways
 from flashdsa.backends.sm100 import indexer as blackwell
@@ -54,6 +55,9 @@ class Pretended:
     def launch_triton(self, kernel: Any, grid: Any, arguments: Any, **options: Any) -> None:
         """Launches nothing."""
         self.launched.append((kernel.__name__, (grid, *arguments, *options.items())))
+
+    def explain(self, choice: Explain) -> None:
+        """Nobody asks."""
 
     def launching(self) -> nullcontext[None]:
         """The device is there."""

@@ -16,6 +16,7 @@ from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated import triton_kernels
 from flashdsa.backends.emulated.devices import Device, small_device
 from flashdsa.backends.emulated.runner import emulation, running_on
+from flashdsa.backends.recorder import Recorder
 from flashdsa.backends.triton import attention_bwd, launch
 from flashdsa.bench.machine import Gpu, HostMachine
 from flashdsa.cli.availability import reason_against
@@ -26,7 +27,6 @@ from flashdsa.verify.calls import sparse_mla_fwd
 from flashdsa.verify.check_list import _call_backward
 from flashdsa.verify.compare import Comparison, failures
 from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
-from flashdsa.verify.launch_list import Recorder
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Finding
 from ptxemu.check import Site
@@ -123,7 +123,7 @@ class Compiler(Recorder):
         """A kernel that ptxas takes, and whose tiles the GPU has shared memory for."""
         made, _ = triton_kernels.compiled(self.capability, kernel, arguments, **options)
         assert made.metadata.shared <= self.device.smem_bytes
-        super().launch_triton(kernel, grid, arguments)
+        super().launch_triton(kernel, grid, arguments, **options)
 
 
 @each_path(COMPILED, (8, 9), (12, 0))

@@ -11,9 +11,9 @@ import flashdsa
 from flashdsa.backends.emulated import triton_kernels
 from flashdsa.backends.emulated.devices import small_device
 from flashdsa.backends.emulated.runner import running_on
+from flashdsa.backends.recorder import Recorder
 from flashdsa.backends.triton import launch
 from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
-from flashdsa.verify.launch_list import Recorder
 from flashdsa.verify.sparse_mla_cases import make_sparse_mla_inputs
 from tests.backends.test_triton import BACKEND, PATHS, kept_kernels
 
@@ -30,7 +30,7 @@ class Compiler(Recorder):
         made, _ = triton_kernels.compiled(AMPERE, kernel, arguments, **options)
         assert made.asm["hsaco"] and "gfx942" in made.asm["amdgcn"]
         assert made.metadata.shared <= SHARED_BYTES
-        super().launch_triton(kernel, grid, arguments)
+        super().launch_triton(kernel, grid, arguments, **options)
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -14,8 +14,8 @@ import flashdsa
 from flashdsa.adapters import flash_mla
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import running_on
+from flashdsa.backends.recorder import Recorder
 from flashdsa.errors import UnsupportedError
-from flashdsa.verify.launch_list import Recorder
 from tests.support.hopper_gpu import HOPPER_GPU
 
 DEVICES = ["cpu", pytest.param("cuda", marks=HOPPER_GPU)]

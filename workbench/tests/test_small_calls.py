@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
+from flashdsa.backends.recorder import Recorder
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import KernelSpec
-from flashdsa.verify.launch_list import Recorder
 from tests.verify.test_reach import zeros_for_draws  # noqa: F401 - what it does suffices here, too
 from workbench.small_calls.call import HOPPER, Small, device_of
 from workbench.small_calls.table import TABLE, rows_of

@@ -12,12 +12,12 @@ from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 from flashdsa.backends.emulated.devices import H200
+from flashdsa.backends.recorder import Recorder
 from flashdsa.backends.sm90.sparse_mla_ways import Call, ways
 from flashdsa.heuristics.h200 import SPARSE_MLA
 from flashdsa.heuristics.sparse_mla import SparseMlaConstants
 from flashdsa.problem import D_QK, PAGE_SIZE
 from flashdsa.row_formats import V32
-from flashdsa.verify.launch_list import Recorder
 from workbench.draws.distribution import Draw, draw
 from workbench.ways.judge import CONDITIONS
 

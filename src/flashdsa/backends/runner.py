@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from flashdsa.backends.reasons import Explain
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 from flashdsa.settings import Settings
 
@@ -40,12 +41,16 @@ def allowed_clusters(capacity: Mapping[int, int], usual: int) -> dict[int, int]:
     return {size: number for size, number in capacity.items() if size <= most}
 
 
-class Runner(Protocol):
-    """A device."""
+class DeviceFacts(Protocol):
+    """Facts of a device that decide which kernels serve a call."""
 
     @property
     def num_sms(self) -> int:
         """Streaming multiprocessors."""
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """CUDA compute capability."""
 
     def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
         """CTAs of a cluster -> such clusters that run at once; 0: they cannot run.
@@ -54,13 +59,16 @@ class Runner(Protocol):
             threads, smem_bytes: of a CTA.
         """
 
+
+class Runner(DeviceFacts, Protocol):
+    """A device."""
+
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
         """The compiled function of a plan. It takes tensors of the device, holds them against what
         it was compiled for, and launches on the current stream; called inside `launching()`."""
 
-    @property
-    def capability(self) -> tuple[int, int]:
-        """CUDA compute capability."""
+    def explain(self, choice: Explain) -> None:
+        """Hear why kernels are chosen, where they are; only a `Recorder` calls `choice`."""
 
     def launch_triton(
         self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], **options: Any

@@ -6,91 +6,18 @@ functions that write down their names instead. No kernel is compiled, no GPU is 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import running_on
-from flashdsa.backends.runner import Allocate
+from flashdsa.backends.recorder import Recorder
 from flashdsa.errors import UnsupportedError
-from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
+from flashdsa.plan.kernel_spec import Variant
 from flashdsa.verify.check import DEVICES
 from flashdsa.verify.check_list import COMPOSED, NEEDS, OPERATIONS, Check, checks_of
-
-_SMALL_BYTES = 1 << 20
-
-
-class Recorder:
-    """A `flashdsa.backends.runner.Runner` whose functions do nothing.
-
-    Attributes:
-        launched: the compiled functions that were called, each once, in their order.
-        of_triton: the names of Triton's kernels, likewise.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.launched: dict[str, Variant] = {}
-        self.of_triton: dict[str, None] = {}
-
-    @property
-    def capability(self) -> tuple[int, int]:
-        return self._device.capability
-
-    def launch_triton(
-        self, kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], **options: Any
-    ) -> None:
-        """Write down the kernel's name."""
-        self.of_triton[kernel.__name__] = None
-
-    @property
-    def num_sms(self) -> int:
-        return self._device.num_sms
-
-    def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
-        """Return the device's capacity; the CTA does not matter."""
-        return self._device.clusters
-
-    def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
-        """Takes anything, writes nothing but its name.
-
-        Raises:
-            ValueError: the plan is none that the kernel is compiled for.
-        """
-        if plan not in spec.plans:
-            raise ValueError(f"{spec.name}: compiled for its catalog's plans only; got {plan}")
-        variant = Variant(spec, plan)
-
-        def note(*_: object) -> None:
-            self.launched[variant.name] = variant
-
-        return note
-
-    def launching(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
-        return serve
-
-    def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Zeros if it is small, so that torch's own steps see numbers."""
-        small = math.prod(shape) * dtype.itemsize <= _SMALL_BYTES
-        return (torch.zeros if small else torch.empty)(shape, dtype=dtype)
-
-    def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-        return partial(self.empty, *shape, dtype=dtype)
-
-    def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Tensor, ...]:
-        zeros = (torch.zeros(counters, dtype=torch.int32),) if counters else ()
-        return (*zeros, *allocate(self))
 
 
 @dataclass(frozen=True)

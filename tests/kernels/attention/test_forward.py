@@ -17,6 +17,7 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import running_on
+from flashdsa.backends.recorder import Recorder
 from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS, MIXED_FORMATS
 from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE,
@@ -35,7 +36,6 @@ from flashdsa.verify.judge_sparse_mla import (
     check_forward,
     judge_forward,
 )
-from flashdsa.verify.launch_list import Recorder
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from tests.support.cases import PACKED_CASES, SPARSE_MLA_CASES
 

@@ -18,6 +18,7 @@ import flashdsa
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import Emulator, running_on
+from flashdsa.backends.recorder import Recorder
 from flashdsa.kernels.attention.sm90.bwd_per_item.slot_sums import (
     NOTHING,
     NUMBERS,
@@ -26,7 +27,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.slot_sums import (
     pack_eight,
 )
 from flashdsa.kernels.catalog import MLA_BWD_PADDED_HEADS, MLA_BWD_SINK, SPARSE_MLA_USED_SLOTS
-from flashdsa.verify.launch_list import Recorder
 from ptxemu.cutedsl import emulate
 
 INFINITE = float("inf")

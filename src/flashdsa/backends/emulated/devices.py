@@ -25,6 +25,10 @@ class Device:
     capability: tuple[int, int] = (9, 0)
     smem_bytes: int = SM90.smem_bytes
 
+    def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
+        """Return `clusters`, whatever the CTA."""
+        return self.clusters
+
 
 H200 = Device(
     132, MappingProxyType(dict(enumerate((132, 66, 39, 30, 22, 17, 15, 15, 9, *(7,) * 7), 1)))

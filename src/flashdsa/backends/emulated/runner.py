@@ -14,6 +14,7 @@ from torch import Tensor
 from flashdsa.backends.emulated import triton_kernels
 from flashdsa.backends.emulated.devices import A100, B200, H200, Device
 from flashdsa.backends.emulated.packages import require_packages
+from flashdsa.backends.reasons import Explain
 from flashdsa.backends.runner import Allocate, Runner
 from flashdsa.jit.loader import compile_plan
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
@@ -91,8 +92,11 @@ class Emulator:
         return self._device.num_sms
 
     def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
-        """Clusters of the device, whatever the CTA."""
-        return self._device.clusters
+        """Return the device's."""
+        return self._device.cluster_capacity(threads, smem_bytes)
+
+    def explain(self, choice: Explain) -> None:
+        """Nobody asks."""
 
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
         """The function of any plan, compiled in this process."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from flashdsa.backends.gpu import workspaces
 from flashdsa.backends.gpu.occupancy import DriverError, clusters_at_once
 from flashdsa.backends.gpu.workspaces import Workspaces
+from flashdsa.backends.reasons import Explain
 from flashdsa.backends.runner import TRITON_ALIGNMENT, Allocate
 from flashdsa.jit.loader import load
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
@@ -102,6 +103,9 @@ class Gpu:
                 logger.warning("the driver does not say how many clusters run at once: %s", error)
                 self._capacities[key] = {1: self.num_sms, 2: self.num_sms // 2}
         return self._capacities[key]
+
+    def explain(self, choice: Explain) -> None:
+        """Nobody asks."""
 
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
         """Loaded, or compiled first."""

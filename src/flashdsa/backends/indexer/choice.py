@@ -11,9 +11,11 @@ from enum import StrEnum
 from math import inf
 from typing import NamedTuple
 
+from flashdsa.backends.reasons import Candidate, Choice, Estimate
 from flashdsa.backends.runner import Runner, allowed_clusters
 from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.indexer.plan import SelectPlan
+from flashdsa.problem import PAGE_SIZE
 
 # Measured on an H200: workbench/results/indexer/NOTES.md names the documents. Rows are counted for
 # each SM, so that they scale with a GPU.
@@ -37,7 +39,7 @@ SERVES = {
     Kind.SHARED: "wide tables, and many rows: clusters share the rows by their lengths",
     Kind.RANKED: "two or four queries a request: a page is scored for two, then rows are ranked",
 }
-"""Calls that each kind is for, and what it does; `flashdsa choose` prints them."""
+"""Calls that each kind is for, and what it does; `explain` says them."""
 
 
 class Way(NamedTuple):
@@ -83,23 +85,47 @@ def gpu_of(runner: Runner, plan: SelectPlan) -> Gpu:
 
 def choose(call: Call, pages: int, gpu: Gpu) -> Way:
     """Choose the way of a call of at least one row, whose table has `pages` pages a row."""
+    return decide(call, pages, gpu)[0]
+
+
+def decide(call: Call, pages: int, gpu: Gpu) -> tuple[Way, str]:
+    """Return the way of a call, as `choose` does, and the rule that takes it."""
     rows, many = call.rows, Indexer.MANY_ROWS * gpu.num_sms
     number, size = clusters_for(gpu, rows)
     if pages <= call.unscored_pages:
-        return Way(Kind.UNSCORED)
-    if rows <= number and pages < Indexer.PAGES_ALONE * (size + 1):
+        return Way(Kind.UNSCORED), f"{pages} pages of {PAGE_SIZE} tokens hold no more than topk"
+    widest = Indexer.PAGES_ALONE * (size + 1)
+    if rows <= number and pages < widest:
         most = Indexer.NARROW_CLUSTER if pages <= Indexer.NARROW_PAGES else size
-        return Way(Kind.ROW, rows, min(size, most))
+        why = f"{rows} of {number} clusters of {size} CTAs, and {pages} pages: below {widest}"
+        return Way(Kind.ROW, rows, min(size, most)), why
     if call.ranks and call.next_n in (2, 4):
-        return Way(Kind.RANKED)
-    sharing = Indexer.SHARING_FEW if rows < many else Indexer.SHARING_MANY
-    return Way(Kind.SHARED, *clusters_up_to(gpu, sharing))
+        return Way(Kind.RANKED), f"{call.next_n} queries a request; too many or too wide for a row"
+    few = rows < many
+    sharing = Indexer.SHARING_FEW if few else Indexer.SHARING_MANY
+    why = f"{rows} rows, {'below' if few else 'no fewer than'} {many:.0f}: up to {sharing} CTAs"
+    return Way(Kind.SHARED, *clusters_up_to(gpu, sharing)), why
 
 
 def ways(call: Call, pages: int, gpu: Gpu) -> dict[Way, float]:
     """Every way that serves a call: 0 of the one that is taken, infinite of the others, in the
     order in which they would replace it. The judge of ways times them."""
-    found = [choose(call, pages, gpu)]
+    return {way: estimate.counted for way, estimate in weigh(call, pages, gpu).items()}
+
+
+def explain(call: Call, pages: int, gpu: Gpu) -> Choice:
+    """Say why a way is taken, as a table of all of them."""
+    rows = (
+        Candidate(str(way), SERVES[way.kind], estimate.reason, taken=not estimate.counted)
+        for way, estimate in weigh(call, pages, gpu).items()
+    )
+    return Choice("the first of these is taken", tuple(rows))
+
+
+def weigh(call: Call, pages: int, gpu: Gpu) -> dict[Way, Estimate]:
+    """Return every way that serves a call, in the order of `ways`, and why it is taken."""
+    taken, why = decide(call, pages, gpu)
+    found = [taken]
     sizes = Indexer.SHARING_FEW, Indexer.SHARING_MANY
     if call.rows >= Indexer.MANY_ROWS * gpu.num_sms:
         sizes = sizes[::-1]
@@ -107,7 +133,8 @@ def ways(call: Call, pages: int, gpu: Gpu) -> dict[Way, float]:
     found.append(Way(Kind.ROW, *clusters_for(gpu, call.rows)))
     if call.ranks:
         found.append(Way(Kind.RANKED))
-    return dict.fromkeys(found, inf) | {found[0]: 0.0}
+    others = Estimate(inf, "would serve the call, too")
+    return dict.fromkeys(found, others) | {taken: Estimate(0.0, f"rule: {why}")}
 
 
 def clusters_for(gpu: Gpu, rows: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.indexer.choice import Call, Gpu, Kind, Way, choose, gpu_of
+from flashdsa.backends.indexer.choice import Call, Gpu, Kind, Way, choose, explain, gpu_of
 from flashdsa.backends.indexer.tensors import require_dense_ids
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan, most_pages
@@ -92,7 +92,9 @@ class Launches:
         """The launch for a table of `width` entries a row."""
         launch = self._by_width.get(width)
         if launch is None:
-            way = choose(self.call, width // self._page_entries, self.gpu)
+            pages = width // self._page_entries
+            way = choose(self.call, pages, self.gpu)
+            self._runner.explain(partial(explain, self.call, pages, self.gpu))
             launch = self._by_way.get(way)
             if launch is None:
                 launch = self._by_way[way] = bind_way(way, self.call, self._kernels, self._runner)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.memory import aligned, lie_densely
+from flashdsa.backends.reasons import Candidate, Choice
 from flashdsa.backends.runner import Runner
 from flashdsa.heuristics.h200 import IndexBackward
 from flashdsa.kernels.catalog import INDEXER_BWD, INDEXER_BWD_SUM
@@ -83,11 +84,31 @@ Launch = Callable[["IndexerBwdOperands", Outputs], None]
 def plan_for(num_heads: int, num_queries: int, topk: int, num_sms: int) -> sizes.BwdPlan:
     """Plan of the larger groups, which the device may choose, or of the smaller ones if heads,
     queries or slots are few."""
-    if num_heads >= sizes.LARGE_HEADS and num_queries * topk >= IndexBackward.LEAST_CHOSEN_SLOTS:
-        chosen = sizes.BwdPlan(num_heads)
-        if -(-num_queries // chosen.queries) >= num_sms:
-            return chosen
-    return sizes.BwdPlan(num_heads, min(sizes.BLOCKS))
+    if why_small_groups(num_heads, num_queries, topk, num_sms):
+        return sizes.BwdPlan(num_heads, min(sizes.BLOCKS))
+    return sizes.BwdPlan(num_heads)
+
+
+def why_small_groups(num_heads: int, num_queries: int, topk: int, num_sms: int) -> str:
+    """Say what speaks against larger groups; "": nothing."""
+    if num_heads < sizes.LARGE_HEADS:
+        return f"fewer than {sizes.LARGE_HEADS} heads"
+    if num_queries * topk < IndexBackward.LEAST_CHOSEN_SLOTS:
+        return f"{num_queries * topk} slots, fewer than {IndexBackward.LEAST_CHOSEN_SLOTS}"
+    groups = -(-num_queries // sizes.BwdPlan(num_heads).queries)
+    return f"{groups} larger groups, fewer than {num_sms} SMs" if groups < num_sms else ""
+
+
+def explain(plan: sizes.BwdPlan, compiled: sizes.BwdPlan, why_small: str) -> Choice:
+    """Say why groups have so many queries. `compiled`: the function's plan."""
+    rule = (
+        f"smaller groups: {why_small}"
+        if why_small
+        else "larger groups if the device finds lists at most "
+        f"{IndexBackward.RATIO} times as long as one query's in the mean, else smaller ones"
+    )
+    kind = f"groups of {plan.queries} queries"
+    return Choice("groups of queries", (Candidate(compiled.name, kind, rule),))
 
 
 def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
@@ -98,6 +119,8 @@ def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
     compiled, ratio = plan, tuple[float, ...]()
     if num_heads >= sizes.LARGE_HEADS:
         compiled, ratio = sizes.BwdPlan(num_heads), (IndexBackward.RATIO * plan.chosen,)
+    why_small = why_small_groups(num_heads, num_queries, topk, runner.num_sms)
+    runner.explain(partial(explain, plan, compiled, why_small))
     function = runner.function(INDEXER_BWD, compiled)
     at_a_time = max(1, MOST_LIST_BYTES // plan.list_bytes(topk)) * plan.queries
     words = plan.scratch_words(min(num_queries, at_a_time), topk)

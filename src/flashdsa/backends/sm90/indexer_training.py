@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.memory import aligned, lie_densely
+from flashdsa.backends.reasons import Candidate, Choice
 from flashdsa.backends.runner import Runner
 from flashdsa.heuristics.h200 import IndexScores
 from flashdsa.kernels import catalog
@@ -82,6 +83,13 @@ def parts_for(num_queries: int, tiles: int, ctas: int, num_sms: int) -> int:
     return best if duration(best) < IndexScores.GAIN * duration(usual) else usual
 
 
+def explain_parts(plan: ScoresPlan, parts: int) -> Choice:
+    """Say why so many CTAs share a query."""
+    rule = "with that many the fewest SMs are idle at the end, by an estimate"
+    kind = f"{parts} CTA{'s' * (parts > 1)} for each query"
+    return Choice("CTAs of a query", (Candidate(plan.name, kind, rule),))
+
+
 def bind_scores(runner: Runner, operands: IndexerScoresOperands) -> Serve:
     """I (S, topk) fp32 = sum_h weights relu(q_index . k_index), -inf where a slot is invalid."""
     num_queries, topk = operands.indices.shape
@@ -90,6 +98,7 @@ def bind_scores(runner: Runner, operands: IndexerScoresOperands) -> Serve:
     plan = scores_plan(operands.q_index.shape[1])
     function = runner.function(catalog.INDEXER_SCORES, plan)
     parts = parts_for(num_queries, -(-topk // TILE_KEYS), plan.ctas, runner.num_sms)
+    runner.explain(partial(explain_parts, plan, parts))
     every = runner.empty(0, dtype=torch.int32)
     empty_scores = runner.allocator(num_queries, topk, dtype=torch.float32)
     dense = lie_densely(operands) and operands.weights.dtype is torch.float32

@@ -13,7 +13,7 @@ from torch import Tensor
 from flashdsa.backends.memory import readable
 from flashdsa.backends.packed_rows import num_rows
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_choice import Call, Part, choose
+from flashdsa.backends.sm90.mla_bwd_choice import Call, Part, choose, explain
 from flashdsa.backends.sm90.mla_bwd_grouped import bind_choice
 from flashdsa.backends.sm90.mla_bwd_joined import bind_join, of_sources, rows_of
 from flashdsa.backends.sm90.mla_bwd_per_item import Inputs, Launch, Outputs, bind_per_item
@@ -43,6 +43,7 @@ def bind(
     """Gradients of calls of these sizes; two sources, ranges and blocks are joined first."""
     call = call_of(runner, operands, index_block, deterministic=deterministic)
     parts = choose(call)
+    runner.explain(partial(explain, parts))
     if not parts:
         return partial(without_keys, dkv_dtype=dkv_dtype)
     join = bind_join(runner, operands, index_block) if call.joined else None

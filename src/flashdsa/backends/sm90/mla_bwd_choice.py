@@ -9,10 +9,13 @@ by what the device finds to be faster; and the device may take groups of 256 row
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from enum import Enum
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
+from flashdsa.backends.reasons import Candidate, Choice
 from flashdsa.heuristics.h200 import Backward
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
@@ -71,6 +74,15 @@ class LargeGroups(NamedTuple):
 
     def __str__(self) -> str:
         return f"groups of {self.queries} ({self.ratio}, {self.most_keys} keys)"
+
+    @property
+    def rule(self) -> str:
+        """The condition under which the device takes them, for people."""
+        return (
+            f"groups of {self.queries} queries if the device finds that they share keys: lists at "
+            f"most {self.ratio:g} times as long as one query's in the mean, none above "
+            f"{self.most_keys} keys"
+        )
 
     @property
     def capacity(self) -> int:
@@ -169,6 +181,36 @@ class Part(NamedTuple):
             return (first,)
         return first, per_item_plan(*of_kernel, slots=True)
 
+    @property
+    def kernels(self) -> str:
+        """Names of the launches; the device takes one side of an "or"."""
+        small = " or ".join(plan.name for plan in self.plans)
+        if self.large is None:
+            return small
+        return " + ".join(one.name for one in large_plans(self.large.tile)) + f", or {small}"
+
+    @property
+    def rule(self) -> str:
+        """The rules that decide how the part is computed, for people."""
+        why_not = why_no_large_groups(self.call, len(self.joint), self.kernel_heads)
+        groups = f"no groups of 256 rows: {why_not}" if self.large is None else self.large.rule
+        dkv = {
+            Dkv.ADDED: "dKV by atomic additions",
+            Dkv.SLOTS: "dKV by slots, added up in their order: deterministic",
+            Dkv.EITHER: "dKV by additions, or by slots if the device finds that they save time",
+        }[self.dkv]
+        if self.tickets:
+            dkv += "; CTAs draw their items, as some may take longer"
+        if self.is_far:
+            dkv += "; dKV has more rows than the second-level cache holds"
+        return f"{groups}; {'' if self.large is None else 'else '}{dkv}"
+
+    @property
+    def alike(self) -> tuple[object, ...]:
+        """Equal of parts that differ only in their queries."""
+        small = self.kernel_heads, self.large, self.tickets, self.dkv
+        return self.heads.start, self.heads.stop, *small
+
     def __str__(self) -> str:
         queries, joint, heads = (
             f"{x.start}:{x.stop}" for x in (self.queries, self.joint, self.heads)
@@ -203,6 +245,25 @@ def choose(call: Call) -> tuple[Part, ...]:
                     part = part._replace(tickets=drawn, dkv=dkv)
                 parts.append(part)
     return tuple(parts)
+
+
+def explain(parts: Iterable[Part]) -> Choice:
+    """Say why the parts of a call are computed as they are; parts alike that follow each other are
+    one line."""
+    rows = []
+    for _, same in groupby(parts, key=lambda part: part.alike):
+        first, *others = same
+        last = others[-1] if others else first
+        heads = f"heads {first.heads.start} to {first.heads.stop - 1}"
+        if len(first.heads) < first.kernel_heads:
+            heads += f", padded to {first.kernel_heads}"
+        which = f"queries {first.queries.start} to {last.queries.stop - 1}, {heads}"
+        if others:
+            which += f", {1 + len(others)} parts, of {len(first.queries)} queries the first"
+        if first.call.joined:
+            which += "; each query's lists are joined first"
+        rows.append(Candidate(first.kernels, which, first.rule))
+    return Choice("parts of the call, one after another", tuple(rows))
 
 
 def capacity_of(queries: int, topk: int) -> int:
@@ -245,19 +306,34 @@ def large_groups(call: Call, num_queries: int, num_heads: int) -> LargeGroups | 
     Args:
         num_heads: one of HEADS.
     """
-    if call.deterministic or num_heads not in Backward.RATIO:
+    if why_no_large_groups(call, num_queries, num_heads):
         return None
     queries = group_queries(num_heads)
-    is_few_named = num_queries * call.topk <= Backward.FEW_NAMED * call.num_keys
-    num_items = -(-num_queries // queries) * DkvPlan.slices
-    if num_items < (1 if is_few_named else Backward.LEAST_ROUNDS) * call.num_sms:
-        return None
     # No list is longer than those of all its queries together.
-    ratio = float(queries) if is_few_named else Backward.RATIO[num_heads]
+    ratio = Backward.RATIO[num_heads]
+    if are_few_named(call, num_queries):
+        ratio = float(queries)
     most_length = Backward.MOST_LENGTH
     if call.ranges:
         most_length = min(Backward.MOST_LENGTH, Backward.MOST_RANGE_KEYS / call.topk)
     return LargeGroups(queries, call.topk, ratio, most_length, call.tile)
+
+
+def are_few_named(call: Call, num_queries: int) -> bool:
+    """Whether the slots of these queries are few for the rows of kv."""
+    return num_queries * call.topk <= Backward.FEW_NAMED * call.num_keys
+
+
+def why_no_large_groups(call: Call, num_queries: int, num_heads: int) -> str:
+    """Say what speaks against groups of 256 rows; "": nothing. Arguments as of `large_groups`."""
+    if call.deterministic:
+        return "their sums have no fixed order"
+    if num_heads not in Backward.RATIO:
+        return f"they pay for {' or '.join(map(str, sorted(Backward.RATIO)))} heads only"
+    num_items = -(-num_queries // group_queries(num_heads)) * DkvPlan.slices
+    rounds = 1 if are_few_named(call, num_queries) else Backward.LEAST_ROUNDS
+    least = rounds * call.num_sms
+    return f"{num_items} items of dKV, fewer than {least}" if num_items < least else ""
 
 
 def slots_may_pay(part: Part) -> bool:

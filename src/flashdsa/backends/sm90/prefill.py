@@ -14,7 +14,7 @@ from flashdsa.backends.cpu.prefill import ranges_of
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.memory import written_apart
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.prefill_pieces import Piece, pieces_of
+from flashdsa.backends.sm90.prefill_pieces import Piece, explain, pieces_of
 from flashdsa.backends.sm90.prefill_scores import bind_arguments, bind_ranked, bind_scores, plan_of
 from flashdsa.kernels.catalog import PREFILL
 from flashdsa.kernels.indexer.sm90.prefill.plan import PrefillPlan
@@ -58,7 +58,9 @@ def bind_best(runner: Runner, operands: TopkPrefillOperands) -> Callable[..., ob
     queries, topk = operands.topk_indices.shape
     keys, ragged = operands.k_index.shape[0], operands.starts is not None
     plan = plan_of(operands.inputs)
-    pieces = pieces_of(runner, shared(plan), queries, keys, topk, ragged)
+    sizes = shared(plan), queries, keys, topk, ragged
+    pieces = pieces_of(runner, *sizes)
+    runner.explain(partial(explain, runner, *sizes))
     return bind_plan(runner, plan, operands, pieces)
 
 

@@ -12,9 +12,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from flashdsa.backends.indexer.choice import USUAL_CLUSTER
+from flashdsa.backends.reasons import Candidate, Choice
 from flashdsa.backends.runner import Runner, allowed_clusters
 from flashdsa.heuristics.h200 import Prefill
 from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS, PrefillPlan
+
+SHOWN = 4
+"""Divisions that an explanation names."""
 
 
 class Piece(NamedTuple):
@@ -52,14 +56,41 @@ def pieces_of(
             at once. Otherwise the last query sees all keys, and each one before it a key less: a
             guess.
     """
+    at_once = clusters_at_once(runner, shared)
+    return _pieces(at_once, shared.tile_queries, queries, keys, topk, ragged)
+
+
+def clusters_at_once(runner: Runner, shared: PrefillPlan) -> tuple[tuple[int, int], ...]:
+    """(CTAs of a cluster, such clusters that run at once), from one CTA on."""
     capacity = runner.cluster_capacity(shared.threads, shared.smem_bytes)
     allowed = allowed_clusters(capacity, USUAL_CLUSTER)
-    at_once = tuple(
+    return tuple(
         (size, min(number, runner.num_sms // size))
         for size, number in sorted({**allowed, 1: runner.num_sms}.items())
         if size <= shared.most_parts and min(number, runner.num_sms // size) > 0
     )
-    return _pieces(at_once, shared.tile_queries, queries, keys, topk, ragged)
+
+
+def explain(
+    runner: Runner, shared: PrefillPlan, queries: int, keys: int, topk: int, ragged: bool
+) -> Choice:
+    """Say why a call has these launches, beside the nearest others. Arguments as of `pieces_of`."""
+    clusters = dict(clusters_at_once(runner, shared))
+    work = work_of(shared.tile_queries, queries, keys, topk, ragged)
+    taken, divisions = divide(clusters, work, ragged)
+    alone = divisions[0][0]
+    nearest = sorted(divisions, key=lambda one: (one[1] != taken, one))[:SHOWN]
+    rows = tuple(
+        Candidate(
+            ", then ".join(f"clusters of {size}" if size > 1 else "CTAs alone" for size in sizes),
+            f"{len(sizes)} launch" + "es" * (len(sizes) > 1),
+            f"{time / alone:.2f} of the estimated time of CTAs alone",
+            taken=sizes == taken,
+        )
+        for time, sizes in nearest
+    )
+    pays = f"clusters share tiles where they take {Prefill.WORTHWHILE:g} of the time or less"
+    return Choice(f"the first of {len(divisions)} is taken; {pays}", rows)
 
 
 @lru_cache(maxsize=256)
@@ -73,15 +104,8 @@ def _pieces(
 ) -> tuple[Piece, ...]:
     """Choose by the number of clusters that run at once, (size, number) from size 1 on."""
     clusters = dict(at_once)
-    tiles = -(-queries // tile_queries)
-    scored = min(tiles, max(-(-(keys - unscored) // tile_queries), 0))
-    work = Work(scored, tiles - scored, keys / TILE_KEYS, tile_queries / TILE_KEYS)
-    if ragged and scored:
-        work = Work(tiles, 0, keys / TILE_KEYS, 0.0)
-    alone, *_ = divisions = list(_divisions(clusters, work, 2, ragged))
-    time, sizes = min(divisions)
-    if time > Prefill.WORTHWHILE * alone[0]:
-        sizes = (1,)
+    work = work_of(tile_queries, queries, keys, unscored, ragged)
+    sizes, _ = divide(clusters, work, ragged)
     pieces: list[Piece] = []
     end, left = queries, work
     for size in sizes:
@@ -94,6 +118,25 @@ def _pieces(
         pieces.append(Piece(first, end, number, size))
         end, left = first, left.behind(taken)
     return tuple(pieces)
+
+
+def work_of(tile_queries: int, queries: int, keys: int, unscored: int, ragged: bool) -> Work:
+    """The work of a call; arguments as of `pieces_of`, `unscored` its topk."""
+    tiles = -(-queries // tile_queries)
+    scored = min(tiles, max(-(-(keys - unscored) // tile_queries), 0))
+    if ragged and scored:
+        return Work(tiles, 0, keys / TILE_KEYS, 0.0)
+    return Work(scored, tiles - scored, keys / TILE_KEYS, tile_queries / TILE_KEYS)
+
+
+def divide(
+    clusters: Mapping[int, int], work: Work, ragged: bool
+) -> tuple[tuple[int, ...], list[tuple[float, tuple[int, ...]]]]:
+    """Return the size of each launch's clusters, and all divisions, as `_divisions` gives them; the
+    first one has one launch of CTAs alone."""
+    alone, *_ = divisions = list(_divisions(clusters, work, 2, ragged))
+    time, sizes = min(divisions)
+    return (1,) if time > Prefill.WORTHWHILE * alone[0] else sizes, divisions
 
 
 def _divisions(

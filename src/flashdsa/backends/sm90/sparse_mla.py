@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,8 @@ from flashdsa.backends.sm90.sparse_mla_ways import (
     Way,
     call_of,
     choose,
+    compiled_plan,
+    explain,
     invariant_way,
 )
 from flashdsa.backends.sm90.used_slots import with_used_slots
@@ -56,6 +57,7 @@ def choose_write(
     """Same as `sparse_mla_launches.Choose`."""
     call = call_of(operands, max_logits, index_block, kv_format)
     way = invariant_way(runner, call) if batch_invariant else choose(runner, call)
+    runner.explain(partial(explain, runner, call, way, invariant=batch_invariant))
     return bind_way(runner, way, operands, sm_scale, index_block)
 
 
@@ -100,8 +102,7 @@ def bind_decode(
 ) -> Write:
     """Bind the one launch of a decode. `cluster_size`: CTAs of an item, of stream-K tiles any; one
     takes the plan of a CTA alone."""
-    if type(plan) is DecodePlan:
-        plan = replace(plan, single_cta=cluster_size == 1)
+    plan = compiled_plan(plan, cluster_size)
     function = runner.function(DECODES[type(plan)], plan)
     pages = plan.form if plan.paged else None
     inputs = Inputs(runner, operands, sm_scale, index_block, pages)

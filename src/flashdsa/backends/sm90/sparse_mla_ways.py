@@ -1,17 +1,19 @@
 """The ways by which Hopper serves a forward of sparse MLA, their estimated times, and the choice.
 
-`ways` names every kernel that serves a call, each with its time as the choice counts it; `choose`
-takes the least. docs/kernels/sparse-mla-fwd-sm90.md has the table of choices.
+`weigh` names every kernel that serves a call, each with its time as the choice counts it and the
+reason; `choose` takes the least. `flashdsa choose` and `flashdsa.explain` print them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from flashdsa.backends import packed_rows, sparse_mla_launches
+from flashdsa.backends.reasons import Candidate, Choice, Estimate, finite
 from flashdsa.backends.runner import Runner, allowed_clusters
 from flashdsa.backends.sm90.decode_cuts import time_of_stream_k, time_of_waves
 from flashdsa.backends.sm90.used_slots import lack_lengths
@@ -154,13 +156,53 @@ def choose(runner: Runner, call: Call) -> Way:
 
 
 def ways(runner: Runner, call: Call, of: SparseMlaConstants = SPARSE_MLA) -> dict[Way, float]:
-    """Every way that serves a call, and its time in us as the choice counts it: the estimate, over
-    the ratio that it must gain; infinite of ways that are not considered, 0 of one that is taken.
-    `of`: constants of the GPU."""
+    """Every way that serves a call, and its time in us as the choice counts it; see `Estimate`."""
+    return {way: estimate.counted for way, estimate in weigh(runner, call, of).items()}
+
+
+def weigh(runner: Runner, call: Call, of: SparseMlaConstants = SPARSE_MLA) -> dict[Way, Estimate]:
+    """Return every way that serves a call, and its estimate. `of`: constants of the GPU."""
     finds = finds_ends(call, runner.num_sms, of)
     known = call._replace(lengths=call.lengths or finds)
     found = packed_ways(runner, known, of) if call.packed else bf16_ways(runner, known, of, finds)
-    return {way._replace(finds_ends=finds): time for way, time in found}
+    return {way._replace(finds_ends=finds): estimate for way, estimate in found}
+
+
+def explain(runner: Runner, call: Call, taken: Way, *, invariant: bool) -> Choice:
+    """Say why a way is taken, as a table of all of them.
+
+    Args:
+        invariant: `taken` is by `invariant_way`.
+    """
+    if invariant:
+        rule = "batch_invariant: no other kernel, as a query's bits must not depend on the others"
+        return Choice("one way", (Candidate(compiled(taken), taken.kind, rule),))
+    found = weigh(runner, call)
+    rows = tuple(
+        Candidate(compiled(way), way.kind, found[way].reason, found[way].us, way == taken)
+        for way in sorted(found, key=lambda way: (way != taken, found[way].counted))
+    )
+    title = "the first of these is taken"
+    if taken.finds_ends:
+        title += (
+            "; mla_used_slots finds where lists end: they have no lengths, and full ones take "
+            f"{SPARSE_MLA.find_ends:g} us or more"
+        )
+    return Choice(title, rows)
+
+
+def compiled(way: Way) -> str:
+    """Name the launches of a way by the functions that are compiled for them."""
+    if isinstance(way.plan, FwdPlan):
+        return str(way)
+    return str(way._replace(plan=compiled_plan(way.plan, way.cluster_size)))
+
+
+def compiled_plan(plan: DecodeKernel, cluster_size: int) -> DecodeKernel:
+    """Return the plan of the compiled function: items of one CTA have one of their own."""
+    if type(plan) is DecodePlan:
+        return replace(plan, single_cta=cluster_size == 1)
+    return plan
 
 
 def invariant_way(runner: Runner, call: Call) -> Way:
@@ -192,15 +234,17 @@ def finds_ends(call: Call, num_sms: int, of: SparseMlaConstants) -> bool:
 
 def bf16_ways(
     runner: Runner, call: Call, of: SparseMlaConstants, finds: bool
-) -> Iterator[tuple[Way, float]]:
+) -> Iterator[tuple[Way, Estimate]]:
     """Clusters of no more items than SMs; the forward, by queries one by one or by groups; stream-K
     tiles. `finds`: result of `finds_ends`: most lists are full."""
     num_sms, slots = runner.num_sms, sum(call.slots)
     if call.items <= num_sms and not call.max_logits:
-        yield Way(*clusters_for(runner, whole_plan(call), call, of)), 0.0
+        rule = f"rule: {call.items} items of 64 heads are no more than the {num_sms} SMs"
+        yield Way(*clusters_for(runner, whole_plan(call), call, of)), Estimate(0.0, rule)
     drawn = call.varies if call.joined else call.lengths and call.items > num_sms
     one_by_one = time_of_rounds(call.items, slots, num_sms)
-    yield Way(forward_plan(call, 1, drawn=drawn)), one_by_one
+    reason = f"{call.items} items of 64 heads, {num_sms} at a time"
+    yield Way(forward_plan(call, 1, drawn=drawn)), Estimate(one_by_one, reason, one_by_one)
     group = ROWS // call.heads if ROWS % call.heads == 0 else 1
     most_queries = sparse_mla_launches.queries_at_a_time(group, sum(call.most_slots))
     # Groups need lists with room for all slots, which ranges of long sources have not.
@@ -212,14 +256,19 @@ def bf16_ways(
         plan, tiles = made(StreamKPlan, joined=call.joined, tile=call.tile), tiles_of(call.slots)
         far = of.near_rows < call.keys < call.queries * tiles * Tile().keys
         gain = of.forward_gain_far if far else of.forward_gain
-        time = (stream_k_microseconds(plan, call, num_sms, tiles, of) + of.stream_k_code) / gain
-        taken = call.items <= of.most_stream_k_turns * num_sms and (finds or not call.lengths)
-        yield Way(plan), time if taken else inf
+        time = stream_k_microseconds(plan, call, num_sms, tiles, of) + of.stream_k_code
+        why_not = why_no_stream_k(plan, call, num_sms, tiles, of)
+        most = int(of.most_stream_k_turns * num_sms)
+        if call.items > most:
+            why_not = f"more than {most} items of 64 heads, here {call.items}"
+        elif call.lengths and not finds:
+            why_not = "the lists have lengths: how full they are is not known"
+        yield Way(plan), gaining(time, gain, why_not)
 
 
 def group_ways(
     num_sms: int, call: Call, group: int, of: SparseMlaConstants
-) -> Iterator[tuple[Way, float]]:
+) -> Iterator[tuple[Way, Estimate]]:
     """Groups of queries, which share an item where few heads would leave rows of the MMAs empty.
 
     A group's list is at most `group` times as long as a query's. Making it takes time by the bits
@@ -242,13 +291,44 @@ def group_ways(
     surely = unlike <= limits.most_unlike and alone <= of.most_unsampled
     maybe = alike < limits.most_alike and alone > limits.least_us
     drawn = call.joined or (call.lengths and groups > num_sms)
-    yield Way(forward_plan(call, group, drawn=drawn)), 0.0 if surely else inf
+    reason = (
+        f"groups of {group} queries that share no key take {unlike:.2f} of the time of queries one "
+        f"by one, {alone:.0f} us; taken up to {limits.most_unlike:g}, and up to "
+        f"{of.most_unsampled:g} us"
+    )
+    yield Way(forward_plan(call, group, drawn=drawn)), by_rule(reason, surely)
     sampled = forward_plan(call, group, drawn=True)
     one_by_one = made(FwdPlan, 1, sampled.drawn, sampled.joined, tile=sampled.tile)
-    yield Way(sampled, instead=one_by_one), 0.0 if maybe else inf
+    reason = (
+        f"groups of {group} queries with equal lists take {alike:.2f} of the time of queries one "
+        f"by one, {alone:.0f} us; below {limits.most_alike:g}, and above {limits.least_us:g} us, "
+        "the device chooses by a sample of the lists"
+    )
+    yield Way(sampled, instead=one_by_one), by_rule(reason, maybe)
 
 
-def packed_ways(runner: Runner, call: Call, of: SparseMlaConstants) -> Iterator[tuple[Way, float]]:
+def by_rule(reason: str, taken: bool) -> Estimate:
+    """The estimate of a way that a rule takes, or leaves out."""
+    return Estimate(0.0, f"rule: {reason}") if taken else not_considered(reason)
+
+
+def not_considered(why_not: str) -> Estimate:
+    """The estimate of a way that is left out."""
+    return Estimate(inf, f"not considered: {why_not}")
+
+
+def gaining(time: float, gain: float, why_not: str) -> Estimate:
+    """The estimate of stream-K tiles, which are taken where they take `gain` of another way's time;
+    not considered if something is said against them."""
+    if why_not:
+        return not_considered(why_not)
+    reason = f"counts as {time / gain:.1f} us, as it must take {gain:g} of another's time or less"
+    return Estimate(time / gain, reason, finite(time))
+
+
+def packed_ways(
+    runner: Runner, call: Call, of: SparseMlaConstants
+) -> Iterator[tuple[Way, Estimate]]:
     """Clusters of whole items, of 64 heads or of 16, or stream-K tiles."""
     many, tiles = whole_plan(call), tiles_of(call.most_slots)
     few_heads = not many.mixed and FewHeadsPlan.takes(many.form, many.joined)
@@ -258,10 +338,11 @@ def packed_ways(runner: Runner, call: Call, of: SparseMlaConstants) -> Iterator[
     for kernel in whole:
         plan, size = clusters_for(runner, kernel, call, of)
         waves = -(-call.queries * plan.items(call.heads) // capacity_of(runner, plan)[size])
-        yield Way(plan, size), time_of_clusters(plan, size, tiles, waves, of)
+        time = time_of_clusters(plan, size, tiles, waves, of)
+        reason = f"waves of items: {waves}; CTAs of an item: {size}"
+        yield Way(plan, size), Estimate(time, reason, time)
     if many.mixed or (many.joined and many.tile.has_rope):
         return
-    taken = not call.varies or tiles >= of.least_stream_k_tiles
     gain = of.stream_k_gain_lengths if call.varies and tiles >= of.long_tiles else of.stream_k_gain
     stream_k: StreamK = made(
         StreamKPlan, packed=True, joined=many.joined, form=many.form, tile=many.tile
@@ -269,7 +350,10 @@ def packed_ways(runner: Runner, call: Call, of: SparseMlaConstants) -> Iterator[
     if call.heads <= HEADS and few_heads:
         stream_k = made(StreamKFewHeadsPlan, many.form, many.joined)
     time = stream_k_microseconds(stream_k, call, runner.num_sms, tiles, of)
-    yield Way(stream_k), time / gain if taken else inf
+    why_not = why_no_stream_k(stream_k, call, runner.num_sms, tiles, of)
+    if call.varies and tiles < of.least_stream_k_tiles:
+        why_not = f"lists that may be shorter have fewer than {of.least_stream_k_tiles} tiles"
+    yield Way(stream_k), gaining(time, gain, why_not)
 
 
 def whole_plan(call: Call) -> DecodePlan:
@@ -350,10 +434,24 @@ def stream_k_microseconds(
 ) -> float:
     """Microseconds of queries of `tiles` tiles that all SMs share (stream-K)."""
     kind, blocks = kind_of(plan), plan.items(call.heads)
-    too_many = blocks > num_sms or call.queries * blocks > of.most_waves[kind] * num_sms
-    if too_many or not can_stream_k(num_sms, call.queries, tiles):
+    if why_no_stream_k(plan, call, num_sms, tiles, of):
         return inf
     return time_of_stream_k(of.stream_k[kind], call.queries, tiles, num_sms // blocks)
+
+
+def why_no_stream_k(
+    plan: StreamK, call: Call, num_sms: int, tiles: int, of: SparseMlaConstants
+) -> str:
+    """Say what speaks against stream-K tiles for a call, whatever their time; "": nothing."""
+    blocks = plan.items(call.heads)
+    items, most = call.queries * blocks, of.most_waves[kind_of(plan)] * num_sms
+    if blocks > num_sms:
+        return f"a query has more items than the {num_sms} SMs, {blocks}"
+    if items > most:
+        return f"more than {most} items, here {items}"
+    if not can_stream_k(num_sms, call.queries, tiles):
+        return "the kernel counts shares of the tiles in int32"
+    return ""
 
 
 def can_stream_k(num_sms: int, queries: int, tiles: int) -> bool:
