@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import flashdsa
+from flashdsa.errors import ArgumentValueError
 from tests.ops import inputs
 from tests.support.subtests import CaseLoop
 from workbench.public_calls import public_calls
@@ -331,3 +332,19 @@ def test_both_backends_of_a_pair_are_held_against_the_list_before_the_forward() 
     for pair in (("cpu", "gpu"), ("gpu", "cpu")):
         with pytest.raises(ValueError, match=r"backend: expected one of auto, .*; got 'gpu'"):
             flashdsa.sparse_mla(**_forward_arguments(), backend=pair)
+
+
+@pytest.mark.parametrize("name", ["indices", "extra_indices"])
+def test_a_list_has_no_more_slots_than_a_length_counts(name: str) -> None:
+    """Tensors without memory: one of this size would have 8 GiB."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    kv = empty(9, 576)
+    lists = {"indices": empty(1, 4, dtype=torch.int32)}
+    if name == "extra_indices":
+        lists["extra_kv"] = kv
+    lists[name] = empty(1, 2**31, dtype=torch.int32)
+    with pytest.raises(ArgumentValueError, match=f"{name}: expected at most 2147483647 slots"):
+        flashdsa.sparse_mla(empty(1, 8, 576), kv, **lists)

@@ -23,7 +23,7 @@ from flashdsa.dispatch.rows import (
 )
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from flashdsa.problem import D_V
+from flashdsa.problem import D_V, INT32_MAX
 
 __all__ = ["sparse_mla", "sparse_mla_fwd"]
 
@@ -125,6 +125,15 @@ def _require_ids(name: str, block: int, operands: Any) -> None:
         )
 
 
+def _require_int32_slots(name: str, indices: Tensor, sizes: Sizes) -> None:
+    """Lengths count the slots of a list in int32."""
+    if indices.shape[1] > INT32_MAX:
+        raise ArgumentValueError(
+            f"{name}: expected at most {INT32_MAX} slots of a query (int32 lengths); "
+            f"got {indices.shape[1]}"
+        )
+
+
 def _kv_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     """q's, or bytes: packed rows."""
     return (dtype, *PACKED)
@@ -199,7 +208,8 @@ KvOrPacked = Annotated[
     Tensor,
     Operand("S_kv width", _kv_dtypes, pages="num_pages page_size width", rule=_require_kv_columns),
 ]
-Indices = Annotated[Tensor, Operand("S topk", INT32, nonempty="expected topk >= 1 columns; got 0")]
+_NO_IDS = "expected topk >= 1 columns; got 0"
+Indices = Annotated[Tensor, Operand("S topk", INT32, nonempty=_NO_IDS, rule=_require_int32_slots)]
 TopkLength = Annotated[Tensor | None, Operand("S", INT32)]
 AttnSink = Annotated[Tensor | None, Operand("H", _sink_dtypes)]
 Ends = Annotated[Tensor | None, Operand("S", INT32)]
@@ -217,7 +227,12 @@ ExtraKvOrPacked = Annotated[
 ]
 ExtraIndices = Annotated[
     Tensor | None,
-    Operand("S extra_topk", INT32, nonempty="expected extra_topk >= 1 columns; got 0"),
+    Operand(
+        "S extra_topk",
+        INT32,
+        nonempty="expected extra_topk >= 1 columns; got 0",
+        rule=_require_int32_slots,
+    ),
 ]
 INDEX_BLOCK = Parameter("index_block", "int", default=lambda _: 1, rule=_require_ids)
 SCALE = Parameter("sm_scale", "float")
