@@ -108,7 +108,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def test_every_function_is_called() -> None:
-    assert {name.partition(",")[0] for name in CALLS} == set(flashdsa.__all__)
+    assert {name.partition(",")[0] for name in CALLS} == set(flashdsa.__all__) - {"explain"}
     assert {*CASTING, *DIFFERENTIABLE} <= set(flashdsa.__all__)
 
 

@@ -54,10 +54,10 @@ RIGHT: dict[str, list[tuple[Function, Tensor]]] = {
     ],
 }
 INTEGERS = {
-    "causal_ranges", "dsa_topk_indexer", "dsa_topk_prefill", "expand_blocks", "quantize_kv",
-    "read_index_k_cache", "topk_indices", "warm_up", "write_index_k_cache",
+    "causal_ranges", "dsa_topk_indexer", "dsa_topk_prefill", "expand_blocks", "explain",
+    "quantize_kv", "read_index_k_cache", "topk_indices", "warm_up", "write_index_k_cache",
 }  # fmt: skip
-"""Operations whose results are ids or bytes, or whose operands are: they have no derivative."""
+"""Functions whose results are ids, bytes or text, or whose operands are: without a derivative."""
 
 
 def _cases(table: dict[str, list[tuple[Function, Tensor]]]) -> Iterator[Case]:

@@ -12,6 +12,7 @@ import torch
 import flashdsa
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.devices import SMALL
+from flashdsa.backends.recorder import Recorder
 from flashdsa.backends.sm90 import mla_bwd
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import MORE
 from flashdsa.kernels.catalog import BACKENDS, KERNELS
@@ -22,8 +23,8 @@ from flashdsa.verify.launch_list import Reached, list_launches
 
 NEVER_CHOSEN = {("sm100", "mla_fwd", "kv_apart"): {True}}
 """Values of a plan's choice that no operation takes: compiled for the exported solutions."""
-HELPERS = {"bind", "warm_up"}
-"""Public functions that are judged with an operation: its bound form, its warm-up."""
+HELPERS = {"bind", "explain", "warm_up"}
+"""Public functions that are judged with an operation: bound form, explanation, warm-up."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -138,7 +139,7 @@ def test_a_plan_that_is_not_compiled_is_an_error():
     kernel = next(spec for spec in KERNELS if spec.name == "mla_fwd")
     other = next(spec for spec in KERNELS if spec.name == "mla_decode")
     with pytest.raises(ValueError, match="compiled for its catalog's plans only"):
-        launch_list.Recorder(SMALL).function(kernel, other.plans[0])
+        Recorder(SMALL).function(kernel, other.plans[0])
 
 
 def test_why_a_case_is_not_taken_is_told(reached):

@@ -39,7 +39,7 @@ def test_every_public_function_is_called_and_within_the_contract(quick, monkeypa
 
         return call
 
-    computing = set(flashdsa.__all__) - {"warm_up"}
+    computing = set(flashdsa.__all__) - {"explain", "warm_up"}
     for name in computing:
         monkeypatch.setattr(flashdsa, name, counted(name), raising=False)
     rows = run_checks("cpu", seed=seed, quick=quick)

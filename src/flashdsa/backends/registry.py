@@ -167,11 +167,29 @@ class Registry:
         backend = resolve_backend(backend)
         chosen = self._selected.get((problem, backend))
         if chosen is None:
-            chosen = self._select(problem, backend)
+            chosen = self.find(problem, backend)
+            if backend == "auto":
+                self._announce(chosen, problem)
             if len(self._selected) >= MOST_SELECTED:
                 self._selected.clear()
             self._selected[problem, backend] = chosen
         return chosen
+
+    def find(self, problem: Problem, backend: str = "auto") -> Implementation:
+        """Return what `select` gives, without log and without a memory of it; raises likewise."""
+        backend = resolve_backend(backend)
+        candidates = self.implementations(problem.operation)
+        if backend != "auto":
+            named = [i for i in candidates if i.backend == backend]
+            return self._best(named, problem, f"backend {backend!r}")
+        return self._best([i for i in candidates if i.automatic], problem, "backend 'auto'")
+
+    def refusals(self, problem: Problem) -> dict[str, str]:
+        """Say why each backend cannot serve `problem`; "": it can."""
+        rows: dict[str, list[list[Reason]]] = {}
+        for one in self.implementations(problem.operation):
+            rows.setdefault(one.backend, []).append(one.reasons_against(problem))
+        return {backend: explain(of) if all(of) else "" for backend, of in rows.items()}
 
     def chosen(self, device: str, backend: str = "auto") -> dict[str, str]:
         """The backend that `select` last gave to each operation that was called.
@@ -186,15 +204,6 @@ class Registry:
             for (problem, named), one in self._selected.items()
             if (problem.device, named) == (device, backend)
         }
-
-    def _select(self, problem: Problem, backend: str) -> Implementation:
-        candidates = self.implementations(problem.operation)
-        if backend != "auto":
-            named = [i for i in candidates if i.backend == backend]
-            return self._best(named, problem, f"backend {backend!r}")
-        chosen = self._best([i for i in candidates if i.automatic], problem, "backend 'auto'")
-        self._announce(chosen, problem)
-        return chosen
 
     def _best(self, candidates: list[Implementation], problem: Problem, who: str) -> Implementation:
         able = [i for i in candidates if not i.reasons_against(problem)]

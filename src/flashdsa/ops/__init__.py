@@ -11,6 +11,7 @@ from flashdsa.ops.attention_backward import *
 from flashdsa.ops.blocks import *
 from flashdsa.ops.bound import *
 from flashdsa.ops.entries import *
+from flashdsa.ops.explained import *
 from flashdsa.ops.index_k_cache import *
 from flashdsa.ops.indexer import *
 from flashdsa.ops.indexer_loss import *

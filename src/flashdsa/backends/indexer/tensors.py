@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor
 
@@ -61,7 +65,21 @@ def require_dense_ids(topk_indices: Tensor, rows: int, topk: int) -> None:
         raise ValueError(f"topk_indices: expected shape {[rows, topk]}, without gaps")
 
 
+_have_values: ContextVar[bool] = ContextVar("flashdsa_have_values", default=True)
+
+
+@contextmanager
+def without_values() -> Iterator[None]:
+    """In this context tensors have no values that could be checked."""
+    token = _have_values.set(False)
+    try:
+        yield
+    finally:
+        _have_values.reset(token)
+
+
 def values_are_checked() -> bool:
-    """Whether the values of device tensors are read: asked for, and no graph is captured."""
-    captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    return Settings.from_environment().check and not captures
+    """Whether the values of device tensors are read: asked for, there, and no graph is captured."""
+    if not Settings.from_environment().check or not _have_values.get():
+        return False
+    return not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
