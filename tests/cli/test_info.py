@@ -167,6 +167,17 @@ def test_bad_input_is_one_line(run: Run, arguments: tuple[str, ...], message: st
     assert message in result.output
 
 
+def test_a_plan_has_the_name_of_its_compiled_function_too(run: Run) -> None:
+    """Names as `choose` prints them; not all kernels have roles to show."""
+    document = json.loads(run("plan", "mla_fwd_drawn", "--json").stdout)
+    assert document["kernel"] == "mla_fwd" and document["choices"]["drawn"]
+    assert json.loads(run("plan", "mla_fwd", "--drawn", "--json").stdout) == document
+    done = run("plan", "mla_used_slots")
+    assert done.exit_code == 2 and "flashdsa inspect mla_used_slots" in done.stderr
+    done = run("plan", "mla_fwd_drawn", "--json", "--markdown")
+    assert done.exit_code == 2 and "--markdown: not together with --json" in done.stderr
+
+
 @pytest.mark.parametrize(("name", "start"), [("plan.png", b"\x89PNG"), ("plan.svg", b"<?xml")])
 def test_mla_bwds_picture_is_drawn_beside_the_tables(
     run: Run, tmp_path: Path, name: str, start: bytes

@@ -39,8 +39,13 @@ class PlanGroup(click.Group):
         return list(dict.fromkeys(spec.name for spec in planned_kernels()))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        from flashdsa.kernels.catalog import KERNELS
+
         found = [spec for spec in planned_kernels() if spec.name == cmd_name]
-        return command_of(found) if found else None
+        if found:
+            return command_of(found)
+        named = [x for spec in KERNELS for x in spec.variants if cmd_name in (x.name, spec.name)]
+        return command_of_variant(named[0]) if named else None
 
 
 @click.group(cls=PlanGroup)
@@ -93,6 +98,19 @@ def command_of(specs: Sequence[KernelSpec]) -> click.Command:
             help=HELP.format(name=first.name, archs=archs, arch=specs[-1].arch, what=what),
             short_help=f"{', '.join(first.operations)} on {archs}.",
         )
+    )
+
+
+def command_of_variant(variant: Variant) -> click.Command:
+    """`flashdsa plan NAME` of a compiled function's exported name, as `flashdsa choose` prints."""
+
+    def run(markdown: bool, as_json: bool) -> None:
+        show_variant(variant, markdown, as_json)
+
+    markdown = click.Option(["--markdown"], is_flag=True, help="Markdown tables, for documents.")
+    text = f"Show the plan of {variant.name}, a variant of {variant.spec.name}."
+    return json_option(
+        click.Command(variant.name, callback=run, params=[markdown], help=text, short_help=text)
     )
 
 
@@ -156,16 +174,25 @@ def show_plan(
     spec: KernelSpec, given: dict[str, Any], markdown: bool, as_json: bool, picture: Path | None
 ) -> None:
     """The plan in the form asked for, and its picture."""
-    from flashdsa.cli.plan_tables import describe, show
-    from flashdsa.errors import ArgumentValueError
-
-    if as_json and markdown:
-        raise ArgumentValueError("--markdown: not together with --json")
     variant = find_variant(spec, given)
-    document = describe(variant)
     if picture is not None:
         from flashdsa.cli.plan_picture import draw_plan
 
         draw_plan(variant, picture)
         click.echo(f"drew {picture}", err=True)
-    show(document, as_json, markdown)
+    show_variant(variant, markdown, as_json)
+
+
+def show_variant(variant: Variant, markdown: bool, as_json: bool) -> None:
+    """The plan in the form asked for."""
+    from flashdsa.cli.plan_tables import describe, show
+    from flashdsa.errors import ArgumentValueError
+
+    if as_json and markdown:
+        raise ArgumentValueError("--markdown: not together with --json")
+    if not variant.plan.roles:
+        raise ArgumentValueError(
+            f"{variant.name}: has no plan to show, as all of its warps do the same; "
+            f"flashdsa inspect {variant.name} shows what the compiler made of it"
+        )
+    show(describe(variant), as_json, markdown)
