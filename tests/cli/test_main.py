@@ -28,7 +28,8 @@ from tests.support.subtests import CaseLoop
 
 COMMANDS = (
     "demo", "info", "check", "bench", "choose sparse_mla",
-    "choose mla_bwd", "choose dsa_topk_indexer",
+    "choose mla_bwd", "choose dsa_topk_indexer", "choose dsa_topk_prefill",
+    "choose attention_target", "choose indexer_scores", "choose indexer_bwd",
     *(f"plan {spec.name}" for spec in KERNELS if spec.plans[0].roles), "inspect",
 )  # fmt: skip
 Run = Callable[..., Result]
