@@ -38,7 +38,8 @@ class InFloat64:
     def __init__(self, call: Call) -> None:
         self.call = call
         self.flat, self.tree = pytree.tree_flatten(dict(call.arguments))
-        paths = [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(call.arguments)[0]]
+        named, _ = pytree.tree_flatten_with_path(dict(call.arguments))
+        paths = [pytree.keystr(path) for path, _ in named]
         self.places = {
             path[2:].replace("']", ""): number
             for number, (path, x) in enumerate(zip(paths, self.flat, strict=True))
@@ -87,8 +88,9 @@ def test_every_differentiable_function_has_its_derivative(subtests: CaseLoop) ->
             differentiable.add(name)
             assert function.places.keys() - found.keys() == CONSTANTS.get(name, set())
             if name not in STRAIGHT_THROUGH:
-                used = [x.requires_grad_(n in found) for n, x in zip(function.places, leaves)]
-                assert torch.autograd.gradcheck(function, used, fast_mode=True)
+                for place, leaf in zip(function.places, leaves, strict=True):
+                    leaf.requires_grad_(place in found)
+                assert torch.autograd.gradcheck(function, leaves, fast_mode=True)
     assert differentiable == DIFFERENTIABLE
     operations = {name for name, spec in OPERATIONS.items() if spec.gradient is not None}
     assert operations <= differentiable

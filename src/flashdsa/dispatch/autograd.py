@@ -115,8 +115,8 @@ def require_backward(spec: OpSpec, by: str, arguments: Sequence[Any]) -> None:
     if spec.cache.find(given, values, backend, BACKWARD) is not None:
         return
     operands, parameters, _ = spec.unpack(arguments)
-    if not all(x is None or type(x) in (Tensor, Parameter) for x in operands):
-        return  # sizes are symbols, or not those of the call
+    if not all(x is None or (type(x) in (Tensor, Parameter) and not x.is_meta) for x in operands):
+        return  # sizes are symbols, or not those of the call; or nothing is computed
     problem = spec.problem(operands, parameters, spec.check(operands, parameters))
     registry.select(problem, backend)  # its own reasons come first
     # Choices of the forward alone.
