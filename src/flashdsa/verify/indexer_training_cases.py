@@ -27,6 +27,8 @@ class IndexerTrainingCase:
     bf16_weights: bool = False
     equal_scores: bool = False
     """Every weight is 0: every score is, too."""
+    shared_weights: bool = False
+    """Every weight is SHARED_FACTOR, as those of a projection that has learned nothing may be."""
 
     @property
     def name(self) -> str:
@@ -76,6 +78,8 @@ def make_indexer_training_inputs(
     weights = normal(rows, case.index_heads) * case.weight_scale * SCALE
     if case.equal_scores:
         weights.zero_()
+    if case.shared_weights:
+        weights.fill_(SHARED_FACTOR)
     grad = normal(rows, case.attention.topk)
     if case.attention.poison:
         named = reference.valid_slots(attention.indices, keys, attention.topk_length)
