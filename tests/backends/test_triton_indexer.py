@@ -79,6 +79,17 @@ def trained(case: IndexerTrainingCase) -> list[Comparison]:
     ]
 
 
+@pytest.mark.usefixtures("a100")
+def test_weights_of_one_value_are_not_rounded() -> None:
+    """All gradients of keys would be too long, or too short."""
+    attention = SparseMlaCase("", 3, 60, 2, 40, d_qk=24, d_v=16)
+    case = IndexerTrainingCase(attention, index_heads=16, shared_weights=True)
+    inputs = make_indexer_training_inputs(case, SEED)
+    verdicts = judge_indexer_training.check_index_backward(inputs, TRITON)
+    assert wrong(verdicts) == []
+    assert verdicts[1].output == "dk_index" and verdicts[1].norm_error < 1e-4
+
+
 def test_decode(device: Emulator) -> None:
     assert wrong(decoded(DECODE)) == []
 

@@ -223,6 +223,22 @@ def test_vmap_of_every_function(name: str) -> None:
         expected = results({n: x.clone() for n, x in element.items()})
         for one, other in zip(got, expected, strict=True):
             torch.testing.assert_close(one[number], other, rtol=0, atol=0, equal_nan=True)
+    nothing = torch.vmap(results)({n: x[:0] for n, x in batch.items()})
+    for one, other in zip(nothing, got, strict=True):
+        assert (one.shape, one.dtype) == ((0, *other.shape[1:]), other.dtype)
+
+
+def test_vmap_of_no_element_has_a_gradient_as_others() -> None:
+    """Of the results that have one, so that a loss of an empty batch goes backward."""
+    queries = torch.stack([X.q, X.q])[:0].requires_grad_()
+    keys = X.kv.detach().requires_grad_()
+    fwd = partial(flashdsa.sparse_mla_fwd, d_v=X.d_v)
+    out, lse = torch.vmap(fwd, in_dims=(0, None, None))(queries, keys, X.indices)
+    assert (lse.shape, lse.requires_grad) == ((0, 3, 2), False)
+    of_queries, of_keys = torch.autograd.grad(out.sum(), (queries, keys))
+    assert of_queries.shape == queries.shape and torch.equal(of_keys, torch.zeros_like(keys))
+    each = torch.vmap(torch.func.grad(loss))(queries.detach())
+    assert each.shape == queries.shape
 
 
 def test_autocast_casts_q_and_kv_and_gradients_come_back() -> None:

@@ -49,10 +49,10 @@ def scale_of(x: Tensor) -> Tensor:
     """``max(amax, 1e-4) / 448`` over the last dimension of fp32 `x`, which the result lacks.
 
     Divided as IEEE 754 says: torch on a GPU multiplies by the reciprocal of a divisor that is a
-    number or lies on the CPU, and the last bit differs.
+    number or lies on the CPU, and the last bit differs. (`new_full` fails in a vmap of no element.)
     """
     largest = x.abs().amax(-1).clamp_min(MIN_AMAX)
-    return largest / largest.new_full((), E4M3_MAX)
+    return largest / torch.full((), E4M3_MAX, dtype=x.dtype, device=x.device)
 
 
 def _scales(groups: Tensor, form: RowFormat, power_of_two: bool) -> tuple[Tensor, Tensor]:
@@ -67,8 +67,8 @@ def _scales(groups: Tensor, form: RowFormat, power_of_two: bool) -> tuple[Tensor
         scale = next_power_of_two(scale) if power_of_two else scale
         return scale, scale.view(torch.uint8)
     largest = groups.abs().amax(-1)
-    most = E2M1_MAX if form.fp4 else E4M3_MAX
-    scale = largest / largest.new_full((), most)  # see `scale_of`
+    most = E2M1_MAX if form.fp4 else E4M3_MAX  # divided by as in `scale_of`
+    scale = largest / torch.full((), most, dtype=largest.dtype, device=largest.device)
     if form.scale == "e8m0":
         scale = next_power_of_two(scale.clamp_min(LEAST_NORMAL if form.fp4 else MIN_AMAX))
         return scale, (scale.view(torch.int32) >> 23).to(torch.uint8)

@@ -42,10 +42,27 @@ def recorded_function(spec: OpSpec, run: Run) -> Callable[..., Any]:
     def backward(ctx: Any, d_first: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         return (None, None, *_gradients(ctx, spec, d_first, run))
 
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    derive = _where_defined(backward, 2 + len(spec.operands))
+    members = {"forward": staticmethod(forward), "backward": staticmethod(derive)}
     function: Any = type(f"{spec.operation}_recorded", (_SingleLevelFunction,), members)
     apply: Callable[..., Any] = function.apply
     return apply
+
+
+def _where_defined(backward: Kernel, num_inputs: int) -> Kernel:
+    """Return `backward` for a function that does not materialize its outputs' gradients.
+
+    The first output's gradient, which alone counts, is None where a later function has none: then
+    no input has one, and nothing is computed.
+    """
+
+    def derive(ctx: Any, d_first: Tensor | None, *others: Any) -> Sequence[Tensor | None]:
+        if d_first is None:
+            return (None,) * num_inputs
+        gradients: Sequence[Tensor | None] = backward(ctx, d_first, *others)
+        return gradients
+
+    return derive
 
 
 def _save(
@@ -56,6 +73,7 @@ def _save(
     assert gradient is not None
     outputs = (output,) if isinstance(output, Tensor) else output
     ctx.parameters = parameters
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(*operands, *[outputs[number] for number in spec.kept])
     if len(outputs) > 1:
         ctx.mark_non_differentiable(*outputs[1:])
@@ -97,8 +115,8 @@ def require_backward(spec: OpSpec, by: str, arguments: Sequence[Any]) -> None:
     if spec.cache.find(given, values, backend, BACKWARD) is not None:
         return
     operands, parameters, _ = spec.unpack(arguments)
-    if not all(x is None or type(x) in (Tensor, Parameter) for x in operands):
-        return  # sizes are symbols, or not those of the call
+    if not all(x is None or (type(x) in (Tensor, Parameter) and not x.is_meta) for x in operands):
+        return  # sizes are symbols, or not those of the call; or nothing is computed
     problem = spec.problem(operands, parameters, spec.check(operands, parameters))
     registry.select(problem, backend)  # its own reasons come first
     # Choices of the forward alone.
@@ -168,7 +186,8 @@ def recording(
     the outer ones apart when it calls the Autograd kernel.
 
     Args:
-        setup_context, backward: as an autograd.Function has them.
+        setup_context, backward: as an autograd.Function has them. `backward` is called where the
+            first output has a gradient; those of other outputs are None or not used.
         prepared: gives the arguments of a call that is recorded, or raises.
     """
     name = op._schema.name.removeprefix("flashdsa::")
@@ -185,7 +204,7 @@ def recording(
     members = {
         "forward": staticmethod(forward),
         "setup_context": staticmethod(setup_context),
-        "backward": staticmethod(backward),
+        "backward": staticmethod(_where_defined(backward, len(op._schema.arguments))),
     }
     function: Any = type(f"{name}_function", (_SingleLevelFunction,), members)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,15 +71,42 @@ def one_by_one(op: torch._ops.OpOverload, written: Mapping[int, str]) -> Callabl
                     chosen[place] = view if place in written else view.contiguous()
             return chosen
 
-        results = [op(*element(number)) for number in range(info.batch_size)]
+        if info.batch_size:
+            results = [op(*element(number)) for number in range(info.batch_size)]
+            stack: Callable[[list[Tensor] | tuple[Tensor, ...]], Tensor] = torch.stack
+        else:
+            results = [op(*_on_meta(arguments, in_dims))]
+            stack = partial(_empty_batch, arguments)
         if results[0] is None:
             return None, None
         if isinstance(results[0], Tensor):
-            return torch.stack(results), 0
-        stacked = tuple(torch.stack(each) for each in zip(*results, strict=True))
+            return stack(results), 0
+        stacked = tuple(stack(each) for each in zip(*results, strict=True))
         return stacked, (0,) * len(stacked)
 
     return run
+
+
+def _on_meta(arguments: Sequence[Any], in_dims: Sequence[int | None]) -> list[Any]:
+    """Arguments of a batch's element as tensors of the device meta, also of a batch of 0."""
+
+    def element(value: Tensor, dim: int | None) -> Tensor:
+        shape = [size for axis, size in enumerate(value.shape) if axis != dim]
+        asks = value.requires_grad
+        return torch.empty(shape, dtype=value.dtype, device="meta", requires_grad=asks)
+
+    pairs = zip(arguments, in_dims, strict=True)
+    return [element(x, dim) if isinstance(x, Tensor) else x for x, dim in pairs]
+
+
+def _empty_batch(arguments: Sequence[Any], results: Sequence[Tensor]) -> Tensor:
+    """A batch of 0 of the one result, which is on meta; the gradients of its inputs are 0."""
+    (form,) = results
+    tensors = [x for x in arguments if isinstance(x, Tensor)]
+    batch = tensors[0].new_empty((0, *form.shape), dtype=form.dtype)
+    if not form.requires_grad:
+        return batch
+    return batch + torch.stack([x.sum().to(form.dtype) for x in tensors if x.requires_grad]).sum()
 
 
 def refuse_transforms(function: str) -> None:

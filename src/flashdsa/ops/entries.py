@@ -332,6 +332,7 @@ def _offsets(
         if value is not None:
             checks.require_tensor(name, value)
             checks.require_dtype(name, value, torch.int32, torch.int64)
+            checks.require_device(name, value, kv.device, "kv")
     return checks.as_int32(cu_seqlens, 0), None if seen is None else checks.as_int32(seen, -1)
 
 

@@ -36,8 +36,9 @@ def indexer_kl_loss_dense(  # noqa: PLR0913 - two sets of operands and a range o
     key in [key_start, key_end) of each query; ``sum_s row_weight[s] KL[s]``.
 
     Chunks of queries, so that nothing of S x S_kv is ever kept. Gradients are formed in the forward
-    and scaled by the scalar's gradient in the backward; they go to `q_index`, `k_index` and
-    `weights` alone. Runs on the tensors' device as products of torch.
+    and kept in the loss's dtype; the backward multiplies them with the loss's gradient and rounds
+    them once. They go to `q_index`, `k_index` and `weights` alone, and take 4 bytes an element of
+    these (8 for fp64 inputs) until the backward. Runs on the tensors' device as products of torch.
 
     Args:
         q_index: (S, H_I, 128) bf16, fp16, fp32 or fp64.
@@ -201,9 +202,8 @@ def _finite(tensor: Tensor) -> Tensor:
 
 def _results(q_index: Tensor, k_index: Tensor, weights: Tensor, *others: Any) -> list[Tensor]:
     """The loss and the gradients, without values; the latter are empty if none is wanted."""
-    inputs = q_index, k_index, weights
-    gradients = [x.new_empty(x.shape if others[-1] else 0) for x in inputs]
-    return [q_index.new_empty((), dtype=sum_dtype(q_index.dtype)), *gradients]
+    shapes = [(), *(x.shape if others[-1] else (0,) for x in (q_index, k_index, weights))]
+    return [q_index.new_empty(shape, dtype=sum_dtype(q_index.dtype)) for shape in shapes]
 
 
 class _Gradients(torch.autograd.Function):
@@ -213,8 +213,9 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(d_loss: Tensor, *inputs_and_gradients: Tensor) -> tuple[Tensor, ...]:
-        gradients = inputs_and_gradients[len(inputs_and_gradients) // 2 :]
-        return tuple(d_loss.to(one.dtype) * one for one in gradients)
+        half = len(inputs_and_gradients) // 2
+        pairs = zip(inputs_and_gradients[:half], inputs_and_gradients[half:], strict=True)
+        return tuple((d_loss * gradient).to(x.dtype) for x, gradient in pairs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -246,12 +247,12 @@ def _wanting(arguments: Sequence[Any]) -> Sequence[Any]:
 
 
 def loss_and_gradients(*arguments: Any) -> list[Tensor]:
-    """The loss, and the gradients of the first three arguments; the arguments are those of
-    `_dense_kl`."""
+    """The loss, and the gradients of the first three arguments, in the sums' dtype: 16 bits would
+    not hold them before a loss scale does its work. The arguments are those of `_dense_kl`."""
     *given, wants = arguments
     problem, inputs = _Problem(*given), given[:3]
     dtype = sum_dtype(problem.q.dtype)
-    sums = [torch.zeros_like(x, dtype=dtype) for x in inputs] if wants else []
+    sums = [torch.zeros(x.shape, dtype=dtype, device=x.device) for x in inputs] if wants else []
     loss = torch.zeros((), dtype=torch.float64, device=problem.q.device)
     for rows in problem.chunks():
         visible = problem.visible(rows)
@@ -270,9 +271,7 @@ def loss_and_gradients(*arguments: Any) -> list[Tensor]:
         if wants:
             g = log_prediction.exp_().sub_(p).mul_(weight[:, None].to(dtype))
             _gradients(problem, rows, g.masked_fill_(hidden, 0), hidden, sums)
-    empty = _results(*arguments)
-    gradients = [s.to(x.dtype) for s, x in zip(sums, inputs, strict=True)] if wants else empty[1:]
-    return [loss.to(dtype), *gradients]
+    return [loss.to(dtype), *(sums if wants else _results(*arguments)[1:])]
 
 
 _dense_kl = opaque(

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from flashdsa.dispatch.autograd import refuse_tangents
-from flashdsa.dispatch.checks import require_dtype, require_shape, require_tensor, wants_gradient
+from flashdsa.dispatch.checks import (
+    require_device,
+    require_dtype,
+    require_shape,
+    require_tensor,
+    wants_gradient,
+)
 from flashdsa.dispatch.dtypes import ATTENTION_DTYPES
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 
@@ -51,6 +57,8 @@ def merge_attention(
         require_dtype("outs", out, out_parts[0].dtype)
         require_shape("outs", out, out_parts[0].shape, "of the first part")
         require_shape("lses", lse, out.shape[:-1], "[S, H], that of outs without d_v,")
+        require_device("outs", out, out_parts[0].device, "the first part")
+        require_device("lses", lse, out.device, "outs")
     _refuse_gradients([*out_parts, *lse_parts])
     wide = torch.float64 if torch.float64 in (out.dtype, lse.dtype) else torch.float32
     logs = torch.stack(lse_parts).to(wide)

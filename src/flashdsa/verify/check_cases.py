@@ -295,6 +295,10 @@ class IndexBackward:
 
 INDEX_BACKWARD = [
     IndexBackward(IndexerTrainingCase(
+        SparseMlaCase("weights of one value", 6, 100, 2, 48, d_qk=24, d_v=16), index_heads=32,
+        shared_weights=True
+    )),
+    IndexBackward(IndexerTrainingCase(
         SparseMlaCase("527 queries of the same 12 keys", 527, 12, 2, 8, d_qk=24, d_v=16,
                       topk_length=True), index_heads=64
     )),

@@ -12,6 +12,8 @@ from flashdsa.problem import INDEX_HEAD_DIM
 from flashdsa.verify import sparse_mla_cases
 
 SCALE = INDEX_HEAD_DIM**-0.5
+SHARED_FACTOR = 1 + 2**-8 - 2**-20
+"""Factor of many terms, of which bf16 is off by 3.9e-3: a sum is, too, if each is rounded."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class IndexerTrainingCase:
     bf16_weights: bool = False
     equal_scores: bool = False
     """Every weight is 0: every score is, too."""
+    shared_weights: bool = False
+    """Every weight is SHARED_FACTOR, as those of a projection that has learned nothing may be."""
 
     @property
     def name(self) -> str:
@@ -74,6 +78,8 @@ def make_indexer_training_inputs(
     weights = normal(rows, case.index_heads) * case.weight_scale * SCALE
     if case.equal_scores:
         weights.zero_()
+    if case.shared_weights:
+        weights.fill_(SHARED_FACTOR)
     grad = normal(rows, case.attention.topk)
     if case.attention.poison:
         named = reference.valid_slots(attention.indices, keys, attention.topk_length)

@@ -282,3 +282,20 @@ class TestPaddedOnHopper:
 
     def test_forward(self, heads: int, queries: int, real: int, packed: bool) -> None:
         Padded(heads, queries, real, packed, "cuda").judge("sm90")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize(("column", "of_out"), [(300, False), (570, True)], ids=["latent", "RoPE"])
+def test_a_logit_of_minus_infinity_weighs_nothing(column: int, of_out: bool, backend: str) -> None:
+    """But 0 times what is not finite is NaN: of latent columns in O and dKV, of any in dQ."""
+    call = Call(8, 4, "inf", "cpu")
+    call.kv[NAMED] = call.kv[NAMED - 1]
+    call.kv[NAMED, column] = -torch.inf
+    call.q[BY, :, column] = call.q[BY, :, column].abs()
+    given = call.q, call.kv, call.indices
+    out, lse = flashdsa.sparse_mla_fwd(*given, backend=backend)
+    dq, dkv = flashdsa.mla_bwd(*given[:2], call.dO, lse, out, call.indices, backend=backend)
+    assert lse[BY].isfinite().all() and not dq[BY].isfinite().all()
+    assert {bool(x.isfinite().all()) for x in (out[BY], dkv[NAMED])} == {of_out}
+    assert all(x[call.others].isfinite().all() for x in (out, dq))
+    assert dkv[call.other_rows].isfinite().all()

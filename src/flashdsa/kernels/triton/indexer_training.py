@@ -114,11 +114,13 @@ def backward(
     of_heads = tl.load(q + at, mask=there[:, None], other=0.0)
     weight = tl.load(weights + place, mask=there, other=0.0)
     kind = keys.dtype.element_ty
+    weight_high = weight.to(kind)
+    weight_low = (weight - weight_high.to(tl.float32)).to(kind)
     by_high = tl.zeros([BLOCK_H, COLUMNS], tl.float32)
     by_low = tl.zeros([BLOCK_H, COLUMNS], tl.float32)
     of_weight = tl.zeros([BLOCK_H], tl.float32)
     zero = tl.zeros([BLOCK_T, BLOCK_H], kind)
-    high, low, passed = zero, zero, zero
+    high, low, passed_high, passed_low = zero, zero, zero, zero
     start, count = slots_of(ids, limits, query, num_rows, width, LIST, 1)
     for first in range(0, count, BLOCK_T):
         slot = first + tl.arange(0, BLOCK_T)
@@ -133,16 +135,18 @@ def backward(
             # Comparisons and not products: what is not finite in a query without slots adds 0.
             gate = (z > 0.0) & valid[:, None]
             of_weight += tl.sum(tl.where(gate, g[:, None] * z, 0.0), 0)
-            # Slots of one key may cancel: their gradients, in two parts, are as good as not
-            # rounded.
+            # Slots of one key may cancel, and heads may share a weight, whose rounding would make
+            # all of dk too long: gradients and weights, in two parts, are as good as not rounded.
             rounded = g.to(kind)
             high = tl.where(gate, rounded[:, None], zero)
             low = tl.where(gate, (g - rounded.to(tl.float32)).to(kind)[:, None], zero)
-            passed = tl.where(gate, weight[None, :].to(kind), zero)
+            passed_high = tl.where(gate, weight_high[None, :], zero)
+            passed_low = tl.where(gate, weight_low[None, :], zero)
         by_high = tl.dot(tl.trans(high), rows, by_high)
         by_low = tl.dot(tl.trans(low), rows, by_low)
         to = of_slot[:, None] * COLUMNS + column if ORDERED else of_row
-        add(dk + to, tl.dot(passed, of_heads) * g[:, None], valid, ORDERED)
+        of_slots = tl.dot(passed_low, of_heads, tl.dot(passed_high, of_heads))
+        add(dk + to, of_slots * g[:, None], valid, ORDERED)
     of_q = by_high + by_low
     of_q = tl.where(of_q == 0.0, 0.0, of_q * weight[:, None])
     tl.store(dq + at, of_q.to(dq.dtype.element_ty), mask=there[:, None])
