@@ -21,6 +21,7 @@ from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import running_on
 from flashdsa.backends.runner import Allocate
 from flashdsa.errors import UnsupportedError
+from flashdsa.jit.loader import require_plan
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
 from flashdsa.verify.check import DEVICES
 from flashdsa.verify.check_list import COMPOSED, NEEDS, OPERATIONS, Check, checks_of
@@ -65,8 +66,7 @@ class Recorder:
         Raises:
             ValueError: the plan is none that the kernel is compiled for.
         """
-        if plan not in spec.plans:
-            raise ValueError(f"{spec.name}: compiled for its catalog's plans only; got {plan}")
+        require_plan(spec, plan)
         variant = Variant(spec, plan)
 
         def note(*_: object) -> None:
