@@ -189,6 +189,11 @@ def row_format(kv_format: object) -> RowFormat:
     return found
 
 
+def has_split_rows(row_bytes: int) -> bool:
+    """Whether a format in the table has rows of these bytes that are split."""
+    return any(form.split and form.row_bytes == row_bytes for form in ROW_FORMATS.values())
+
+
 def find_row_format(
     name: str, shape: Sequence[int], kv_format: str | None, *, alone: bool = True
 ) -> RowFormat:

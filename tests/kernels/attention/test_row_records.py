@@ -20,6 +20,7 @@ from flashdsa.row_formats import ROW_FORMATS, SHIPPED, RowFormat
 from flashdsa.verify.launch_list import Recorder
 from tests.support import packed_records as model
 
+PAGES, PAGE_ROWS = 2, 3
 EMULATED = ("emulate-sm90", "emulate-triton")
 HEADS = 20
 """More than the kernel of few heads takes."""
@@ -45,6 +46,57 @@ def pages_of(form: RowFormat, kv: Tensor, page_rows: int, gap: int = 16) -> Tens
     flashdsa.write_kv_cache(kv, torch.arange(len(kv)), pages, kv_format=form.name)
     assert (memory[:, used:] == 0xFF).all()
     return pages
+
+
+ODD = (
+    model.named(30, 3, "e4m3", rope=5, fp4=1, unused=1),
+    model.named(7, 7, "fp32", rope=1, split=1),
+    model.named(1, 1, "e8m0"),
+    model.named(600, 300, "fp32", rope=3, fp4=1, unused=3),
+)
+"""Records that no kernel reads."""
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_cpu_and_torch_write_and_read_any_record(seed: int, register: Any) -> None:
+    g = torch.Generator().manual_seed(seed)
+    for form in (*ODD, *islice(model.drawn(seed), 56 * (1 + 9 * seed))):
+        register(form)
+        rows = PAGES * PAGE_ROWS
+        kv = torch.randn(rows, form.d_qk, generator=g) * torch.logspace(-5, 3, rows)[:, None]
+        pages = pages_of(form, kv, PAGE_ROWS)
+        _, stored, _ = model.fields_of(pages[:, :, 0], form)
+        scales, values = model.scales_of(stored, form), model.values_of(pages[:, :, 0], form)
+        assert torch.equal(scales, model.expected_scales(kv, form)), form
+        check_codes(kv.double(), values, scales, form)
+        packed = flashdsa.quantize_kv(kv, kv_format=form.name)
+        assert torch.equal(model.values_of(packed[:, None], form), values), form
+        for slots in (torch.arange(rows), torch.tensor([rows - 2])):
+            read = flashdsa.read_kv_cache(pages, slots, kv_format=form.name)
+            assert torch.equal(read, values[slots].bfloat16()), form
+        q = torch.randn(2, 3, form.d_qk, generator=g, dtype=torch.float64)
+        indices = torch.tensor([[5, 0, 3], [4, -1, 6]], dtype=torch.int32)
+        d_v = min(form.d_qk, 512)
+        expected = model.attention(q, values, indices, d_v)
+        for backend, source in (("cpu", pages), ("torch", pages), ("cpu", packed)):
+            out, _ = flashdsa.sparse_mla_fwd(
+                q, source, indices, d_v=d_v, kv_format=form.name, backend=backend
+            )
+            torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10, msg=str(form))
+
+
+def check_codes(kv: Tensor, values: Tensor, scales: Tensor, form: RowFormat) -> None:
+    """Each value is within half a step of what was written, or the largest code is nearest."""
+    x, found = kv[:, : form.columns], values[:, : form.columns]
+    scale = scales.repeat_interleave(form.group, dim=1)
+    if form.fp4:
+        half = torch.where(x.abs() > 4 * scale, 1.0, torch.where(x.abs() > 2 * scale, 0.5, 0.25))
+    else:
+        exponent = (x / scale).abs().clamp_min(2.0**-6).log2().floor()
+        half = 2.0 ** (exponent - 4)
+    largest = (found.abs() == model.MOST[form.fp4] * scale) & (x.abs() >= found.abs())
+    assert (((x - found).abs() <= half * scale * (1 + 1e-6)) | largest).all(), form
+    assert torch.equal(values[:, form.columns :], kv[:, form.columns :].bfloat16().double()), form
 
 
 def operands_of(
@@ -204,6 +256,18 @@ IMPOSSIBLE = [
 def test_rows_that_cannot_be_are_refused_by_field(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentValueError, match=message):
         RowFormat(**{"name": "a", "columns": 448, "group": 64, "scale": "e8m0", **fields})
+
+
+def test_pages_of_656_bytes_stay_pages_if_a_format_of_them_is_split(register: Any) -> None:
+    """As rows they would be read with the scales of others: `v32` has so many bytes, too."""
+    split = register(model.named(512, 32, "e8m0", rope=64, split=1))
+    assert split.row_bytes == ROW_FORMATS["v32"].row_bytes
+    for form in (split, ROW_FORMATS["v32"]):
+        given = operands_of(form, 128, 64)
+        values = model.values_of(given["kv"][:, :, 0], form).nan_to_num()
+        expected = model.attention(given["q"], values, given["indices"], 512)
+        out, _ = flashdsa.sparse_mla_fwd(**given)
+        assert (out.double() - expected).norm() < 3e-3 * expected.norm()
 
 
 def test_a_name_is_given_once(register: Any) -> None:
