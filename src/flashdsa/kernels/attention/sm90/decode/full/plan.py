@@ -21,8 +21,8 @@ MIXED_FORMATS = tuple(ROW_FORMATS[name] for name in ("v41", "v41_fp4"))
 """Those of which each source may have its own: one variant serves both orders."""
 JOINED_PAIRS = (*((form, "") for form in JOINED_FORMATS), (MIXED_FORMATS[0], MIXED_FORMATS[1].name))
 """Formats of a variant's sources, the second one by its name; "": they have one."""
-SHAPES = {False: ("512 + 0", "512 + 64", "448 + 64"), True: ("512 + 0", "512 + 64")}
-"""Coded and bf16 columns of rows that are expanded; True: of e2m1."""
+SHAPES = ("512 + 0", "512 + 64", "448 + 64")
+"""Coded and bf16 columns of rows that are expanded."""
 GROUPS: dict[bool, dict[str, tuple[int, ...]]] = {
     False: {"fp32": (KV_GROUP,), "e8m0": (32, 64)},
     True: {"e4m3": (16,)},
@@ -37,7 +37,7 @@ def words_of_scales(form: RowFormat) -> int:
 
 def objections(form: RowFormat) -> Iterator[str]:
     """Object to packed rows that `expand.py` and `scales.py` do not expand to f16."""
-    yield from takes("columns + rope", f"{form.columns} + {form.rope}", *SHAPES[form.fp4])
+    yield from takes("columns + rope", f"{form.columns} + {form.rope}", *SHAPES)
     yield from takes(f"scale of {form.code}", form.scale, *GROUPS[form.fp4])
     groups = GROUPS[form.fp4].get(form.scale, ())
     if groups:
