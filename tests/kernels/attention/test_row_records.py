@@ -124,9 +124,9 @@ def twice(given: dict[str, Any]) -> dict[str, Any]:
     return given | extra
 
 
-def check_emulated(form: RowFormat, backend: str, page_rows: int, **more: Any) -> list[str]:
-    """O is that of the model within the roundings of packed rows, and nothing is found. Returns the
-    kernels' names.
+def check_kernels(form: RowFormat, backend: str, page_rows: int, **more: Any) -> list[str]:
+    """O is that of the model within the roundings of packed rows, and the emulator finds nothing.
+    Returns the kernels' names, of an emulated backend.
 
     Args:
         more: queries and slots; `two`: whether there is a second source.
@@ -137,12 +137,14 @@ def check_emulated(form: RowFormat, backend: str, page_rows: int, **more: Any) -
     values = model.values_of(given["kv"][:, :, 0], form).nan_to_num()
     indices = torch.cat([given["indices"], given.get("extra_indices", given["indices"][:, :0])], 1)
     expected = model.attention(given["q"], values, indices, 512)
+    if not backend.startswith("emulate-"):
+        given = {name: x.cuda() if isinstance(x, Tensor) else x for name, x in given.items()}
     recorder = Recorder(SMALL)
     with running_on(recorder):
         flashdsa.sparse_mla_fwd(**given, backend=backend)
     with emulation(SMALL):
         out, _ = flashdsa.sparse_mla_fwd(**given, backend=backend)
-    error = (out.double() - expected).norm() / expected.norm()
+    error = (out.cpu().double() - expected).norm() / expected.norm()
     assert error < 3.5e-3, (float(error), form)
     return [*recorder.launched, *recorder.of_triton]
 
@@ -167,19 +169,25 @@ def test_kernels_read_records_that_they_were_not_written_for(
     backend: str, form: RowFormat, page_rows: int, register: Any
 ) -> None:
     pytest.importorskip("cutlass" if backend == "emulate-sm90" else "triton")
-    assert check_emulated(register(form), backend, page_rows)
+    assert check_kernels(register(form), backend, page_rows)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", EMULATED)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in EMULATED),
+        *(pytest.param(name, marks=pytest.mark.gpu) for name in ("sm90", "triton")),
+    ],
+)
 def test_kernels_read_every_drawn_record_that_they_take(backend: str, register: Any) -> None:
-    pytest.importorskip("cutlass" if backend == "emulate-sm90" else "triton")
-    taken = (form for form in model.drawn(2) if not refused(register(form), backend))
+    pytest.importorskip("cutlass" if backend.endswith("sm90") else "triton")
+    emulated = f"emulate-{backend.removeprefix('emulate-')}"
+    taken = (form for form in model.drawn(2) if not refused(register(form), emulated))
     launched: list[str] = []
     for number, form in enumerate(islice(taken, 9)):
-        two = number % 2 == 1 and (form.d_qk == 512 or backend != "emulate-sm90")
+        two = number % 2 == 1 and (form.d_qk == 512 or emulated != "emulate-sm90")
         size = {"queries": (1, 2, 7)[number % 3], "slots": (40, 150)[number // 3 % 2]}
-        launched += check_emulated(form, backend, 2 + number % 7, two=two, **size)
+        launched += check_kernels(form, backend, 2 + number % 7, two=two, **size)
     for kind in ("joined", "stream_k") if backend == "emulate-sm90" else ():
         assert any(kind in name for name in launched), launched
 
