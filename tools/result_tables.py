@@ -144,10 +144,10 @@ def formats_table() -> str:
         "| bf16 | 1152, 1024 | yes | yes | no |",
     ]
     for name, form in ROW_FORMATS.items():
-        taken = [one for one in served if name in one.row_formats]
+        taken = [one for one in served if form in one.row_formats]
         lists = any(one.extra_kv and one.ranges for one in taken)
         beside = {
-            other for one in taken if name in one.mixed_formats for other in one.mixed_formats
+            other for one in taken if form in one.mixed_formats for other in one.mixed_formats.names
         } - {name}
         cells = ["yes" if taken else "no", "yes" if lists else "no"]
         cells.append(", ".join(f"`{other}`" for other in sorted(beside)) or "no")

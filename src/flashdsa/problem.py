@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdsa.row_formats import INDEX_MXFP4, V32, find_row_format
+from flashdsa.row_formats import INDEX_MXFP4, V32, RowFormat, find_row_format
 
 INT32_MAX = 2**31 - 1
 D_QK = 576
@@ -98,13 +98,12 @@ class Problem:
         return len(set(self.row_formats)) > 1
 
     @property
-    def row_formats(self) -> tuple[str, ...]:
+    def row_formats(self) -> tuple[RowFormat, ...]:
         """Formats of packed rows of kv, and of a second source."""
         if self.kv_dtype not in PACKED_DTYPES:
             return ()
         widths = [width for width in (self.width, self.extra_width) if width is not None]
-        found = (find_row_format("kv", (x,), self.kv_format, alone=False) for x in widths)
-        return tuple(form.name for form in found)
+        return tuple(find_row_format("kv", (x,), self.kv_format, alone=False) for x in widths)
 
     @property
     def ranges(self) -> bool:

@@ -14,6 +14,7 @@ from flashdsa.backends.catalog import registry
 from flashdsa.dispatch.registration import custom_op
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.ops import OPERATIONS, bound
+from flashdsa.row_formats import V32
 from tests.ops import inputs
 
 X = inputs.attention(torch.float32)
@@ -185,7 +186,7 @@ def test_a_warm_up_tries_every_combination(monkeypatch: pytest.MonkeyPatch) -> N
     }
     packed = {"kv_dtype": torch.int8, "topk_length": True}
     flashdsa.warm_up("sparse_mla_fwd", S=1, **of_all, **packed)
-    assert problems[-1].row_formats == ("v32",) and problems[-1].topk_length
+    assert problems[-1].row_formats == (V32,) and problems[-1].topk_length
 
 
 WRONG_WARM_UPS: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from flashdsa.backends.features import ANY, TRITON_LEAST, Features, OneOf, UpTo
+from flashdsa.backends.features import ANY, NO_FORMATS, TRITON_LEAST, Features, Formats, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
+from flashdsa.backends.triton import formats as triton_formats
 from flashdsa.hw import SM90, SM100
-from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS as HOPPER_FORMATS
-from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS, MIXED_FORMATS
+from flashdsa.kernels.attention.sm90.decode.full import plan as decode
 from flashdsa.kernels.attention.sm100.core.tile import HEADS as SM100_HEADS
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS, TARGET_WIDTHS
@@ -26,7 +26,6 @@ from flashdsa.problem import (
     PARTS_OF_A_PAGE,
     SHORT_TABLE_PAGES,
 )
-from flashdsa.row_formats import ROW_FORMATS
 
 _TOKEN_BYTES = OneOf((INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES))
 _LOGITS = Features(
@@ -57,21 +56,21 @@ _SM90_FORWARD = Features(
     attn_sink=True,
     topk_length=True,
     deterministic=True,
-    row_formats=tuple(form.name for form in HOPPER_FORMATS),
+    row_formats=Formats(decode.objections),
     batch_invariant=True,
 )
 """Features with any form of rows; `_SM90_JOINED` have more lists, `_SM90_BF16` has bf16 rows
 only."""
 _SM90_JOINED = replace(
     _SM90_FORWARD,
-    row_formats=tuple(form.name for form in JOINED_FORMATS),
-    mixed_formats=tuple(form.name for form in MIXED_FORMATS),
+    row_formats=Formats(decode.joined_objections),
+    mixed_formats=Formats(decode.mixed_objections),
     extra_kv=True,
     ranges=True,
     index_block=OneOf((1, 2, 4, 8, 16, 32, 64)),
 )
-_SM90_BF16 = replace(_SM90_JOINED, max_logits=True, row_formats=())
-_SM90_BACKWARD = replace(_SM90_JOINED, row_formats=())
+_SM90_BF16 = replace(_SM90_JOINED, max_logits=True, row_formats=NO_FORMATS)
+_SM90_BACKWARD = replace(_SM90_JOINED, row_formats=NO_FORMATS)
 _SM90_SCORES = Features(dtypes=("float32",), topk=UpTo(2048), sorted=True, deterministic=True)
 _SM90_QUANTIZE = Features(
     dtypes=("bfloat16", "float32"), d_qk=OneOf((INDEX_HEAD_DIM,)), deterministic=True
@@ -165,8 +164,8 @@ _TRITON_FORWARD = Features(
 _TRITON_PACKED = replace(
     _TRITON_FORWARD,
     dtypes=("bfloat16",),
-    row_formats=tuple(ROW_FORMATS),
-    mixed_formats=tuple(ROW_FORMATS),
+    row_formats=Formats(triton_formats.objections),
+    mixed_formats=Formats(triton_formats.objections),
 )
 _TRITON_BACKWARD = replace(_TRITON_FORWARD, dtypes=("bfloat16",))
 # Left to torch: fp32 and fp64, of which tensor cores have no products, and gradients of fp16, which

@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Protocol
 
 from flashdsa.problem import INDEX_TOKEN_BYTES, PAGE_SIZE, Problem
+from flashdsa.row_formats import ROW_FORMATS, Objections, RowFormat
 
 
 class IntSet(Protocol):
@@ -60,6 +61,38 @@ ANY = AtLeast(1)
 
 
 @dataclass(frozen=True)
+class Formats:
+    """The formats of packed rows that an implementation reads.
+
+    Attributes:
+        objections: what it cannot read of a format. None: it reads no packed rows.
+    """
+
+    objections: Objections | None = None
+
+    def __contains__(self, form: RowFormat) -> bool:
+        return self.objections is not None and not any(self.objections(form))
+
+    def __bool__(self) -> bool:
+        return self.objections is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the formats in the table that it reads."""
+        return tuple(name for name, form in ROW_FORMATS.items() if form in self)
+
+    def refusal(self, form: RowFormat) -> str:
+        """Say which fields of a format it cannot read; "" if it reads no packed rows."""
+        found = () if self.objections is None else self.objections(form)
+        said = "; ".join(found)
+        return said and f"kv_format {form.name}: {said}"
+
+
+NO_FORMATS = Formats()
+ANY_FORMATS = Formats(lambda form: iter(()))
+
+
+@dataclass(frozen=True)
 class Reason:
     """Why an implementation cannot serve a call: the feature, what it has, what is needed."""
 
@@ -89,7 +122,8 @@ def explain(rows: Sequence[Sequence[Reason]]) -> str:
     for reason in (reason for row in rows for reason in row):
         known = merged.get(reason.need, reason)
         supported = tuple(dict.fromkeys((*known.supported, *reason.supported)))
-        merged[reason.need] = replace(reason, supported=supported)
+        sentence = known.sentence or reason.sentence
+        merged[reason.need] = replace(reason, supported=supported, sentence=sentence)
     lacking = [{reason.need for reason in row} for row in rows]
     shared = [merged[need] for need in merged if all(need in row for row in lacking)]
     if shared:
@@ -123,9 +157,9 @@ class Features:
     """Positions of the indexer's blocks, which are chosen, or from which tokens are."""
     token_bytes: IntSet = field(default=OneOf((INDEX_TOKEN_BYTES,)))
     """Bytes of a key in the indexer's cache."""
-    row_formats: tuple[str, ...] = ()
+    row_formats: Formats = NO_FORMATS
     """Formats of packed rows that kv may have."""
-    mixed_formats: tuple[str, ...] = ()
+    mixed_formats: Formats = NO_FORMATS
     """Formats of packed rows of which each source may have its own."""
     attn_sink: bool = False
     topk_length: bool = False
@@ -149,7 +183,7 @@ class Features:
     def leaves_open(self, name: str) -> bool:
         """Whether calls that these features take may have several values of a parameter."""
         feature = getattr(self, "row_formats" if name == "kv_format" else name, ANY)
-        return len(feature.values) > 1 if isinstance(feature, OneOf) else feature not in (False, ())
+        return len(feature.values) > 1 if isinstance(feature, OneOf) else bool(feature)
 
     @property
     def gpus(self) -> str:
@@ -181,9 +215,13 @@ class Features:
                 yield Reason(name, tuple(str(supported).split(", ")), str(size))
         for form in problem.row_formats:
             if form not in self.row_formats:
-                yield Reason("kv_format", self.row_formats, form)
-        if problem.mixed_formats and not set(problem.row_formats) <= set(self.mixed_formats):
-            yield Reason("mixed_formats", self.mixed_formats, ", ".join(problem.row_formats))
+                refusal = self.row_formats.refusal(form)
+                yield Reason("kv_format", self.row_formats.names, form.name, refusal)
+        if problem.mixed_formats:
+            mixed = self.mixed_formats
+            if any(form not in mixed for form in problem.row_formats):
+                wanted = ", ".join(form.name for form in problem.row_formats)
+                yield Reason("mixed_formats", mixed.names, wanted)
         for name in FLAGS:
             if getattr(problem, name) and not getattr(self, name):
                 yield Reason(name)

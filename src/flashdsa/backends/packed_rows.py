@@ -39,35 +39,38 @@ def pack(rows: Tensor, form: RowFormat, *, power_of_two: bool) -> Tensor:
     groups = rows[:, : form.columns].float().unflatten(1, (-1, form.group))
     scale, stored = _scales(groups, form, power_of_two)
     coded = (groups / scale[..., None]).flatten(1)
+    if form.scale == "e4m3":  # which may be rounded down: torch makes NaN of what is above 448
+        coded = coded.clamp(-E4M3_MAX, E4M3_MAX)
     codes = _e2m1_bytes(coded) if form.fp4 else coded.to(torch.float8_e4m3fn).view(torch.uint8)
     rope = rows[:, form.columns :].to(torch.bfloat16).contiguous().view(torch.uint8)
     stored = pad(stored, (0, form.unused))
     return torch.cat([codes, rope, stored] if form.split else [codes, stored, rope], dim=1)
 
 
-def scale_of(x: Tensor) -> Tensor:
-    """``max(amax, 1e-4) / 448`` over the last dimension of fp32 `x`, which the result lacks.
+def scale_of(x: Tensor, most: float = E4M3_MAX) -> Tensor:
+    """``max(amax, 1e-4) / most`` over the last dimension of fp32 `x`, which the result lacks.
 
     Divided as IEEE 754 says: torch on a GPU multiplies by the reciprocal of a divisor that is a
     number or lies on the CPU, and the last bit differs. (`new_full` fails in a vmap of no element.)
     """
     largest = x.abs().amax(-1).clamp_min(MIN_AMAX)
-    return largest / torch.full((), E4M3_MAX, dtype=x.dtype, device=x.device)
+    return largest / torch.full((), most, dtype=x.dtype, device=x.device)
 
 
 def _scales(groups: Tensor, form: RowFormat, power_of_two: bool) -> tuple[Tensor, Tensor]:
     """Return the scales (T, num_scales) of groups in fp32, and their bytes (T, stored_scales).
 
-    fp32: max(amax, 1e-4) / 448. e8m0: max(amax / 448, 1e-4), rounded up to a power of two, and of
-    e2m1 max(amax / 6, 2^-126). e4m3: amax / 6 within [2^-9, 448], rounded to nearest. A group that
-    is not finite has no finite one.
+    With the largest code m, 448 or 6 of e2m1: fp32: max(amax, 1e-4) / m. e8m0: max(amax / 448,
+    1e-4), rounded up to a power of two, and of e2m1 max(amax / 6, 2^-126). e4m3: amax / m within
+    [2^-9, 448], rounded to nearest. A group that is not finite has no finite one.
     """
+    most = E2M1_MAX if form.fp4 else E4M3_MAX
     if form.scale == "fp32":
-        scale = scale_of(groups)
+        scale = scale_of(groups, most)
         scale = next_power_of_two(scale) if power_of_two else scale
         return scale, scale.view(torch.uint8)
     largest = groups.abs().amax(-1)
-    most = E2M1_MAX if form.fp4 else E4M3_MAX  # divided by as in `scale_of`
+    # Divided as in `scale_of`.
     scale = largest / torch.full((), most, dtype=largest.dtype, device=largest.device)
     if form.scale == "e8m0":
         scale = next_power_of_two(scale.clamp_min(LEAST_NORMAL if form.fp4 else MIN_AMAX))
@@ -116,7 +119,7 @@ def unpack(rows: Tensor, form: RowFormat, dtype: torch.dtype) -> Tensor:
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     codes = rows[:, : form.code_bytes].contiguous()
     values = e2m1_values(codes) if form.fp4 else codes.view(torch.float8_e4m3fn)
-    stored = rows[:, form.scales_at : form.scales_at + form.stored_scales].contiguous()
+    stored = _copy_at(rows, form.scales_at, form.stored_scales)
     if form.scale == "e8m0":
         # 0 is 2^-127, a subnormal number, and 255 is NaN.
         bits = stored.int()
@@ -128,8 +131,14 @@ def unpack(rows: Tensor, form: RowFormat, dtype: torch.dtype) -> Tensor:
     coded: Tensor = groups.flatten(1).to(dtype)
     if not form.rope:
         return coded
-    rope = rows[:, form.rope_at : form.rope_at + 2 * form.rope].contiguous().view(torch.bfloat16)
+    rope = _copy_at(rows, form.rope_at, 2 * form.rope).view(torch.bfloat16)
     return torch.cat([coded, rope.to(dtype)], dim=1)
+
+
+def _copy_at(rows: Tensor, first: int, count: int) -> Tensor:
+    """Bytes [first, first + count) of each row, in memory of their own: a view of wider numbers
+    must begin at a multiple of their bytes, which those of a row alone may not."""
+    return rows[:, first : first + count].clone(memory_format=torch.contiguous_format)
 
 
 def form_of(kv: Tensor, kv_format: str | None) -> RowFormat | None:

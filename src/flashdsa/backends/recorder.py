@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashdsa.backends.reasons import Choice, Explain
 from flashdsa.backends.runner import Allocate, DeviceFacts
+from flashdsa.jit.loader import require_plan
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
 
 _SMALL_BYTES = 1 << 20
@@ -81,8 +82,7 @@ class Recorder:
         Raises:
             ValueError: the plan is none that the kernel is compiled for.
         """
-        if plan not in spec.plans:
-            raise ValueError(f"{spec.name}: compiled for its catalog's plans only; got {plan}")
+        require_plan(spec, plan)
         variant = Variant(spec, plan)
 
         def note(*_: object) -> None:

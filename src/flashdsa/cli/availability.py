@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from flashdsa.backends.emulated.packages import install_command, missing_packages
-from flashdsa.backends.features import NOT_INSTALLED, dotted
+from flashdsa.backends.features import NOT_INSTALLED, Formats, dotted
 from flashdsa.backends.registry import is_installed
 from flashdsa.errors import UnsupportedError
 from flashdsa.settings import BACKENDS
@@ -95,6 +95,8 @@ def _row(
 
 def _written(feature: object) -> object:
     """A flag, a list of names, or a set of integers in words."""
+    if isinstance(feature, Formats):
+        return list(feature.names)
     if isinstance(feature, tuple):
         return list(feature)
     return feature if isinstance(feature, bool) else str(feature)

@@ -17,7 +17,7 @@ from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from flashdsa.problem import INT32_MAX, PAGE_SIZE
-from flashdsa.row_formats import V32, RowFormat, find_row_format
+from flashdsa.row_formats import V32, RowFormat, find_row_format, has_split_rows
 from flashdsa.settings import BACKENDS
 
 
@@ -244,12 +244,15 @@ def kv_rows(name: str, kv: Tensor) -> Tensor:
 
 
 def _packed_pages(pages: Tensor) -> Tensor:
-    """Packed pages as rows (n, bytes) where these are alike, else as they are."""
+    """Packed pages as rows (n, bytes) where these are alike, else as they are. The format is not
+    known here: one of these bytes that is split keeps the pages of all."""
     num_pages, page_size, row_bytes = pages.shape
     if page_size == 1:
         return pages[:, 0]
     adjacent = num_pages <= 1 or pages.stride(0) == page_size * pages.stride(1)
-    return pages.flatten(0, 1) if adjacent and row_bytes == V32.row_bytes else pages
+    if not adjacent or row_bytes != V32.row_bytes or has_split_rows(row_bytes):
+        return pages
+    return pages.flatten(0, 1)
 
 
 def row_format_of(

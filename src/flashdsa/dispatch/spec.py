@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from flashdsa.backends.features import FLAGS, SIZES, Features, OneOf
+from flashdsa.backends.features import ANY_FORMATS, FLAGS, SIZES, Features, OneOf
 from flashdsa.dispatch.call_cache import CallCache
 from flashdsa.dispatch.checks import capability, dtype_name, require_tensor, require_writable
 from flashdsa.dispatch.overlap import require_apart
@@ -24,7 +24,6 @@ from flashdsa.dispatch.rows import (
     rows_of,
 )
 from flashdsa.problem import Problem
-from flashdsa.row_formats import ROW_FORMATS
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class OpSpec:
         if self.d_qk:
             has["d_qk"] = OneOf((self.d_qk,))
         if "kv_format" in names:
-            has["row_formats"] = has["mixed_formats"] = tuple(ROW_FORMATS)
+            has["row_formats"] = has["mixed_formats"] = ANY_FORMATS
         has |= {"deterministic": True, "ranges": "ends" in names}
         return Features(devices=("cpu",), dtypes=tuple(map(dtype_name, dtypes)), **has)
 

@@ -19,6 +19,7 @@ from flashdsa.jit.shared_object import build_shared_object, is_from, load_shared
 from flashdsa.jit.sources import PACKAGE, package_hash, source_hash
 from flashdsa.kernels.catalog import variants_of
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
+from flashdsa.row_formats import SHIPPED
 
 logger = logging.getLogger("flashdsa.jit")
 
@@ -35,17 +36,29 @@ def load(spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
     Processes that want it at the same time wait for the first one, which compiles it.
 
     Args:
-        plan: one of the kernel's.
+        plan: one of the catalog's, or of packed rows of a user's format.
 
     Raises:
+        ValueError: see `require_plan`.
         UnsupportedError: it must be compiled and nvidia-cutlass-dsl is not installed.
     """
-    if plan not in spec.plans:
-        raise ValueError(f"{spec.name}: compiled for its catalog's plans only; got {plan}")
+    require_plan(spec, plan)
     variant = Variant(spec, plan)
     function = _found(variant)
     _loaded.append(variant)
     return function
+
+
+def require_plan(spec: KernelSpec, plan: KernelPlan) -> None:
+    """Check that a function is compiled for the catalog's plans, or for packed rows of a format
+    that is not shipped under a name of its own.
+
+    Raises:
+        ValueError: for neither; another plan's function would be taken by the name.
+    """
+    is_own = getattr(plan, "form", None) not in (None, *SHIPPED)
+    if plan not in spec.plans and not (is_own and plan.name not in variants_of(spec.backend)):
+        raise ValueError(f"{spec.name}: compiled for its catalog's plans only; got {plan}")
 
 
 def loaded_variants() -> tuple[Variant, ...]:

@@ -26,11 +26,12 @@ def quantize_kv(kv: Tensor, *, scale: str = "ue8m0", kv_format: str = "v32") -> 
     "DeepSeek Sparse Attention".
 
     Args:
-        kv: (T, d_qk) or (T, 1, d_qk) bf16 or fp32; d_qk = 576 of "v32", else 512.
+        kv: (T, d_qk) or (T, 1, d_qk) bf16 or fp32; d_qk = 576 of "v32", 512 of the other formats
+            below, else that of your own.
         scale: of formats with fp32 scales. "fp32": ``max(amax, 1e-4) / 448``; "ue8m0": rounded up
             to a power of two, which other kernels rely on (FlashMLA's).
-        kv_format: "v32" (656 bytes), "v32_no_rope" (528), "v4" (584), "v41" (528) or "v41_fp4"
-            (288).
+        kv_format: "v32" (656 bytes), "v32_no_rope" (528), "v4" (584), "v41" (528), "v41_fp4" (288)
+            or a format of your own (`flashdsa.row_formats`).
 
     Returns:
         (T, bytes) uint8; a row's values are ``code * scale``, and the bf16 columns.

@@ -118,7 +118,7 @@ def copy_groups(
             [(at + 2 * i * tile.chunk_bytes, i * KV_GROUP) for i in range(in_pairs)],
             128,
         )
-        if cutlass.const_expr(converts_rope(role)):
+        if cutlass.const_expr(converts_rope(role) and not form.fp4):
             # The last part's bytes come into its first chunk: the second one has bf16 columns.
             copy_units(
                 to - half.high * tile.chunk_bytes,
@@ -275,7 +275,16 @@ def write_half(
         both = scaling.both_of_sum(scales[turn])
         for i in cutlass.range_constexpr(UNIT_WORDS):
             to = base + swizzled_128(copies.key, copies.unit % 2 * 4 + i) + turn * TURN_BYTES
-            store_words(to, scaling.expand_e2m1(words[UNIT_WORDS * turn + i], both[i // 2]))
+            values = scaling.expand_e2m1(words[UNIT_WORDS * turn + i], both[i // 2])
+            if cutlass.const_expr(converts_rope(role)):
+                if chunk != rope_chunk(role):
+                    store_words(to, values)
+            else:
+                store_words(to, values)
+    if cutlass.const_expr(converts_rope(role)):
+        # The last chunk has the bf16 columns.
+        if half.high == 1:
+            convert_rope(role, copies, half.tile)
     for number in cutlass.range_constexpr(GROUPS):
         role.ctx.tile_full(half.tile).arrive(half.group + number)
 

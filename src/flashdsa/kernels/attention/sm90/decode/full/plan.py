@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.hw import BULK_ALIGNMENT, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
 from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, OF_CLUSTERS, ClusterPlan
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
-from flashdsa.problem import KV_GROUP
-from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
+from flashdsa.problem import D_V, KV_GROUP
+from flashdsa.row_formats import ROW_FORMATS, SHIPPED, V32, RowFormat, takes, takes_multiples
 
-FORMATS = tuple(ROW_FORMATS.values())
-"""Formats of packed rows that are expanded to f16, V32 first."""
+FORMATS = SHIPPED
+"""Formats of packed rows that kernels are compiled for in advance, V32 first."""
 JOINED_FORMATS = FORMATS[1:]
-"""Those that two sources may have, both the same."""
+"""Those of which two sources may have one, both the same."""
 MIXED_FORMATS = tuple(ROW_FORMATS[name] for name in ("v41", "v41_fp4"))
 """Those of which each source may have its own: one variant serves both orders."""
 JOINED_PAIRS = (*((form, "") for form in JOINED_FORMATS), (MIXED_FORMATS[0], MIXED_FORMATS[1].name))
 """Formats of a variant's sources, the second one by its name; "": they have one."""
+SHAPES = ("512 + 0", "512 + 64", "448 + 64")
+"""Coded and bf16 columns of rows that are expanded."""
+GROUPS: dict[bool, dict[str, tuple[int, ...]]] = {
+    False: {"fp32": (KV_GROUP,), "e8m0": (32, 64)},
+    True: {"e4m3": (16,)},
+}
+"""Columns that share a scale of each code, of rows that are expanded; True: of e2m1."""
 
 
 def words_of_scales(form: RowFormat) -> int:
     """Words of the scales of two neighbouring parts of a row, which a lane loads."""
     return 2 * KV_GROUP // form.group * form.stored_scales // form.num_scales // 4
+
+
+def objections(form: RowFormat) -> Iterator[str]:
+    """Object to packed rows that `expand.py` and `scales.py` do not expand to f16."""
+    yield from takes("columns + rope", f"{form.columns} + {form.rope}", *SHAPES)
+    yield from takes(f"scale of {form.code}", form.scale, *GROUPS[form.fp4])
+    groups = GROUPS[form.fp4].get(form.scale, ())
+    if groups:
+        yield from takes(f"group of {form.scale} scales", form.group, *groups)
+    # A lane loads its words of scales at once.
+    scales = 4 * words_of_scales(form) if form.group in groups else 1
+    yield from takes_multiples(form, BULK_ALIGNMENT, BULK_ALIGNMENT, scales)
+
+
+def joined_objections(form: RowFormat) -> Iterator[str]:
+    """Object to packed rows that two sources, ranges and blocks of rows may not have."""
+    yield from takes("columns + rope of two sources, a range or blocks", form.d_qk, D_V)
+    yield from objections(form)
+
+
+def mixed_objections(form: RowFormat) -> Iterator[str]:
+    """Object to packed rows beside which a second source has others."""
+    yield from takes("kv_format", form, *MIXED_FORMATS)
 
 
 @dataclass(frozen=True)
