@@ -13,7 +13,7 @@ SMOKE := $(addprefix ptxemu/tests/,check/test_hazard_programs.py check/test_litm
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-ptxemu test-peers test-integrations test-training peer-signatures test-newest test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
+.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-ptxemu test-peers test-integrations test-training test-transformers peer-signatures test-newest test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -42,6 +42,9 @@ test-integrations: $(READY)  ## Contracts of Megatron-Core, vLLM, SGLang, flashi
 
 test-training: $(READY)  ## TRL, PEFT and accelerate over enabled models (installs 300 MB beside .venv)
 	tools/test_training.sh $(VENV) .training
+
+test-transformers: $(READY)  ## transformers' own common tests over enabled models (its source archive, 11 MB)
+	$(BIN)/python tools/transformers_tests.py .transformers $(TRANSFORMERS_TESTS)
 
 peer-signatures: $(READY)  ## Which parameters do the adapters' peers have now? (downloads their newest wheels)
 	$(BIN)/python tools/peer_signatures.py
