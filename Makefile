@@ -13,7 +13,7 @@ SMOKE := $(addprefix ptxemu/tests/,check/test_hazard_programs.py check/test_litm
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-ptxemu test-peers test-integrations test-newest test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
+.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-ptxemu test-peers test-integrations test-training test-transformers peer-signatures test-newest test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -39,6 +39,15 @@ test-peers: $(READY)  ## Kernels of other packages, run and checked by ptxemu (i
 
 test-integrations: $(READY)  ## Contracts of Megatron-Core, vLLM, SGLang, flashinfer-bench, by their wheels (400 MB)
 	tools/test_integrations.sh $(VENV) .integrations
+
+test-training: $(READY)  ## TRL, PEFT and accelerate over enabled models (installs 300 MB beside .venv)
+	tools/test_training.sh $(VENV) .training
+
+test-transformers: $(READY)  ## transformers' own common tests over enabled models (its source archive, 11 MB)
+	$(BIN)/python tools/transformers_tests.py .transformers $(TRANSFORMERS_TESTS)
+
+peer-signatures: $(READY)  ## Which parameters do the adapters' peers have now? (downloads their newest wheels)
+	$(BIN)/python tools/peer_signatures.py
 
 test-newest: $(READY)  ## transformers' tests with the newest releases, if some were not tried yet (seconds otherwise)
 	$(BIN)/python tools/dependencies.py newest

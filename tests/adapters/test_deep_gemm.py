@@ -63,7 +63,66 @@ def test_compressed_ragged_scores_begin_at_each_rows_first_key() -> None:
         assert torch.equal(got[row, :count], full[row, first : first + count])
         assert got[row, count:].isneginf().all()
     with pytest.raises(ValueError, match="clean_logits"):
-        deep_gemm.fp8_mqa_logits(q, kv, weights, start, end, max_seqlen_k=160)
+        deep_gemm.fp8_mqa_logits(q, kv, weights, start, end, True, 160)
+
+
+def test_a_width_in_sixth_place_is_a_compressed_result() -> None:
+    """DeepGEMM 2.8 has max_seqlen_k there, then schedule_meta, and takes q alone."""
+    q, kv, weights, start, end = _ragged(215)
+    expected = deep_gemm.fp8_fp4_mqa_logits(q, kv, weights, start, end, max_seqlen_k=160)
+    assert expected.shape == (6, 160)
+    metadata = torch.zeros(3, 2)
+    for rest in ((160,), (160, metadata), (160, None)):
+        got = deep_gemm.fp8_fp4_mqa_logits([q, None], kv, weights, start, end, *rest)
+        assert torch.equal(got, expected)
+    named = deep_gemm.fp8_fp4_mqa_logits(
+        (q, None), kv, weights, start, end, max_seqlen_k=160, schedule_meta=metadata
+    )
+    assert torch.equal(named, expected)
+    whole = deep_gemm.fp8_fp4_mqa_logits(q, kv, weights, start, end, True)
+    assert whole.shape == (6, 215)
+
+
+def test_weights_in_bf16_are_their_values() -> None:
+    q, kv, weights, start, end = _ragged(215)
+    rounded = weights.bfloat16()
+    got = deep_gemm.fp8_mqa_logits(q, kv, rounded, start, end)
+    assert torch.equal(got, deep_gemm.fp8_mqa_logits(q, kv, rounded.float(), start, end))
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+
+
+def _fp4(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return random codes (..., 64), scales (...) int32, and the numbers (..., 128) they are."""
+    codes = torch.randint(0, 256, (*shape, 64), dtype=torch.uint8)
+    exponents = torch.randint(120, 132, (*shape, 4), dtype=torch.uint8)
+    pair = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2).long()
+    values = E2M1[pair & 7] * torch.where(pair > 7, -1, 1)
+    factors = torch.exp2(exponents.double() - 127).repeat_interleave(32, dim=-1)
+    return codes, exponents.contiguous().view(torch.int32).squeeze(-1), values * factors
+
+
+def test_fp4_queries_and_keys() -> None:
+    """Contiguous, and in pages of 68 bytes a key, which are flashdsa's."""
+    torch.manual_seed(5)
+    q, q_scales, queries = _fp4(6, 4)
+    k, k_scales, keys = _fp4(128)
+    weights = torch.randn(6, 4)
+    start, end = torch.zeros(6, dtype=torch.int32), torch.full((6,), 128, dtype=torch.int32)
+    dots = torch.einsum("shd,td->sht", queries, keys).relu()
+    expected = (dots * weights.double()[..., None]).sum(1)
+    got = deep_gemm.fp8_fp4_mqa_logits((q, q_scales), (k, k_scales), weights, start, end)
+    assert_close(got, expected, 1e-6)
+    cache = torch.cat(
+        [k.view(2, -1), k_scales.view(2, -1).contiguous().view(torch.uint8)], dim=1
+    ).view(2, 64, 1, 68)
+    table = torch.arange(2, dtype=torch.int32).expand(6, 2)
+    paged = deep_gemm.fp8_fp4_paged_mqa_logits(
+        (q[:, None], q_scales[:, None]), cache, weights.bfloat16(), end, table, None, 128
+    )
+    dots = dots * weights.bfloat16().double()[..., None]
+    assert_close(paged, dots.sum(1), 1e-6)
 
 
 def test_fewer_dims_are_padded_with_zeros() -> None:
@@ -142,35 +201,36 @@ def test_paged_topk_is_of_the_scores(ids: str) -> None:
     assert torch.equal(got, best)
 
 
-def test_rows_of_other_requests_and_empty_ones() -> None:
-    q, cache, weights, lengths, table = _paged(1)
-    request = torch.tensor([2, 0, 0], dtype=torch.int32)
-    context_lens = torch.tensor([[3], [130], [0]], dtype=torch.int32)
-    got = deep_gemm.fp8_paged_mqa_logits(
-        q, cache, weights, context_lens, table, None, 192, indices=request
-    )
-    assert_close(got, _expected(q, cache, weights, context_lens, table[request.long()]), 1e-5)
-    nothing = deep_gemm.fp8_paged_mqa_logits(q, cache, weights, lengths * 0, table, None, 192)
-    assert nothing.isneginf().all()
+@pytest.mark.parametrize("place", ["by name", "in eighth place"])
+def test_indices_only_group_rows_which_have_pages_of_their_own(place: str) -> None:
+    """Three rows, two of one request whose number is no row of the table; one sees nothing."""
+    q, cache, weights, _, table = _paged(1)
+    request = torch.tensor([7, 7, 9], dtype=torch.int32)
+    context_lens = torch.tensor([[129], [64], [0]], dtype=torch.int32)
+    expected = _expected(q, cache, weights, context_lens, table)
+    arguments = q, cache, weights, context_lens, table, None, 192
+    if place == "by name":
+        got = deep_gemm.fp8_fp4_paged_mqa_logits(*arguments, indices=request)
+        chosen = deep_gemm.fp8_paged_mqa_topk(*arguments[:5], 30, indices=request)
+        assert torch.equal(chosen, deep_gemm.fp8_paged_mqa_topk(*arguments[:5], 30))
+    else:
+        got = deep_gemm.fp8_fp4_paged_mqa_logits(*arguments, request)
+    assert_close(got, expected, 1e-5)
 
 
 def test_what_is_refused_is_named() -> None:
     q, kv, weights, start, end = _ragged(215)
     with pytest.raises(NotImplementedError, match=r"q: .*float8_e4m3fn.*bfloat16"):
         deep_gemm.fp8_mqa_logits(q.bfloat16(), kv, weights, start, end)
-    with pytest.raises(NotImplementedError, match=r"q: .*tuple"):
-        deep_gemm.fp8_mqa_logits((q, start), kv, weights, start, end)  # type: ignore[arg-type]
-    with pytest.raises(NotImplementedError, match="q: FP4"):
+    with pytest.raises(NotImplementedError, match=r"q: scales beside torch\.float8_e4m3fn"):
         deep_gemm.fp8_fp4_mqa_logits((q, start), kv, weights, start, end)
-    with pytest.raises(TypeError, match="q: expected a pair"):
-        deep_gemm.fp8_fp4_mqa_logits(q, kv, weights, start, end)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"q: expected a tensor, or a pair .* got tuple of Tensor"):
+        deep_gemm.fp8_fp4_mqa_logits((q, q, q), kv, weights, start, end)  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError, match=r"q: FP4 is served of 128 dims.*\[6, 4, 32\]"):
+        bytes_of = q[..., :32].contiguous().view(torch.uint8)
+        deep_gemm.fp8_fp4_mqa_logits((bytes_of, start), kv, weights, start, end)
     with pytest.raises(NotImplementedError, match="logits_dtype"):
         deep_gemm.fp8_fp4_mqa_logits((q, None), kv, weights, start, end, logits_dtype=torch.float16)
-    q4, cache, weights, lengths, table = _paged(2)
-    with pytest.raises(NotImplementedError, match="next_n"):
-        deep_gemm.fp8_paged_mqa_logits(
-            q4, cache, weights, lengths, table, None, 192, indices=lengths
-        )
 
 
 def test_number_of_sms_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

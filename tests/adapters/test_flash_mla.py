@@ -47,13 +47,26 @@ def test_prefill(base2: bool | None) -> None:
     expected, expected_lse = attention(q, kv[:, 0], rows, SCALE, sink=sink)
     assert out.dtype == torch.bfloat16
     assert_close(out, expected, 4e-3)
-    assert_close(max_logits, largest_logits(q, kv[:, 0], rows, SCALE), 1e-5)
     if base2 is False:
-        assert lse is None
-    else:
-        assert lse is not None
-        factor = torch.log2(torch.tensor(torch.e, dtype=torch.float64)) if base2 else 1
-        assert_close(lse, expected_lse * factor, 1e-5)
+        assert lse is None and max_logits is None
+        return
+    assert lse is not None and max_logits is not None
+    factor = torch.log2(torch.tensor(torch.e, dtype=torch.float64)) if base2 else 1
+    assert_close(lse, expected_lse * factor, 1e-5)
+    assert_close(max_logits, largest_logits(q, kv[:, 0], rows, SCALE) * factor, 1e-5)
+
+
+def test_results_go_to_the_callers_buffer() -> None:
+    q, kv, indices, lengths = _prefill()
+    into = torch.full((4, 3, 512), torch.nan, dtype=torch.bfloat16)
+    expected = flash_mla.flash_mla_sparse_fwd(q, kv, indices, SCALE, topk_length=lengths)[0]
+    found = flash_mla.flash_mla_sparse_fwd(q, kv, indices, SCALE, topk_length=lengths, out=into)[0]
+    assert found.data_ptr() == into.data_ptr() and torch.equal(into, expected)
+    q, cache, indices, lengths = _decode_case()
+    room = torch.full((2, 3, 5, 512), torch.nan, dtype=torch.bfloat16)
+    expected = _decode(cache, q, indices, topk_length=lengths)[0]
+    found = _decode(cache, q, indices, topk_length=lengths, out=room)[0]
+    assert found.data_ptr() == room.data_ptr() and torch.equal(room, expected)
 
 
 def _decode_case() -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import flashdsa
 from flashdsa.adapters import flashinfer, tilelang
 from tests.support.formulas import assert_close, attention
 
@@ -130,7 +131,40 @@ def test_sparse_decode(base: str | None, factor: float) -> None:
     assert out is into and lse is buffer
     assert_close(out, expected.view(2, 2, 3, 512), 4e-3)
     expected_lse[2] = -torch.inf
-    assert_close(lse, expected_lse * factor, 1e-5)
+    assert_close(lse, torch.logaddexp(expected_lse, sink.double()) * factor, 1e-5)
+
+
+def test_sparse_decode_without_sinks_has_no_lse_of_nothing() -> None:
+    _, (_, lse) = _decode(return_lse=True)
+    assert lse[2].isneginf().all() and lse[[0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 2)], ids=str)
+def test_a_length_per_query_bounds_its_slots(shape: tuple[int, ...]) -> None:
+    """As the slots in use, unless these are given; a length per sequence says nothing of slots."""
+    lens = _int32(2, 1, 5, 4)
+    expected = _decode(sparse_mla_top_k_lens=lens)[1]
+    assert torch.equal(_decode(seq_lens=lens.view(shape))[1], expected)
+    both = _decode(seq_lens=_int32(1, 1, 1, 1), sparse_mla_top_k_lens=lens)[1]
+    assert torch.equal(both, expected)
+    per_sequence = _decode(seq_lens=_int32(1, 1))[1]
+    assert torch.equal(per_sequence, _decode()[1]) and not torch.equal(per_sequence, expected)
+
+
+@pytest.mark.parametrize("width", [576, 512])
+@pytest.mark.parametrize("scale_format", ["auto", "pow2_fp32", "arbitrary-FP32"])
+def test_sparse_decode_of_packed_rows(width: int, scale_format: str) -> None:
+    torch.manual_seed(10)
+    values = torch.randn(128, width)
+    form = "v32" if width == 576 else "v32_no_rope"
+    rows = flashdsa.quantize_kv(values, kv_format=form, scale="fp32")
+    read = flashdsa.read_kv_cache(rows[:, None, None], torch.arange(128), kv_format=form)
+    sizes = {"qk_rope_head_dim": width - 512, "kv_scale_format": scale_format}
+    query = torch.randn(2, 2, 3, width).bfloat16()
+    arguments, out = _decode(query=query, kv_cache=rows.view(2, 1, 64, -1), **sizes)
+    ids = [[i for i in row if i >= 0] for row in arguments["block_tables"].flatten(0, 1).tolist()]
+    expected, _ = attention(query.flatten(0, 1), read, ids, 0.05)
+    assert_close(out, expected.view(2, 2, 3, 512), 4e-3)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +177,8 @@ def test_sparse_decode(base: str | None, factor: float) -> None:
         ("kv_lora_rank", 256),
         ("cum_seq_lens_q", torch.tensor([0])),
         ("enable_dcp", True),
-        ("kv_scale_format", "ue8m0"),
+        ("kv_scale_format", "ue8m0_g32"),
+        ("kv_scale_format", "arbitrary_fp32"),
         ("skip_softmax_threshold_scale_factor", 0.1),
         ("uses_shared_paged_kv_idx", False),
         ("causal_seqlens_kv_global", torch.tensor([0])),

@@ -18,7 +18,7 @@ glm = pytest.importorskip("transformers.models.glm5_next.modeling_glm5_next")
 
 from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig  # noqa: E402
 
-from flashdsa.errors import ArgumentValueError, UnsupportedError  # noqa: E402
+from flashdsa.errors import UnsupportedError  # noqa: E402
 from flashdsa.integrations.transformers import disable, enable, two_sources  # noqa: E402
 from flashdsa.ops.entries import compress_kv  # noqa: E402
 
@@ -79,6 +79,44 @@ def glm5_next() -> Any:
 
 
 MODELS = {"deepseek_v4": deepseek_v4, "glm5_next": glm5_next}
+
+
+def glm5_next_with_images() -> Any:
+    """The whole model: a tower of one layer for images of 2 x 2 patches beside the text's."""
+    text = glm5_next().config
+    vision = {
+        "depth": 1, "hidden_size": 32, "num_heads": 2, "image_size": 8, "patch_size": 4,
+        "intermediate_size": 32, "out_hidden_size": 64, "projection_intermediate_size": 32,
+    }  # fmt: skip
+    config = transformers.Glm5NextConfig(
+        text_config=text.to_dict(), vision_config=vision, image_token_id=90
+    )
+    return glm.Glm5NextModel(config).eval()
+
+
+@pytest.mark.parametrize("tower", ["eager", "sdpa"])
+def test_an_image_is_seen_by_the_towers_own_attention(tower: str) -> None:
+    torch.manual_seed(0)
+    model = glm5_next_with_images()
+    model.set_attn_implementation({"text_config": "eager", "vision_config": tower})
+    ids = torch.randint(1, 80, (1, 20))
+    ids[0, 5] = 90  # an image of 2 x 2 patches is one token
+    x = {
+        "input_ids": ids,
+        "pixel_values": torch.randn(4, 3 * 2 * 4 * 4),
+        "image_grid_thw": torch.tensor([[1, 2, 2]]),
+        "mm_token_type_ids": (ids == 90).int(),
+    }
+    with torch.no_grad():
+        expected = model(**x)[0]
+        assert error(model(**x | {"pixel_values": -x["pixel_values"]})[0], expected) > 1e-3
+        enable(model)
+        assert model.config.vision_config._attn_implementation == tower
+        assert error(model(**x)[0], expected) < 5e-6
+        disable(model)
+    own = [model.config.text_config._attn_implementation]
+    own.append(model.config.vision_config._attn_implementation)
+    assert own == ["eager", tower]
 
 
 @pytest.fixture(params=list(MODELS))
@@ -226,6 +264,46 @@ def test_deepseek_v4_generates_the_same_tokens(padded: bool) -> None:
     assert torch.equal(enable(model).generate(**x, **options), expected)
 
 
+@pytest.mark.parametrize("hole", [False, True])
+def test_deepseek_v4_steps_behind_right_padding(hole: bool) -> None:
+    """A window of 16 over prompts of 12 and 9: the padding lies inside it. With a hole besides."""
+    torch.manual_seed(0)
+    model = deepseek_v4()
+    model.set_attn_implementation("eager")
+    mask = torch.ones(2, 14, dtype=torch.int64)
+    mask[1, 9:12] = 0
+    mask[0, 7] = 0 if hole else 1
+    ids, positions = tokens(14)["input_ids"], (mask.cumsum(1) - 1).clamp_min(0)
+    found = []
+    for is_enabled in (False, True):
+        if is_enabled:
+            enable(model)
+        cache, logits = transformers.DynamicCache(config=model.config), []
+        with torch.no_grad():
+            for first, last in ((0, 12), (12, 13), (13, 14)):
+                part = slice(first, last)
+                result = model(
+                    input_ids=ids[:, part],
+                    attention_mask=mask[:, :last],
+                    position_ids=positions[:, part],
+                    past_key_values=cache,
+                )
+                logits.append(result.logits[mask[:, part].bool()])
+        found.append(torch.cat(logits))
+    assert error(found[1], found[0]) < 5e-6
+
+
+def test_deepseek_v4_is_exported() -> None:
+    """No value of the mask decides what is computed."""
+    torch.manual_seed(0)
+    model = enable(deepseek_v4())
+    ids = tokens(20)["input_ids"]
+    with torch.no_grad():
+        program = torch.export.export(model, (), {"input_ids": ids, "use_cache": False})
+        expected = model(ids, use_cache=False).logits
+        assert error(program.module()(input_ids=ids, use_cache=False).logits, expected) < 1e-6
+
+
 @pytest.mark.parametrize("layer", [1, 2])
 def test_entries_in_bf16_are_as_near_to_float64s_as_the_models(layer: int) -> None:
     """`compress_kv` rounds once, the model's own form after each step."""
@@ -262,15 +340,11 @@ def test_entries_come_from_compress_kv_where_it_has_the_models_numbers(
         assert calls[4:] == [torch.bfloat16]
 
 
-def test_other_indexers_and_masks_are_refused() -> None:
+def test_other_indexers_are_refused() -> None:
     torch.manual_seed(0)
     model = deepseek_v4()
     with pytest.raises(UnsupportedError, match="DeepSeek-V4's layers have their own only"):
         enable(model, indexer="fp8")
-    base = torch.zeros(1, 1, dtype=torch.int64)
-    holes = torch.tensor([[True, False, True]])[:, None, None]
-    with pytest.raises(ArgumentValueError, match="attention_mask: expected each query to see"):
-        two_sources.window_of(holes, 1, 1, 3, WINDOW, base)
 
 
 def test_a_compressor_that_is_not_known_is_refused() -> None:

@@ -43,20 +43,22 @@ def flash_mla_sparse_fwd(
     topk_length: Tensor | None = None,
     use_legacy: bool = False,
     return_log2_lse: bool | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Sparse prefill, by `flashdsa.sparse_mla_fwd`.
 
     Args:
         q: (S, H, d_qk). kv: (S_kv, 1, d_qk). indices: (S, 1, topk) int32.
         sm_scale, d_v, attn_sink, topk_length: as for `flashdsa.sparse_mla_fwd`.
-        use_legacy: not used: chooses among FlashMLA's kernels.
-        return_log2_lse: True: lse in base 2; False: None in its place.
+        use_legacy: not used: it chooses among FlashMLA's kernels.
+        return_log2_lse: True: both statistics in base 2; False: None in the place of both.
+        out: (S, H, d_v) buffer for the result, as in vLLM's FlashMLA.
 
     Returns:
         out (S, H, d_v), max_logits and lse (S, H) fp32, -inf and +inf for a query without a valid
-        slot; max_logits are natural, whatever the base of lse.
+        slot.
     """
-    out, lse, max_logits = sparse_mla_fwd(
+    result, lse, max_logits = sparse_mla_fwd(
         q,
         kv,
         indices,
@@ -65,10 +67,13 @@ def flash_mla_sparse_fwd(
         topk_length=topk_length,
         attn_sink=attn_sink,
         return_max_logits=True,
+        out=out,
     )
     if return_log2_lse is False:
-        return out, max_logits, None
-    return out, max_logits, lse_to_base2(lse) if return_log2_lse else lse
+        return result, None, None
+    if return_log2_lse:
+        return result, lse_to_base2(max_logits), lse_to_base2(lse)
+    return result, max_logits, lse
 
 
 def flash_mla_with_kvcache(
@@ -93,6 +98,7 @@ def flash_mla_with_kvcache(
     kv_format: str | None = None,
     descale_q: Tensor | None = None,
     descale_k: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sparse decode from one or two paged caches of bf16 rows, or of packed rows.
 
@@ -118,6 +124,7 @@ def flash_mla_with_kvcache(
             softmax, its (b, s_q, n) ids and their lengths; a row that both name counts twice.
         kv_format: of packed rows, "V32_NO_ROPE" or "V41" where both have 528 bytes.
         descale_q, descale_k: None; they belong to other formats.
+        out: (b, s_q, H, 512) contiguous buffer for the result, as in vLLM's FlashMLA.
 
     Returns:
         out (b, s_q, H, 512) and lse (b, H, s_q) fp32, the natural logarithm, +inf for a query
@@ -167,17 +174,18 @@ def flash_mla_with_kvcache(
             attn_sink=attn_sink,
             kv_format=row_format,
             batch_invariant=enable_batch_invariant,
+            out=None if out is None else out.view(batch * num_queries, num_heads, head_dim_v),
             **(dict(further) if extra else {}),
         )
 
     try:
-        out, lse = attend(sources, row_format)
+        result, lse = attend(sources, row_format)
     except UnsupportedError:
         if not is_packed:
             raise
-        out, lse = attend([one.selected(num_queries, row_format) for one in sources], None)
+        result, lse = attend([one.selected(num_queries, row_format) for one in sources], None)
     by_sequence = lse.view(batch, num_queries, num_heads).transpose(1, 2).contiguous()
-    return out.view(batch, num_queries, num_heads, head_dim_v), by_sequence
+    return result.view(batch, num_queries, num_heads, head_dim_v), by_sequence
 
 
 class _Source(NamedTuple):

@@ -23,6 +23,8 @@ from flashdsa.ops.attention_backward import mla_bwd
 from flashdsa.ops.merge import lse_for_merge, lse_to_base2
 from flashdsa.problem import D_QK, D_V
 
+PACKED_FORMATS = {656: "v32", 528: "v32_no_rope"}
+"""Packed rows by their bytes, with fp32 scales."""
 Destination = Callable[[], Tensor | tuple[Tensor, Tensor]]
 """Returns a buffer of gradients, or it and the row of each key."""
 
@@ -161,8 +163,9 @@ def trtllm_batch_decode_with_kv_cache_mla(
     """Sparse decode of absorbed queries, by `flashdsa.sparse_mla_fwd`.
 
     Args:
-        query: (B, q_len, H, 576) bf16.
-        kv_cache: (pages, page_size, 576) bf16 or (pages, 1, page_size, 576).
+        query: (B, q_len, H, 576) bf16, or (B, q_len, H, 512) of rows without RoPE.
+        kv_cache: (pages, page_size, 576) bf16 or (pages, 1, page_size, 576); or bytes of packed
+            rows, 656 of 576 columns or 528 of 512, in place of 576.
         block_tables: (B, q_len, topk) int32, slots ``page * page_size + offset``; -1 is invalid.
         sparse_mla_top_k: topk, at least 1: dense decode is not served.
         out: (B, q_len, H, 512) buffer. lse: (B * q_len, H) or (B, q_len, H) fp32 buffer.
@@ -170,24 +173,25 @@ def trtllm_batch_decode_with_kv_cache_mla(
         bmm2_scale: 1.
         sinks: [(H,) fp32].
         sparse_mla_top_k_lens: (B * q_len,) or (B, q_len) int32, slots in use.
+        seq_lens: (B * q_len,) or (B, q_len) int32, the same where sparse_mla_top_k_lens is None. A
+            length per sequence of several queries, (B,), is not used, as in FlashInfer's kernels
+            for SM120; what those of trtllm-gen do with it is not public.
+        kv_scale_format: of packed rows "auto", "pow2_fp32" or "arbitrary_fp32": any fp32 scales.
         return_lse_base: "base2" (the default) or "basee".
-        workspace_buffer, qk_nope_head_dim, seq_lens, max_seq_len, enable_pdl, backend, is_var_seq,
+        workspace_buffer, qk_nope_head_dim, max_seq_len, enable_pdl, backend, is_var_seq,
             cute_dsl_impl, max_q_len, multi_ctas_kv_counter_buffer, cp_world, cp_rank,
             use_fp16_softmax: not used. The others must keep their defaults.
 
     Returns:
-        out, or with `return_lse` out and lse (B * q_len, H), -inf for a query without a valid slot.
+        out, or with `return_lse` out and lse (B * q_len, H). lse counts the sink, as FlashInfer's
+        kernels for SM120 have it; -inf without a sink for a query without a valid slot.
     """
     name = "trtllm_batch_decode_with_kv_cache_mla"
     if sparse_mla_top_k < 1:
         raise UnsupportedError(
             f"{name}: sparse_mla_top_k=0 asks for dense decode; flashdsa is sparse"
         )
-    if (kv_lora_rank, qk_rope_head_dim) != (D_V, D_QK - D_V):
-        raise UnsupportedError(
-            f"{name}: kv_lora_rank={kv_lora_rank}, qk_rope_head_dim={qk_rope_head_dim} are not "
-            f"served here, only {D_V} and {D_QK - D_V}"
-        )
+    row_format = _packed_format(kv_cache, kv_lora_rank, qk_rope_head_dim, kv_scale_format)
     if isinstance(bmm1_scale, Tensor):
         raise UnsupportedError(f"{name}: bmm1_scale as a tensor is not served here; pass a float")
     for argument, value, default, instead in (
@@ -199,7 +203,6 @@ def trtllm_batch_decode_with_kv_cache_mla(
             None,
             "softmax is exact",
         ),
-        ("kv_scale_format", kv_scale_format, "auto", "the cache is bf16"),
         ("cum_seq_lens_q", cum_seq_lens_q, None, "pass [B, q_len, H, 576]"),
         ("enable_dcp", enable_dcp, False, "merge parts by flashdsa.merge_attention"),
         ("causal_seqlens_kv_global", causal_seqlens_kv_global, None, "indices say what is seen"),
@@ -211,6 +214,10 @@ def trtllm_batch_decode_with_kv_cache_mla(
         )
     batch, q_len, num_heads, _ = query.shape
     rows = kv_cache.squeeze(1) if kv_cache.dim() == 4 else kv_cache
+    rows = rows if row_format is None else rows.view(torch.uint8)
+    lengths = sparse_mla_top_k_lens
+    if lengths is None and seq_lens is not None and seq_lens.numel() == batch * q_len:
+        lengths = seq_lens
     direct = None
     if out is not None and out.is_contiguous() and out.dtype == query.dtype:
         direct = out.view(batch * q_len, num_heads, D_V)
@@ -219,8 +226,9 @@ def trtllm_batch_decode_with_kv_cache_mla(
         rows.reshape(-1, rows.shape[-1]),
         block_tables.reshape(batch * q_len, -1),
         sm_scale=float(bmm1_scale),
-        topk_length=None if sparse_mla_top_k_lens is None else sparse_mla_top_k_lens.flatten(),
+        topk_length=None if lengths is None else lengths.flatten(),
         attn_sink=sinks[0] if sinks else None,
+        kv_format=row_format,
         out=direct,
     )
     result = result.view(batch, q_len, num_heads, D_V)
@@ -228,8 +236,34 @@ def trtllm_batch_decode_with_kv_cache_mla(
     if not return_lse:
         return result
     natural = lse_for_merge(natural)
+    if sinks:
+        natural = torch.logaddexp(natural, sinks[0].to(natural.dtype))
     shown = natural if return_lse_base == "basee" else lse_to_base2(natural)
     return result, copy_into(lse, shown)
+
+
+def _packed_format(kv_cache: Tensor, rank: int, rope: int, scale_format: str) -> str | None:
+    """Return the name of the packed rows' format, None of bf16 rows.
+
+    Raises:
+        UnsupportedError: for other sizes, or for scales that these rows have not.
+    """
+    width = kv_cache.shape[-1]
+    form = None if kv_cache.element_size() > 1 else PACKED_FORMATS.get(width)
+    expected = D_QK - D_V if form in (None, "v32") else 0
+    if (rank, rope) != (D_V, expected) or (form is None and width != D_QK):
+        raise UnsupportedError(
+            f"trtllm_batch_decode_with_kv_cache_mla: kv_lora_rank={rank}, qk_rope_head_dim={rope} "
+            f"and rows of {width} {kv_cache.dtype} are not served here, only {D_V} and "
+            f"{D_QK - D_V} with rows of 576 bf16 or 656 bytes, {D_V} and 0 with rows of 528 bytes"
+        )
+    formats = ("auto",) if form is None else ("auto", "pow2_fp32", "arbitrary_fp32")
+    if scale_format.lower().replace("-", "_") not in formats:
+        raise UnsupportedError(
+            f"kv_scale_format: expected one of {', '.join(formats)} with these rows; got "
+            f"{scale_format!r}"
+        )
+    return form
 
 
 def dsa_sparse_attention(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.integrations.transformers.seen_keys import SeenKeys
 from flashdsa.ops.index_k_cache import write_index_k_cache
 from flashdsa.problem import INDEX_TOKEN_BYTES, PAGE_SIZE
 
@@ -19,85 +20,77 @@ MORE_TOKENS = 256
 
 @dataclass
 class IndexKeys:
-    """Keys of B sequences as the indexer reads them.
+    """Keys of B sequences as the indexer reads them: those that queries see, without gaps.
 
     Attributes:
         cache: (B * pages, 64, 1, 132) uint8, pages of one sequence behind the other's.
         table: (B, pages) int32, the pages of each.
-        first: (B,) int32, the first key of each that is no padding; it has the first slot.
-        slots: (B, positions) int64: the slot of the key at each position, -1 of padding.
+        seen: numbers of the keys at the last call; a key's number is its slot in the pages.
         source: the model's own keys (B, T, 128), that these were written from.
         version: of `source`; None where torch counts none.
-        padded: whether any sequence begins with padding; None: the device was not asked yet.
     """
 
     cache: Tensor
     table: Tensor
-    first: Tensor
-    slots: Tensor
+    seen: SeenKeys
     source: Tensor
     version: int | None
-    padded: bool | None = None
 
-    def continues(self, layer: Any, num_new: int) -> bool:
-        """Whether the model's cache still has the keys that these were written from, or the first
-        of them, as it has when tokens were rejected, and there is room for `num_new` tokens more.
+    def continues(self, layer: Any, seen: SeenKeys, num_new: int) -> bool:
+        """Return whether these are the first keys that the model's cache has and the call sees.
 
-        A cache that was reordered has another tensor; one that was written to by others has another
-        version.
+        Also after tokens were rejected. There must be room for `num_new` tokens more. A cache that
+        was reordered has another tensor; one that was written to by others has another version;
+        another mask of the earlier tokens gives other numbers.
         """
         kept: Tensor | None = layer.indexer_keys
         if kept is None or not is_begin(kept, self.source):
             return False
         if self.version != version_of(self.source):
             return False
-        return is_static(layer) or kept.shape[1] + num_new <= self.slots.shape[1]
+        if is_static(layer):
+            return seen.agrees_with(self.seen, layer.indexer_cumulative_length)
+        num_kept = kept.shape[1]
+        room = self.table.shape[1] * PAGE_SIZE
+        return num_kept + num_new <= room and seen.agrees_with(self.seen, num_kept)
 
-    def append(self, keys: Tensor, layer: Any) -> None:
+    def append(self, keys: Tensor, layer: Any, seen: SeenKeys) -> None:
         """Write the newest keys (B, n, 128), which the model's cache has got."""
         num_new = keys.shape[1]
         if is_static(layer):
             back = torch.arange(-num_new, 0, device=keys.device)
-            slots = self.slots.index_select(1, layer.indexer_cumulative_length + back)
+            number = seen.number.index_select(1, layer.indexer_cumulative_length + back)
         else:
             stop = layer.indexer_keys.shape[1]
-            slots = self.slots[:, stop - num_new : stop]
-        write_index_k_cache(keys.flatten(0, 1), slots.flatten(), self.cache)
+            number = seen.number[:, stop - num_new : stop]
+        self._write(keys, number)
+        self.seen = seen
         self.source, self.version = layer.indexer_keys, version_of(layer.indexer_keys)
 
-    def positions_of(self, chosen: Tensor) -> Tensor:
-        """The model's positions (B, n, topk) of tokens `chosen` (B * n, topk) in their pages, -1
-        where there is none. Waits for the device once, unless this is compiled."""
-        chosen = chosen.view(len(self.first), -1, chosen.shape[1])
-        if self.padded is None and not torch.compiler.is_compiling():
-            self.padded = bool(self.first.any())
-        if self.padded is False:
-            return chosen
-        return (chosen + self.first[:, None, None]).masked_fill_(chosen < 0, -1)
+    def _write(self, keys: Tensor, number: Tensor) -> None:
+        """Write keys (B, n, 128) with these numbers (B, n) into their slots."""
+        first_slot = self.table[:, :1].long() * PAGE_SIZE
+        slots = torch.where(number < 0, -1, number + first_slot)
+        write_index_k_cache(keys.flatten(0, 1), slots.flatten(), self.cache)
 
 
-def quantise(keys: Tensor, first: Tensor, layer: Any) -> IndexKeys:
-    """All keys (B, T, 128), to be continued where there is a layer of a cache.
+def quantise(keys: Tensor, seen: SeenKeys, layer: Any) -> IndexKeys:
+    """Write all keys that queries see into new pages, with room for more if a cache grows.
 
     Args:
-        first: (B,), the first key of each sequence that is no padding.
+        keys: (B, T, 128). seen: their numbers.
         layer: of the model's cache, or None.
     """
     batch, num_keys, _ = keys.shape
     grows = layer is not None and not is_static(layer)
     room = max(MORE_TOKENS, num_keys // 4) if grows else 0
     pages = -(-(num_keys + room) // PAGE_SIZE)
-    position = torch.arange(pages * PAGE_SIZE, device=keys.device)
-    of_sequence = torch.arange(batch, device=keys.device)[:, None] * (pages * PAGE_SIZE)
-    slots = position - first[:, None]
-    slots = torch.where(slots < 0, -1, slots + of_sequence)
     cache = keys.new_zeros(batch * pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES, dtype=torch.uint8)
-    write_index_k_cache(keys.flatten(0, 1), slots[:, :num_keys].flatten(), cache)
-    table = torch.arange(batch * pages, dtype=torch.int32, device=keys.device)
+    table = torch.arange(batch * pages, dtype=torch.int32, device=keys.device).view(batch, pages)
     source = keys if layer is None else layer.indexer_keys
-    return IndexKeys(
-        cache, table.view(batch, pages), first.int(), slots, source, version_of(source)
-    )
+    found = IndexKeys(cache, table, seen, source, version_of(source))
+    found._write(keys, seen.number)
+    return found
 
 
 def is_begin(part: Tensor, whole: Tensor) -> bool:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.dispatch.registration import is_served
-from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.errors import UnsupportedError
 from flashdsa.integrations.transformers.attention import marked_visible
 from flashdsa.integrations.transformers.index_keys import ATTRIBUTE, quantise
 from flashdsa.integrations.transformers.releases import by_meaning, require_parameters, unknown
+from flashdsa.integrations.transformers.seen_keys import SeenKeys, allowed, numbered
 from flashdsa.ops.index_k_cache import quantize_index_k, quantize_index_q
 from flashdsa.ops.indexer import (
     DSA_TOPK_INDEXER,
@@ -90,11 +90,11 @@ def exact_forward(
             every = torch.arange(num_keys, dtype=torch.int32, device=k.device)
             return every.expand(batch, num_queries, num_keys)
         if not torch.compiler.is_compiling():
-            shared = _shared_operands(
-                q, k, weights * indexer.softmax_scale, attention_mask, indexer.index_topk
-            )
+            seen = numbered(attention_mask, indexer.layer_idx, batch)
+            scaled = weights * indexer.softmax_scale
+            shared = _shared_operands(q, k, scaled, seen, indexer.index_topk)
             if shared is not None:
-                return marked_visible(_select_shared(shared, batch))
+                return marked_visible(_select_shared(shared, seen))
         keys = k.transpose(-1, -2).float().unsqueeze(1)
         step = max(1, CHUNK_ELEMENTS // (batch * num_heads * num_keys))
         parts = []
@@ -104,12 +104,12 @@ def exact_forward(
             with torch.autocast(k.device.type, enabled=False):
                 scores = torch.relu(torch.matmul(q[:, rows].float(), keys) * indexer.softmax_scale)
                 scores = torch.matmul(weights[:, rows].float().unsqueeze(-2), scores).squeeze(-2)
-            allowed = _allowed(attention_mask[:, rows])
-            scores = scores.masked_fill(~allowed, -torch.inf).flatten(0, 1)
+            may = allowed(attention_mask[:, rows])
+            scores = scores.masked_fill(~may, -torch.inf).flatten(0, 1)
             lengths = torch.full((len(scores),), num_keys, dtype=torch.int32, device=k.device)
             positions = topk_indices(scores.contiguous(), lengths, indexer.index_topk)
-            seen = scores.gather(1, positions.clamp_min(0).long()).isneginf().logical_not()
-            positions = torch.where(seen, positions, -1)
+            is_seen = scores.gather(1, positions.clamp_min(0).long()).isneginf().logical_not()
+            positions = torch.where(is_seen, positions, -1)
             parts.append(positions.view(batch, -1, indexer.index_topk))
         return torch.cat(parts, dim=1)
 
@@ -128,19 +128,26 @@ def fp8_forward(
     `flashdsa.dsa_topk_prefill`, of one by `flashdsa.dsa_topk_indexer`.
 
     The model's cache keeps its own keys. The quantised ones stay with it, so that only new tokens
-    are quantised, also behind tokens that were rejected; a cache that others changed is quantised
-    again. Each query must see neighbouring keys, from the first one of its sequence that is no
-    padding.
+    are quantised, also behind tokens that were rejected; a cache that others changed, or another
+    mask of earlier tokens, quantises all again. Keys that no query sees (padding, holes) take no
+    part. Where a query sees others than neighbours among the rest, `exact_forward` chooses.
 
     Args, Returns: as for `exact_forward`; what the mask forbids is not among them.
     """
     with torch.no_grad():
-        num_queries = hidden_states.shape[1]
+        batch, num_queries = hidden_states.shape[:2]
         layer = None if cache is None else cache.layers[indexer.layer_idx]
+        seen = numbered(attention_mask, indexer.layer_idx, batch)
+        if not seen.has_ranges():
+            if layer is not None:
+                layer.__dict__.pop(ATTRIBUTE, None)  # it misses what is appended now
+            own = hidden_states, q_resid, position_embeddings, attention_mask, position_ids, cache
+            exact: Tensor = exact_forward(indexer, *own)
+            return exact
         kept = None
         if layer is not None and not torch.compiler.is_compiling():
             kept = getattr(layer, ATTRIBUTE, None)
-            if kept is not None and not kept.continues(layer, num_queries):
+            if kept is not None and not kept.continues(layer, seen, num_queries):
                 kept = None
         q, k, weights = _queries_and_keys(
             indexer, hidden_states, q_resid, position_embeddings, indexer.softmax_scale
@@ -148,28 +155,28 @@ def fp8_forward(
         if q.shape[-1] != INDEX_HEAD_DIM:
             raise UnsupportedError(f"indexer='fp8': expected index_head_dim 128; got {q.shape[-1]}")
         every = k if layer is None else cache.update_indexer(k, indexer.layer_idx)
-        allowed = _allowed(attention_mask).expand(len(q), -1, -1)
         if kept is not None:
-            kept.append(_quantisable(k), layer)
+            kept.append(_quantisable(k), layer, seen)
         else:
-            first = allowed.any(dim=1).to(torch.uint8).argmax(dim=1)
-            kept = quantise(_quantisable(every), first, layer)
+            kept = quantise(_quantisable(every), seen, layer)
             if layer is not None:
                 setattr(layer, ATTRIBUTE, kept)
-        lengths = _lengths(allowed, kept.first)
+        lengths = seen.lengths.flatten()
         fp8, folded = quantize_index_q(_quantisable(q).flatten(0, 1), weights.flatten(0, 1))
         chosen = lengths.new_empty(len(fp8), indexer.index_topk)
         table = kept.table
         if num_queries > 1:
             table = table.repeat_interleave(num_queries, dim=0)
-        few = TopkIndexerOperands(fp8, kept.cache, folded, lengths.flatten(), table, chosen)
-        if num_queries == 1 or (num_queries <= FEW_QUERIES and _serves_positions(few)):
+        few = TopkIndexerOperands(fp8, kept.cache, folded, lengths, table, chosen)
+        is_few = num_queries <= FEW_QUERIES and seen.has_prefixes()
+        if num_queries == 1 or (is_few and _serves_positions(few)):
             dsa_topk_indexer(*few.inputs, chosen, ids="position")
-            return marked_visible(kept.positions_of(chosen))
-        keys, k_scale = quantize_index_k(_quantisable(every).flatten(0, 1))
-        ranges = _rows_of(kept.first[:, None].expand_as(lengths), lengths, every.shape[1])
-        shared = TopkPrefillOperands(fp8, keys, folded, ranges[1], chosen, ranges[0], k_scale)
-        return marked_visible(_select_shared(shared, len(q)))
+            return marked_visible(seen.positions_of(chosen.view(batch, num_queries, -1)))
+        compacted = _quantisable(seen.compacted(every)).flatten(0, 1)
+        keys, k_scale = quantize_index_k(compacted)
+        starts, ends = _rows_of(seen)
+        shared = TopkPrefillOperands(fp8, keys, folded, ends, chosen, starts, k_scale)
+        return marked_visible(_select_shared(shared, seen))
 
 
 INDEXERS: Mapping[str, Callable[..., Tensor]] = {"exact": exact_forward, "fp8": fp8_forward}
@@ -214,7 +221,7 @@ def _queries_and_keys(
 
 
 def _shared_operands(
-    q: Tensor, k: Tensor, weights: Tensor, mask: Tensor, topk: int
+    q: Tensor, k: Tensor, weights: Tensor, seen: SeenKeys, topk: int
 ) -> TopkPrefillOperands | None:
     """Return operands of `dsa_topk_prefill` with all sequences' keys one after the other.
 
@@ -222,19 +229,19 @@ def _shared_operands(
     waits for the device.
 
     Args:
-        q: (B, S, H, D). k: (B, T, D). weights: (B, S, H) fp32. mask: (B, S, T), what is seen.
+        q: (B, S, H, D). k: (B, T, D). weights: (B, S, H) fp32.
+        seen: numbers of the keys; rows of the operands are in their order.
     """
     batch, num_queries, _, dim = q.shape
     if dim != INDEX_HEAD_DIM or k.dtype != q.dtype:
         return None
-    first, lengths, are_ranges = _ranges(mask, batch)
-    starts, ends = _rows_of(first, lengths, k.shape[1])
-    chosen = lengths.new_empty(batch * num_queries, topk)
-    flat = q.flatten(0, 1), k.flatten(0, 1), weights.flatten(0, 1)
+    starts, ends = _rows_of(seen)
+    chosen = ends.new_empty(batch * num_queries, topk)
+    flat = q.flatten(0, 1), seen.compacted(k).flatten(0, 1), weights.flatten(0, 1)
     operands = TopkPrefillOperands(*flat, ends, chosen, starts)
     if not is_served(DSA_TOPK_PREFILL, operands, "auto"):
         return None
-    return operands if are_ranges else None
+    return operands if seen.has_ranges() else None
 
 
 def _serves_positions(operands: TopkIndexerOperands) -> bool:
@@ -242,68 +249,24 @@ def _serves_positions(operands: TopkIndexerOperands) -> bool:
     return is_served(DSA_TOPK_INDEXER, operands, "auto", positions=True, check=True)
 
 
-def _ranges(mask: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each query's first key and the number of keys that it sees, (B, S), and whether all
-    these follow the first one, a bool on the mask's device. It takes some queries at a time: the
-    mask alone is large."""
-    num_keys = mask.shape[-1]
-    parts = []
-    for rows in mask.split(max(1, CHUNK_ELEMENTS // (batch * num_keys)), dim=-2):
-        allowed = _allowed(rows).expand(batch, -1, -1)
-        first = allowed.to(torch.uint8).argmax(dim=2)
-        lengths = allowed.sum(dim=2, dtype=torch.int32)
-        parts.append((first, lengths, (allowed == _range(first, lengths, num_keys)).all()))
-    firsts, counts, right = zip(*parts, strict=True)
-    return torch.cat(firsts, dim=1), torch.cat(counts, dim=1), torch.stack(right).all()
-
-
-def _rows_of(first: Tensor, lengths: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
+def _rows_of(seen: SeenKeys) -> tuple[Tensor, Tensor]:
     """Return the first row (B * S,) int32 of all sequences' keys that each query sees, and the row
-    after the last one.
-
-    Args:
-        first: (B, S), in the query's own sequence. lengths: (B, S).
-    """
-    sequence = torch.arange(len(first), device=first.device)[:, None]
-    starts = (first + sequence * num_keys).flatten().to(torch.int32)
-    return starts, starts + lengths.flatten()
+    after the last one; the keys are in the order of their numbers."""
+    batch, num_keys = seen.number.shape
+    sequence = torch.arange(batch, device=seen.first.device)[:, None]
+    starts = (seen.first + sequence * num_keys).flatten().to(torch.int32)
+    return starts, starts + seen.lengths.flatten()
 
 
-def _select_shared(operands: TopkPrefillOperands, batch: int) -> Tensor:
-    """Positions (B, S, topk) int32, each in its sequence, -1 where a query sees too few keys."""
+def _select_shared(operands: TopkPrefillOperands, seen: SeenKeys) -> Tensor:
+    """Return positions (B, S, topk) int32, each in its sequence, -1 where a query sees too few
+    keys."""
     q, k, weights, ends, chosen, starts, k_scale, _ = operands
     dsa_topk_prefill(q, k, weights, starts, ends, chosen, k_scale=k_scale)
+    batch, num_keys = seen.number.shape
     rows = chosen.view(batch, -1, chosen.shape[1])
     sequence = torch.arange(batch, dtype=torch.int32, device=rows.device)[:, None, None]
-    return (rows - sequence * (len(k) // batch)).masked_fill_(rows < 0, -1)
-
-
-def _range(first: Tensor, lengths: Tensor, num_keys: int) -> Tensor:
-    """Bool (B, S, num_keys): so many keys from the first one of each query on, both (B, S)."""
-    key = torch.arange(num_keys, device=first.device)
-    return (key >= first[..., None]) & (key < (first + lengths)[..., None])
-
-
-def _allowed(mask: Tensor) -> Tensor:
-    return mask if mask.dtype == torch.bool else mask >= 0
-
-
-def _lengths(allowed: Tensor, first: Tensor) -> Tensor:
-    """Return how many keys each query sees (B, S) int32, from its sequence's first one (B,) on.
-
-    Raises:
-        ArgumentValueError: on the CPU or with FLASHDSA_CHECK=1, if a query's keys are no range
-            from that first one.
-    """
-    lengths = allowed.sum(dim=2, dtype=torch.int32)
-    if allowed.device.type == "cpu" or values_are_checked():
-        begin = first[:, None].expand_as(lengths)
-        if not torch.equal(allowed, _range(begin, lengths, allowed.shape[2])):
-            raise ArgumentValueError(
-                "attention_mask: indexer='fp8' wants each query to see neighbouring keys, from the "
-                "first that is no padding; use indexer='exact'"
-            )
-    return lengths
+    return seen.positions_of((rows - sequence * num_keys).masked_fill_(rows < 0, -1))
 
 
 def _quantisable(x: Tensor) -> Tensor:

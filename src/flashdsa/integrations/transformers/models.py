@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from flashdsa.integrations.transformers import attention, two_sources
 from flashdsa.integrations.transformers.indexers import INDEXERS, require_known
 from flashdsa.integrations.transformers.releases import require_parameters, require_version, unknown
+from flashdsa.integrations.transformers.replaced import replace_forward, restore_forward
 
 EXPAND, MASK_OF_IDS = "expand_kv", "build_attention_mask_from_topk"
 """Methods that give the attention function its keys and values and, of GLM-5.3's, its mask."""
@@ -20,7 +21,6 @@ REPLACED = {
     MASK_OF_IDS: ("topk_indices", "query_states", "kv_length"),
 }
 """Parameters of both."""
-_PREVIOUS = "_flashdsa_previous"
 
 
 def enable(
@@ -65,50 +65,74 @@ def enable(
         )
     if of_two_sources and indexer != "model":
         raise UnsupportedError(f"indexer={indexer!r}: DeepSeek-V4's layers have their own only")
-    indexers: list[Any] = [
-        one for layer in layers if (one := getattr(layer, "indexer", None)) is not None
-    ]
-    if indexer != "model":
-        for one in indexers:
-            require_known(one)
+    for layer in layers if indexer != "model" else []:
+        if getattr(layer, "indexer", None) is not None:
+            require_known(layer.indexer)
     disable(model)
     attention.register()
-    setattr(model, _PREVIOUS, model.config._attn_implementation)
+    previous = (layers or of_two_sources)[0].config._attn_implementation
+    options = attention.Options(previous, backend, deterministic)
     for layer in layers:
-        layer.__dict__[EXPAND] = attention.latent_states
+        layer.__dict__[attention.OPTIONS] = options
+        layer.__dict__[EXPAND] = partial(attention.latent_states, layer)
         if hasattr(layer, MASK_OF_IDS):
-            layer.__dict__[MASK_OF_IDS] = attention.listed_ids
-        layer.__dict__[attention.OPTIONS] = attention.Options(backend, deterministic)
+            layer.__dict__[MASK_OF_IDS] = partial(attention.listed_ids, layer)
+        if indexer != "model" and getattr(layer, "indexer", None) is not None:
+            replace_forward(layer.indexer, partial(_select, layer, INDEXERS[indexer]))
     for one in of_two_sources:
-        one.__dict__[attention.OPTIONS] = attention.Options(
-            backend, deterministic, two_sources=True
-        )
+        one.__dict__[attention.OPTIONS] = options._replace(two_sources=True)
         if one.compressor is not None:
-            one.compressor.__dict__["forward"] = partial(two_sources.compress, one)
-    for one in indexers if indexer != "model" else []:
-        one.__dict__["forward"] = partial(INDEXERS[indexer], one)
-    model.set_attn_implementation(attention.NAME)
+            replace_forward(one.compressor, partial(_compress, one))
+    _request(model, (layers or of_two_sources)[0].config, attention.NAME)
     return model
 
 
 def disable(model: Any) -> Any:
-    """Undo `enable`; a model that was not enabled stays as it is. Returns the model."""
+    """Undo `enable`, which may have got a part of this model or a wrapper of it.
+
+    A model that was not enabled stays as it is.
+
+    Returns:
+        The model.
+    """
     _require_module(model)
-    previous = model.__dict__.pop(_PREVIOUS, None)
-    if previous is None:
-        return model
-    for one in _of_two_sources(model):
-        one.__dict__.pop(attention.OPTIONS, None)
-        if one.compressor is not None:
-            one.compressor.__dict__.pop("forward", None)
-    for layer in _attentions(model):
-        for name in (*REPLACED, attention.OPTIONS):
+    changed = [one for one in model.modules() if attention.OPTIONS in one.__dict__]
+    for layer in changed:
+        previous = layer.__dict__.pop(attention.OPTIONS).previous
+        for name in REPLACED:
             layer.__dict__.pop(name, None)
-        indexer = getattr(layer, "indexer", None)
-        if indexer is not None:
-            indexer.__dict__.pop("forward", None)
-    model.set_attn_implementation(previous)
+        for part in (getattr(layer, "indexer", None), getattr(layer, "compressor", None)):
+            if part is not None:
+                restore_forward(part)
+        if attention.is_active(layer):
+            _request(model, layer.config, previous)
     return model
+
+
+def _select(layer: Any, forward: Callable[..., Tensor], *arguments: Any, **named: Any) -> Tensor:
+    """Choose keys by `forward`, or by the indexer's own while the layer has another attention."""
+    own = type(layer.indexer).forward
+    chosen: Tensor = (forward if attention.is_active(layer) else own)(
+        layer.indexer, *arguments, **named
+    )
+    return chosen
+
+
+def _compress(layer: Any, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
+    """Compress as the attention function wants it, or as the layer's other attention does."""
+    if attention.is_active(layer):
+        entries: tuple[Tensor, None] = two_sources.compress(layer, *arguments, **named)
+        return entries
+    own: tuple[Tensor, Tensor | None]
+    own = type(layer.compressor).forward(layer.compressor, *arguments, **named)
+    return own
+
+
+def _request(model: Any, config: Any, implementation: str) -> None:
+    """Set the attention implementation of the layers with `config`, which may be one of several
+    parts of a model: a vision tower keeps its own."""
+    parts = [name for name in model.config.sub_configs if getattr(model.config, name) is config]
+    model.set_attn_implementation({parts[0]: implementation} if parts else implementation)
 
 
 def _require_module(model: object) -> None:
@@ -124,7 +148,7 @@ def _of_two_sources(model: nn.Module) -> Iterator[Any]:
             yield module
 
 
-def _attentions(model: nn.Module) -> Iterator[nn.Module]:
+def _attentions(model: nn.Module) -> Iterator[Any]:
     """The layers whose `expand_kv` latents can take the place of."""
     for module in model.modules():
         if hasattr(type(module), EXPAND) and hasattr(module, "kv_b_proj"):

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.indexer.tensors import values_are_checked
-from flashdsa.errors import ArgumentValueError
 from flashdsa.integrations.transformers.releases import by_meaning, require_parameters, unknown
+from flashdsa.integrations.transformers.replaced import is_plain
+from flashdsa.integrations.transformers.seen_keys import MASK_ELEMENTS, OncePerCall, allowed
 from flashdsa.ops.attention import sparse_mla
 from flashdsa.ops.entries import compress_kv
 
@@ -94,11 +94,11 @@ def is_pooled_here(compressor: Any, hidden_states: Tensor, cache: Any) -> bool:
     """Whether `compress_kv` has what the model's own form computes with.
 
     A cache keeps the gates of overlapping windows with the bias added, which only fp32 takes off
-    again.
+    again. The norm's weight is read beside its module, so it must lie there.
     """
     overlap = compressor.position_bias.shape[1] != compressor.head_dim
     wide = hidden_states.dtype in (torch.float32, torch.float64)
-    return cache is None or not overlap or wide
+    return is_plain(compressor.kv_norm) and (cache is None or not overlap or wide)
 
 
 def pool(compressor: Any, hidden_states: Tensor, cache: Any) -> Tensor:
@@ -177,9 +177,9 @@ def attend(
     num_rows = key.shape[2]
     num_keys = num_rows - (0 if entries is None else entries.number)
     base = torch.arange(batch, device=key.device)[:, None] * num_rows
-    ranges = window_of(mask, batch, num_queries, num_keys, window, base)
+    sizes = batch, num_queries, num_keys
     rows = key.reshape(batch * num_rows, width)
-    lists: dict[str, Any] = {"indices": tuple(x.flatten().int() for x in ranges)}
+    lists: dict[str, Any] = {"indices": window_of(mask, module.layer_idx, sizes, window, base)}
     if entries is not None and entries.number:
         first = base + num_keys
         if entries.ids is None:
@@ -204,25 +204,44 @@ def attend(
 
 
 def window_of(
-    mask: Tensor | None, batch: int, num_queries: int, num_keys: int, width: int, base: Tensor
-) -> tuple[Tensor, Tensor]:
-    """First window row (B, S) of each query, and the row after the last one: its own, or the last
-    token before padding."""
-    own = torch.arange(num_keys - num_queries, num_keys, device=base.device).expand(batch, -1)
-    starts, ends = (own + 1 - width).clamp(min=0), own + 1
-    if mask is not None:
-        allowed = mask[:, 0, :, :num_keys].expand(batch, -1, -1)
-        allowed = allowed if allowed.dtype == torch.bool else allowed >= 0
-        any_seen = allowed.any(dim=2)
-        seen = allowed.to(torch.uint8)
-        starts = torch.where(any_seen, seen.argmax(dim=2), ends)
-        ends = torch.where(any_seen, num_keys - seen.flip(2).argmax(dim=2), ends)
-        if base.device.type == "cpu" or values_are_checked():
-            position = torch.arange(num_keys, device=base.device)
-            within = (position >= starts[..., None]) & (position < ends[..., None])
-            if not torch.equal(within, allowed):
-                raise ArgumentValueError(
-                    "attention_mask: expected each query to see neighbouring tokens, as a window "
-                    "and padding leave them"
-                )
-    return base + starts, base + ends
+    mask: Tensor | None, layer: int, sizes: tuple[int, int, int], width: int, base: Tensor
+) -> Any:
+    """Return the window rows that each query sees, as `sparse_mla` takes a list.
+
+    Args:
+        mask: as `attend` gets it; None: each query sees the last `width` tokens.
+        layer: its number. sizes: B, S and N, the number of window rows per sequence.
+        base: (B, 1), the first row of each sequence.
+
+    Returns:
+        Without a mask ranges, (starts, ends) of (B * S,) int32: its own token last. With one a list
+        of (B * S, width) int32, the last tokens that the mask lets it see: padding and other holes
+        leave no range.
+    """
+    batch, num_queries, num_keys = sizes
+    if mask is None:
+        own = torch.arange(num_keys - num_queries, num_keys, device=base.device).expand(batch, -1)
+        ranges = (own + 1 - width).clamp(min=0), own + 1
+        return tuple((base + x).flatten().int() for x in ranges)
+    last = last_seen(mask[:, 0, :, :num_keys], layer, min(width, num_keys))
+    rows = torch.where(last >= 0, last + base[..., None], -1)
+    return rows.flatten(0, 1).int()
+
+
+def _last_seen(mask: Tensor, count: int) -> Tensor:
+    """Return the last `count` positions that each query sees.
+
+    Args:
+        mask: (B, S, N) bool, True where a query may look, or what is added to logits.
+
+    Returns:
+        (B, S, count) int32, from the last one on, -1 where it sees fewer.
+    """
+    position = torch.arange(mask.shape[2], dtype=torch.int32, device=mask.device)
+    parts = mask.split(max(1, MASK_ELEMENTS // (len(mask) * mask.shape[2])), dim=1)
+    seen = [torch.where(allowed(part), position, -1).topk(count).values for part in parts]
+    return torch.cat(seen, dim=1)
+
+
+last_seen = OncePerCall(_last_seen)
+"""`_last_seen(mask, count)` once per model call: `last_seen(mask, layer, count)`."""
