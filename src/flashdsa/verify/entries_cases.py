@@ -99,7 +99,8 @@ def make_entries_inputs(
     kv[offsets[-1] :] = gate[offsets[-1] :] = torch.nan
     grad = normal(case.tokens // ratio, d)
     grad[entries:] = torch.nan
-    angles = 6.3 * torch.rand(max(case.lengths, default=0) + 1, case.rotated // 2)
+    positions = max(case.lengths, default=0) + 1
+    angles = 6.3 * torch.rand(positions, case.rotated // 2, generator=generator)
     tables = angles.double().cos(), angles.double().sin()
 
     def lay_out(x: Tensor, dtype: torch.dtype) -> Tensor:
