@@ -339,7 +339,7 @@ def _offsets(
     if cu_seqlens is None:
         offsets = torch.arange(2, dtype=torch.int32, device=kv.device) * kv.shape[0]
     elif _are_checked(cu_seqlens):
-        offsets = checks.as_int32(cu_seqlens, 0)
+        offsets = checks.as_int32(cu_seqlens, -1)
     else:
         offsets = checks.bounded_offsets(cu_seqlens, kv.shape[0]).to(torch.int32)
     if seen is not None:
