@@ -18,7 +18,9 @@ import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, small_device
 from flashdsa.backends.emulated.packages import missing_packages
 from flashdsa.backends.emulated.runner import emulation
-from tests.support.refused_values import REFUSED, Refused
+from flashdsa.errors import UnsupportedError
+from tests.support.hopper_gpu import poison_freed_memory
+from tests.support.refused_values import REFUSED, Refused, Trial
 
 SOURCES = Path(flashdsa.__file__).parent
 FAST = ("entries, a first offset", "entries, offsets padded by 0")
@@ -44,7 +46,7 @@ def one_rank() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def poisoned_memory() -> Iterator[None]:
     """torch.empty fills memory with NaN and the largest integers."""
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
     torch.use_deterministic_algorithms(False)
@@ -75,7 +77,7 @@ def test_it_is_refused_if_that_is_asked(
 ) -> None:
     monkeypatch.setenv("FLASHDSA_CHECK", "1")
     with device_of(backend), pytest.raises(ValueError, match=f"^{row.message}"):
-        row.call(backend, 0, seed)
+        row.call(Trial(backend, 0, seed))
 
 
 @pytest.mark.parametrize(("row", "backend"), TRIALS)
@@ -84,7 +86,35 @@ def test_where_it_is_not_read_it_has_the_promised_result(
 ) -> None:
     monkeypatch.setattr("flashdsa.dispatch.checks.are_values_read", lambda tensor: False)
     with device_of(backend):
-        found, *allowed = (row.call(backend, choice, seed) for choice in range(row.choices + 1))
+        require_promised(row, Trial(backend, 0, seed))
+
+
+ON_A_GPU = [
+    pytest.param(row, name, id=f"{row.name}, {name}")
+    for row in REFUSED
+    for name in (x.removeprefix("emulate-") for x in row.backends)
+    if not row.of_ranks
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("row", "backend"), ON_A_GPU)
+def test_a_gpu_has_the_promised_result(row: Refused, backend: str, seed: int) -> None:
+    """No check is taken out: the host reads no value there."""
+    try:
+        require_promised(row, Trial(backend, 0, seed, "cuda"))
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+def require_promised(row: Refused, at: Trial) -> None:
+    """Each number of the outputs is that of a call that the refused one should equal."""
+    results = []
+    for choice in range(row.choices + 1):
+        if at.device == "cuda":
+            poison_freed_memory()
+        results.append(row.call(at._replace(choice=choice)))
+    found, *allowed = results
     for number, own in enumerate(found):
         choices = torch.stack([one[number] for one in allowed])
         same = (own == choices) | (own != own) & (choices != choices)
@@ -94,7 +124,7 @@ def test_where_it_is_not_read_it_has_the_promised_result(
 @cache
 def refusal_of(row: Refused) -> ValueError:
     with pytest.raises(ValueError, match=f"^{row.message}") as caught:
-        row.call("cpu", 0, 0)
+        row.call(Trial("cpu", 0, 0))
     return caught.value
 
 

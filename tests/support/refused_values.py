@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,10 +22,33 @@ from flashdsa.verify.entries_cases import EntriesCase, make_entries_inputs
 from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
 from flashdsa.verify.prefill_cases import PrefillCase, make_prefill_inputs
 
-Call = Callable[[str, int, int], Sequence[Tensor]]
-"""What a call of a backend returns or writes. Its second argument is 0 for the call with the
-refused value, 1 for the call that it should equal, and more where either result will do; its third
-is the seed of all other values."""
+
+class Trial(NamedTuple):
+    """A call that is made.
+
+    Attributes:
+        choice: 0 for the call with the refused value, 1 for the call that it should equal, and more
+            where either result will do.
+        seed: of all other values.
+        device: of the tensors.
+    """
+
+    backend: str
+    choice: int
+    seed: int
+    device: str = "cpu"
+
+    def random(self) -> torch.Generator:
+        """The same generator for every choice."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def tensor(self, *values: Any, dtype: torch.dtype | None = None) -> Tensor:
+        """The values of this choice."""
+        return torch.tensor(values[self.choice], dtype=dtype, device=self.device)
+
+
+Call = Callable[[Trial], Sequence[Tensor]]
+"""What a call returns or writes."""
 OTHERS = ("torch",)
 TRITON = ("torch", "emulate-triton")
 HOPPER = ("torch", "emulate-sm90")
@@ -41,6 +64,7 @@ class Refused:
         message: what the error says, a pattern.
         backends: that are tried; one of an operation that has no backends.
         choices: results that each number of the outputs may have.
+        of_ranks: the call wants a process group, which is the CPU's.
     """
 
     name: str
@@ -48,31 +72,29 @@ class Refused:
     call: Call
     backends: tuple[str, ...] = OTHERS
     choices: int = 1
-
-
-def _random(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+    of_ranks: bool = False
 
 
 def _writes_kv(kv_format: str | None, *slots: list[int]) -> Call:
     """Of a cache of 128 slots, written with each list of slots."""
 
-    def call(_: str, choice: int, seed: int) -> Sequence[Tensor]:
+    def call(at: Trial) -> Sequence[Tensor]:
         width = {None: 512, "v32": 656, "v4": 584}[kv_format]
-        cache = torch.randint(100, (2, 64, 1, width), generator=_random(seed))
-        cache = cache.to(torch.bfloat16 if kv_format is None else torch.uint8)
-        rows = torch.randn(4, 576 if kv_format == "v32" else 512, generator=_random(seed))
-        flashdsa.write_kv_cache(rows, torch.tensor(slots[choice]), cache, kv_format=kv_format)
+        cache = torch.randint(100, (2, 64, 1, width), generator=at.random())
+        cache = cache.to(at.device, torch.bfloat16 if kv_format is None else torch.uint8)
+        rows = torch.randn(4, 576 if kv_format == "v32" else 512, generator=at.random())
+        flashdsa.write_kv_cache(rows.to(at.device), at.tensor(*slots), cache, kv_format=kv_format)
         return [cache.view(torch.uint8)]
 
     return call
 
 
 def _writes_index_keys(token_bytes: int, *slots: list[int]) -> Call:
-    def call(backend: str, choice: int, seed: int) -> Sequence[Tensor]:
-        cache = torch.randint(100, (2, 64, 1, token_bytes), generator=_random(seed)).byte()
-        k = torch.randn(4, 128, generator=_random(seed)).bfloat16()
-        flashdsa.write_index_k_cache(k, torch.tensor(slots[choice]), cache, backend=backend)
+    def call(at: Trial) -> Sequence[Tensor]:
+        cache = torch.randint(100, (2, 64, 1, token_bytes), generator=at.random())
+        cache = cache.to(at.device, torch.uint8)
+        k = torch.randn(4, 128, generator=at.random()).to(at.device, torch.bfloat16)
+        flashdsa.write_index_k_cache(k, at.tensor(*slots), cache, backend=at.backend)
         return [cache]
 
     return call
@@ -85,16 +107,18 @@ TWICE = [3, 5, 3, 7], [3, 5, -1, 7], [-1, 5, 3, 7]
 def _reads(of_index_keys: bool) -> Call:
     """Slots outside read as 0."""
 
-    def call(backend: str, choice: int, seed: int) -> Sequence[Tensor]:
-        slots = torch.tensor([3, 128, -7, 5] if choice == 0 else [3, 0, 0, 5])
-        bytes_ = torch.randint(100, (2, 64, 1, 132 if of_index_keys else 656),
-                               generator=_random(seed)).byte()  # fmt: skip
+    def call(at: Trial) -> Sequence[Tensor]:
+        slots = at.tensor([3, 128, -7, 5], [3, 0, 0, 5])
+        row = 132 if of_index_keys else 656
+        cache = torch.randint(100, (2, 64, 1, row), generator=at.random()).to(
+            at.device, torch.uint8
+        )
         if of_index_keys:
-            read = flashdsa.read_index_k_cache(bytes_, slots, backend=backend)
+            read = flashdsa.read_index_k_cache(cache, slots, backend=at.backend)
             found = [x.view(torch.uint8).clone() for x in read]
         else:
-            found = [flashdsa.read_kv_cache(bytes_, slots)]
-        if choice:
+            found = [flashdsa.read_kv_cache(cache, slots)]
+        if at.choice:
             for x in found:
                 x.unflatten(0, (4, -1))[1:3] = 0
         return found
@@ -116,23 +140,24 @@ def _of_pages(
         max_len, meant: of the scores; those beyond are cut off.
     """
 
-    def call(backend: str, choice: int, seed: int) -> Sequence[Tensor]:
-        x = make_indexer_inputs(IndexerCase("", LENGTHS, 512, num_heads=16, positions=True), seed)
+    def call(at: Trial) -> Sequence[Tensor]:
+        case = IndexerCase("", LENGTHS, 512, num_heads=16, positions=True)
+        x = make_indexer_inputs(case, at.seed, at.device)
         q, cache, weights, _, table = x.operands
         table = (table % len(cache)).clone()
         width = table.shape[1] * 64
-        own = list(lengths) if choice == 0 else [min(max(n, 0), width) for n in lengths]
-        seq_lens = torch.tensor(own, dtype=torch.int32)
-        if page is not None and choice == 0:
+        clamped = [min(max(n, 0), width) for n in lengths]
+        seq_lens = at.tensor(lengths, clamped, dtype=torch.int32)
+        if page is not None and at.choice == 0:
             table[0, 1] = page
         rows = q, cache, weights, seq_lens, table
-        size = max_len if choice == 0 else meant
-        scores = flashdsa.indexer_logits(*rows, size, backend=backend)[:, :max_len]
-        ids = torch.full((len(q), 512), POISON, dtype=torch.int32)
+        size = max_len if at.choice == 0 else meant
+        scores = flashdsa.indexer_logits(*rows, size, backend=at.backend)[:, :max_len]
+        ids = torch.full((len(q), 512), POISON, dtype=torch.int32, device=at.device)
         if max_len == meant:
-            flashdsa.dsa_topk_indexer(*rows, ids, ids="position", backend=backend)
+            flashdsa.dsa_topk_indexer(*rows, ids, ids="position", backend=at.backend)
         ids = ids.sort(dim=1, descending=True).values
-        if page is not None and choice == 1:  # whose tokens are not chosen
+        if page is not None and at.choice == 1:  # whose tokens are not chosen
             scores[0, 64:128] = -torch.inf
             ids[0] = ids[0].masked_fill((ids[0] >= 64) & (ids[0] < 128), -1)
             ids = ids.sort(dim=1, descending=True).values
@@ -141,26 +166,25 @@ def _of_pages(
     return call
 
 
-def _topk_indices(backend: str, choice: int, seed: int) -> Sequence[Tensor]:
-    scores = torch.randn(3, 300, generator=_random(seed))
-    lengths = ([-3, 301, INT32_MAX], [0, 300, 300])[choice]
-    given = torch.tensor(lengths, dtype=torch.int32)
-    return [flashdsa.topk_indices(scores, given, 20, sorted=True, backend=backend)]
+def _topk_indices(at: Trial) -> Sequence[Tensor]:
+    scores = torch.randn(3, 300, generator=at.random()).to(at.device)
+    lengths = at.tensor([-3, 301, INT32_MAX], [0, 300, 300], dtype=torch.int32)
+    return [flashdsa.topk_indices(scores, lengths, 20, sorted=True, backend=at.backend)]
 
 
 def _ranges(starts: Sequence[list[int]], ends: Sequence[list[int]]) -> Call:
     """Scores and choice of 4 queries over 64 keys."""
 
-    def call(backend: str, choice: int, seed: int) -> Sequence[Tensor]:
+    def call(at: Trial) -> Sequence[Tensor]:
         case = PrefillCase("", ((0, 55),) * 4, 512, num_heads=16, sorted=True)
-        x = make_prefill_inputs(case, seed)
+        x = make_prefill_inputs(case, at.seed, at.device)
         keys = x.k_index.float().nan_to_num().clamp(-400, 400).to(x.k_index.dtype)
-        scales = torch.rand(64, generator=_random(seed))
-        given = (torch.tensor(one[choice], dtype=torch.int32) for one in (starts, ends))
+        scales = torch.rand(64, generator=at.random()).to(at.device)
+        given = (at.tensor(*one, dtype=torch.int32) for one in (starts, ends))
         rows = x.q_index, keys, x.weights, *given
-        scores = flashdsa.prefill_logits(*rows, k_scale=scales, backend=backend)
-        ids = torch.full((4, 512), POISON, dtype=torch.int32)
-        flashdsa.dsa_topk_prefill(*rows, ids, k_scale=scales, sorted=True, backend=backend)
+        scores = flashdsa.prefill_logits(*rows, k_scale=scales, backend=at.backend)
+        ids = torch.full((4, 512), POISON, dtype=torch.int32, device=at.device)
+        flashdsa.dsa_topk_prefill(*rows, ids, k_scale=scales, sorted=True, backend=at.backend)
         return [scores, ids]
 
     return call
@@ -169,19 +193,20 @@ def _ranges(starts: Sequence[list[int]], ends: Sequence[list[int]]) -> Call:
 def _causal(*offsets: tuple[list[int], list[int] | None, int], cut: int | None = None) -> Call:
     """Ranges of these (queries', keys', number of queries); of the second ones the first `cut`."""
 
-    def call(_: str, choice: int, seed: int) -> Sequence[Tensor]:
-        q, k, queries = offsets[choice]
-        keys = None if k is None else torch.tensor(k)
-        found = flashdsa.causal_ranges(torch.tensor(q), keys, num_queries=queries)
+    def call(at: Trial) -> Sequence[Tensor]:
+        q, k, queries = offsets[at.choice]
+        cu_q, cu_k = (None if x is None else torch.tensor(x, device=at.device) for x in (q, k))
+        assert cu_q is not None
+        found = flashdsa.causal_ranges(cu_q, cu_k, num_queries=queries)
         return [x[:cut] for x in found]
 
     return call
 
 
-def _before_the_first(_: str, choice: int, seed: int) -> Sequence[Tensor]:
+def _before_the_first(at: Trial) -> Sequence[Tensor]:
     """Two queries more, which see nothing."""
-    found = flashdsa.causal_ranges(torch.tensor(([2, 5, 8], [0, 3, 6])[choice]))
-    return found if choice == 0 else [torch.cat((x.new_zeros(2), x)) for x in found]
+    found = flashdsa.causal_ranges(at.tensor([2, 5, 8], [0, 3, 6]))
+    return found if at.choice == 0 else [torch.cat((x.new_zeros(2), x)) for x in found]
 
 
 POOLS = EntriesCase("", (40,), 4, 128, norm=False, rotated=0)
@@ -189,58 +214,50 @@ CSA_KEYS = EntriesCase("", (40,), 4, 128, overlap=True)
 
 
 def _entries(*offsets: list[int], case: EntriesCase = POOLS, begin: int = 0, rows: int = 0) -> Call:
-    """Entries and gradients; of the second offsets those of rows from `begin` on. `rows`: of the
-    rotation's tables; the second ones repeat the last row."""
+    """Entries and gradients; of the second offsets with the first `begin` rows behind all others.
+    `rows`: of the rotation's tables; the second ones repeat the last row."""
 
-    def call(backend: str, choice: int, seed: int) -> Sequence[Tensor]:
-        x = make_entries_inputs(case, seed)
+    def call(at: Trial) -> Sequence[Tensor]:
+        x = make_entries_inputs(case, at.seed, at.device)
         options = x.options
         if rows and x.rotation is not None:
-            last = torch.arange(rows if choice == 0 else 40).clamp(max=rows - 1)
-            options["rotation"] = tuple(table[last] for table in x.rotation)
-        first = begin if choice else 0
-        tokens = [y[first:].nan_to_num().requires_grad_() for y in (x.kv, x.gate)]
+            last = torch.arange(40 if at.choice else rows).clamp(max=rows - 1)
+            options["rotation"] = tuple(table[last.to(at.device)] for table in x.rotation)
+        moved = begin if at.choice else 0
+        tokens = [y.nan_to_num().roll(-moved, 0).requires_grad_() for y in (x.kv, x.gate)]
         assert x.ape is not None
         ape, given = x.ape.requires_grad_(), x.grad_entries.nan_to_num()
-        cu_seqlens = torch.tensor(offsets[choice])
         entries = flashdsa.compress_kv(
-            *tokens, ape, cu_seqlens=cu_seqlens, backend=backend, **options
+            *tokens, ape, cu_seqlens=at.tensor(*offsets), backend=at.backend, **options
         )
         assert entries is not None
-        found = torch.autograd.grad(entries, (*tokens, ape), given[: len(entries)])
-        entries, (d_kv, d_gate, d_ape) = entries.detach(), found
-        more = len(given) - len(entries)
-        return [
-            torch.cat((entries, entries.new_zeros(more, entries.shape[1]))),
-            *(torch.cat((y.new_zeros(first, y.shape[1]), y)) for y in (d_kv, d_gate)),
-            d_ape,
-        ]
+        d_kv, d_gate, d_ape = torch.autograd.grad(entries, (*tokens, ape), given)
+        return [entries.detach(), d_kv.roll(moved, 0), d_gate.roll(moved, 0), d_ape]
 
     return call
 
 
-def _seen(backend: str, choice: int, seed: int) -> Sequence[Tensor]:
+def _seen(at: Trial) -> Sequence[Tensor]:
     """Entries, and the states."""
-    x = make_entries_inputs(POOLS, seed)
-    state = torch.randn(2, 8, 2, 128, generator=_random(seed)).bfloat16()
+    x = make_entries_inputs(POOLS, at.seed, at.device)
+    state = torch.randn(2, 8, 2, 128, generator=at.random()).to(at.device, torch.bfloat16)
     entries = flashdsa.compress_kv(
         x.kv,
         x.gate,
         x.ape,
-        cu_seqlens=torch.tensor([0, 21, 40]),
+        cu_seqlens=torch.tensor([0, 21, 40], device=at.device),
         state=state,
-        seen=torch.tensor([-3 if choice == 0 else 0, 2]),
-        backend=backend,
+        seen=at.tensor([-3, 2], [0, 2]),
+        backend=at.backend,
         **x.options,
     )
     assert entries is not None
     return [entries, state]
 
 
-def _turns(_: str, choice: int, seed: int) -> Sequence[Tensor]:
-    x, *tables = (torch.randn(2, 8, generator=_random(seed + i)) for i in range(3))
-    positions = torch.tensor(([-4, 2], [0, 1])[choice])
-    return [flashdsa.rotate_tail(x, positions, (tables[0][:, :4], tables[1][:, :4]))]
+def _turns(at: Trial) -> Sequence[Tensor]:
+    x, cos, sin = torch.randn(3, 2, 8, generator=at.random()).to(at.device)
+    return [flashdsa.rotate_tail(x, at.tensor([-4, 2], [0, 1]), (cos[:, :4], sin[:, :4]))]
 
 
 def _group() -> Any:
@@ -248,36 +265,36 @@ def _group() -> Any:
     return dist.group.WORLD
 
 
-def _local_lengths(_: str, choice: int, seed: int) -> Sequence[Tensor]:
+def _local_lengths(at: Trial) -> Sequence[Tensor]:
     """A length below 0 stays one, which an indexer clamps."""
-    lengths = torch.tensor(([-5, 70], [0, 70])[choice], dtype=torch.int32)
+    lengths = at.tensor([-5, 70], [0, 70], dtype=torch.int32)
     return [distributed.local_seq_lens(lengths, _group()).clamp(min=0)]
 
 
-def _local_slots(_: str, choice: int, seed: int) -> Sequence[Tensor]:
-    positions = torch.tensor(([[500, 3, 64]], [[-1, 3, -1]])[choice], dtype=torch.int32)
+def _local_slots(at: Trial) -> Sequence[Tensor]:
+    positions = at.tensor([[500, 3, 64]], [[-1, 3, -1]], dtype=torch.int32)
     return [distributed.local_slots(positions, torch.tensor([[1]], dtype=torch.int32), _group())]
 
 
-def _decode(backend: str, choice: int, seed: int) -> Sequence[Tensor]:
+def _decode(at: Trial) -> Sequence[Tensor]:
     """A request whose table has no page."""
-    x = make_indexer_inputs(IndexerCase("", (9,), 16, num_heads=16), seed)
-    lengths = torch.tensor(([9], [0])[choice], dtype=torch.int32)
+    x = make_indexer_inputs(IndexerCase("", (9,), 16, num_heads=16), at.seed)
+    lengths = at.tensor([9], [0], dtype=torch.int32)
     rows = x.q, x.cache, x.weights, lengths, x.block_table[:, :0]
-    return [distributed.decode_topk_indexer(*rows, _group(), topk=16, backend=backend)]
+    return [distributed.decode_topk_indexer(*rows, _group(), topk=16, backend=at.backend)]
 
 
-def _query_rows(backend: str, choice: int, seed: int) -> Sequence[Tensor]:
+def _query_rows(at: Trial) -> Sequence[Tensor]:
     """Queries of no local row see no key."""
     layout = distributed.SequenceLayout.zigzag(128, _group())
-    rows = torch.tensor(([0, 50, -1, 128, 99], [0, 50, 0, 0, 99])[choice])
-    generator = _random(seed)
+    rows = at.tensor([0, 50, -1, 128, 99], [0, 50, 0, 0, 99])
+    generator = at.random()
     q = torch.randn(5, 16, 128, generator=generator).to(torch.float8_e4m3fn)
     k, weights = torch.randn(128, 128, generator=generator), torch.rand(5, 16, generator=generator)
     found = distributed.context_parallel_topk_indexer(
-        q, k, weights, _group(), layout=layout, topk=64, query_rows=rows, backend=backend
+        q, k, weights, _group(), layout=layout, topk=64, query_rows=rows, backend=at.backend
     )
-    if choice:
+    if at.choice:
         found[2:4] = -1
     return [found]
 
@@ -343,10 +360,12 @@ REFUSED = [
             _entries([0, 40], [0, 40], case=CSA_KEYS, rows=9), HOPPER),
     Refused("positions beyond a rotation's tables", "positions: expected rows of the rotation's",
             _turns),
-    Refused("lengths of a rank below 0", "seq_lens: expected values >= 0", _local_lengths),
+    Refused("lengths of a rank below 0", "seq_lens: expected values >= 0", _local_lengths,
+            of_ranks=True),
     Refused("positions beyond a rank's table", "block_table_local: expected at least 8 pages",
-            _local_slots),
+            _local_slots, of_ranks=True),
     Refused("a rank's table without a page", "block_table_local: expected at least 1 page",
-            _decode),
-    Refused("rows of queries outside", r"query_rows: expected values in \[0, 128\)", _query_rows),
+            _decode, of_ranks=True),
+    Refused("rows of queries outside", r"query_rows: expected values in \[0, 128\)", _query_rows,
+            of_ranks=True),
 ]  # fmt: skip
