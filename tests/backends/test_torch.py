@@ -100,10 +100,12 @@ def test_values_are_checked_if_that_is_asked(monkeypatch: pytest.MonkeyPatch) ->
     cache = torch.zeros(1, 64, 1, 132, dtype=torch.uint8)
     key, slot = torch.zeros(1, 128).bfloat16(), torch.tensor([64])
     q, keys = torch.zeros(1, 2, 128), torch.zeros(3, 128)
+    fp8, table = q.to(torch.float8_e4m3fn), torch.zeros(1, 1, dtype=torch.int32)
     calls: dict[str, Callable[[], Any]] = {
         "lengths": lambda: flashdsa.topk_indices(scores, lengths, 4),
         "slots": lambda: flashdsa.write_index_k_cache(key, slot, cache),
         "ends": lambda: flashdsa.prefill_logits(q, keys, torch.ones(1, 2), None, lengths),
+        "max_len": lambda: flashdsa.indexer_logits(fp8, cache, torch.ones(1, 2), lengths, table, 5),
     }
     for call in calls.values():
         call()

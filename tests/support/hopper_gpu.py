@@ -27,6 +27,12 @@ POISON: Final = 0x7F
 _Results = TypeVar("_Results")
 
 
+def poison_freed_memory() -> None:
+    """Fill memory that small and large tensors of a GPU get next: torch hands it out as it is."""
+    blocks = [torch.full((2**19,), POISON, dtype=torch.uint8, device="cuda") for _ in range(32)]
+    blocks.append(torch.full((2**26,), POISON, dtype=torch.uint8, device="cuda"))
+
+
 def capture(call: Callable[[], _Results]) -> tuple[torch.cuda.CUDAGraph, _Results]:
     """The call's graph, and the results that it writes; one call precedes it."""
     call()

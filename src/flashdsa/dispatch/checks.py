@@ -351,3 +351,12 @@ def require_offsets(name: str, offsets: Tensor) -> int:
             )
     last: int = values[-1]
     return last
+
+
+def bounded_offsets(offsets: Tensor, most: int) -> Tensor:
+    """`offsets` that are not read, within [0, most]; one that decreases is as the largest before.
+
+    What lies before the first or from the last on belongs to no sequence then. Offsets name rows:
+    those of a slice are not moved to 0, as nothing says whether the rows were sliced, too.
+    """
+    return offsets.clamp(0, most).cummax(0).values

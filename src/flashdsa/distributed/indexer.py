@@ -53,7 +53,7 @@ def context_parallel_topk_indexer(
         query_chunk: queries that are scored at a time from the pages; bounds the workspace.
         sorted: descending score, ties by token; otherwise a backend's own order.
         query_rows: (S,) int64, the local row of each query, where not every row asks; S may differ
-            between ranks.
+            between ranks. A query of a row outside [0, num_local) sees no key.
         backend: "auto" or the name of one.
 
     Returns:
@@ -61,8 +61,9 @@ def context_parallel_topk_indexer(
         of padding; `layout.token_of` gives their tokens. A DTensor where the arguments are.
 
     Raises:
-        TypeError, ValueError: a wrong argument here or on another rank, or ranks that differ; on
-            every rank, before anything is sent.
+        TypeError, ValueError: a wrong argument here or on another rank, or ranks that differ, and
+            where values are checked (on the CPU, or with FLASHDSA_CHECK=1) a row of `query_rows`
+            outside [0, num_local); on every rank, before anything is sent.
         NotImplementedError: no implementation serves the call.
     """
     group = group_of(mesh, "context_parallel_topk_indexer")
@@ -88,7 +89,8 @@ def context_parallel_topk_indexer(
     block_table = layout.block_table.to(q.device)
     seq_lens, documents = layout.seq_lens.to(q.device), layout.documents.to(q.device)
     if query_rows is not None:
-        seq_lens, documents = seq_lens[query_rows], documents[query_rows]
+        own = query_rows.clamp(0, layout.num_local - 1)
+        seq_lens, documents = seq_lens[own].masked_fill(own != query_rows, 0), documents[own]
     starts = torch.tensor(layout.cu_seqlens, dtype=torch.int32, device=q.device)[documents]
     none = q.new_empty(0, INDEX_HEAD_DIM), folded.new_empty(0)
     shared = TopkPrefillOperands(

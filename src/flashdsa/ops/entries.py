@@ -20,6 +20,7 @@ from flashdsa.ops.entries_kept import (
     require_state,
     write_entries,
 )
+from flashdsa.problem import INT32_MAX
 
 __all__ = ["compress_kv", "compress_kv_bwd", "rotate_tail"]
 
@@ -184,10 +185,11 @@ def compress_kv(  # noqa: PLR0913 - pooling, norm, rotation, state and cache of 
         ape: (ratio, width) fp32 or kv's dtype (fp64 of fp64), added to the gates.
         ratio: tokens of a window.
         overlap: entry j pools columns [0, d) of the window before, too, and [d, 2d) of its own.
-        cu_seqlens: (B + 1,) int32 or int64, 0 and then the end of each sequence's tokens; None: one
-            sequence.
+        cu_seqlens: (B + 1,) int32 or int64, 0 and then the end of each sequence's tokens; rows
+            after the last one are padding. None: one sequence of T tokens.
         norm_weight: (d,) fp32 or kv's dtype; None: no norm. eps: of the norm.
-        rotation: cos and sin (P, n) fp32 (fp64 of fp64); see `rotate_tail`.
+        rotation: cos and sin (P, n) fp32 (fp64 of fp64), P beyond the last entry's position; see
+            `rotate_tail`.
         state: (B, R, 2, width) kv's dtype, changed in place: the last R tokens of each sequence.
         seen: (B,) int32 or int64, tokens of each sequence before this call; with `state` only.
         out: a cache that entries are written into, see `write_kv_cache` and, for rows of 132 bytes,
@@ -200,7 +202,11 @@ def compress_kv(  # noqa: PLR0913 - pooling, norm, rotation, state and cache of 
         ``T // ratio``, with a state ``(T + B * (ratio - 1)) // ratio``. None with `out`.
 
     Raises:
-        TypeError, ValueError: a wrong argument; nothing is written then.
+        TypeError, ValueError: a wrong argument, and where values are checked (on the CPU, or with
+            FLASHDSA_CHECK=1) offsets that do not begin at 0, decrease or exceed T, `seen` below 0,
+            and a `rotation` that is too short. Nothing is written then. Without checks, an offset
+            counts as the largest up to it, within [0, T], rows before the first are padding, too,
+            `seen` is at least 0, and an entry behind the tables is rotated by their last row.
         NotImplementedError: no implementation serves the call, or a gradient is asked for with
             `state` or `out`.
     """
@@ -322,18 +328,30 @@ def rotate_tail(
 def _offsets(
     kv: Tensor, ratio: int, cu_seqlens: Tensor | None, seen: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Offsets of the sequences, and tokens seen, as int32."""
+    """Offsets of the sequences, and tokens seen, as int32; where no value is read, bounded ones."""
     checks.require_tensor("kv", kv)
     checks.require_rank("kv", kv, (2,), "[T, width]")
     checks.require_positive("ratio", ratio)
-    if cu_seqlens is None:
-        cu_seqlens = torch.arange(2, dtype=torch.int32, device=kv.device) * kv.shape[0]
     for name, value in (("cu_seqlens", cu_seqlens), ("seen", seen)):
         if value is not None:
             checks.require_tensor(name, value)
             checks.require_dtype(name, value, torch.int32, torch.int64)
             checks.require_device(name, value, kv.device, "kv")
-    return checks.as_int32(cu_seqlens, 0), None if seen is None else checks.as_int32(seen, -1)
+    if cu_seqlens is None:
+        offsets = torch.arange(2, dtype=torch.int32, device=kv.device) * kv.shape[0]
+    elif _are_checked(cu_seqlens):
+        offsets = checks.as_int32(cu_seqlens, -1)
+    else:
+        offsets = checks.bounded_offsets(cu_seqlens, kv.shape[0]).to(torch.int32)
+    if seen is not None:
+        read = _are_checked(offsets)
+        seen = checks.as_int32(seen, -1) if read else seen.clamp(0, INT32_MAX).to(torch.int32)
+    return offsets, seen
+
+
+def _are_checked(offsets: Tensor) -> bool:
+    """Whether the host reads the offsets and what belongs to them."""
+    return checks.holds_values(offsets) and checks.are_values_read(offsets)
 
 
 def _require_tables(cos: Tensor, d: int) -> None:
@@ -381,14 +399,14 @@ def _pair_of_tables(rotation: object, like: str, x: Tensor) -> tuple[Tensor, Ten
 def _require_values(
     offsets: Tensor, seen: Tensor | None, tokens: int, ratio: int, cos: Tensor | None
 ) -> None:
-    """Check, if values are, that offsets go to T and that positions are within the tables."""
-    if not (
-        checks.holds_values(offsets) and checks.are_values_read(offsets) and offsets.numel() > 1
-    ):
+    """Check, if values are, that offsets name rows and that positions are within the tables."""
+    if not (_are_checked(offsets) and offsets.numel() > 1):
         return
     last = checks.require_offsets("cu_seqlens", offsets)
-    if last != tokens:
-        raise ArgumentValueError(f"cu_seqlens: expected the last to be T, {tokens}; got {last}")
+    if last > tokens:
+        raise ArgumentValueError(
+            f"cu_seqlens: expected the last to be at most T, {tokens}; got {last}"
+        )
     ends = offsets.long().diff()
     if seen is not None and seen.shape == ends.shape:
         if (seen < 0).any():

@@ -52,8 +52,8 @@ def write_kv_cache(
 
     -1 skips a row (padding). If values are checked (on the CPU, or with FLASHDSA_CHECK=1), any
     other slot outside the cache, or one that is named twice, is an error and nothing is written.
-    Without checks, a slot outside is skipped, and a slot named twice gets either row. The host
-    reads no value then: a CUDA graph may capture the call.
+    Without checks, a slot outside is skipped, and a slot named twice gets bytes of any of its rows.
+    The host reads no value then: a CUDA graph may capture the call.
 
     Args:
         kv: (T, d) or (T, 1, d) bf16 or fp32.

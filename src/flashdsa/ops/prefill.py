@@ -199,8 +199,9 @@ def causal_ranges(
         cu_seqlens_q: (B + 1,) int32 or int64, 0 and then the end of each sequence's queries.
         cu_seqlens_k: likewise of keys, (B + 1,), of the tokens if keys are entries; None: those of
             the queries.
-        num_queries: S, the last of cu_seqlens_q. None reads that one, which on a GPU waits for
-            the device and cannot be captured into a graph.
+        num_queries: S, at least the last of cu_seqlens_q; queries from that one on are padding and
+            see nothing. None is the last, which is read: on a GPU that waits for the device and
+            cannot be captured into a graph.
         ratio: tokens of a key.
 
     Returns:
@@ -209,9 +210,9 @@ def causal_ranges(
     Raises:
         TypeError, ValueError: a wrong argument, and where values are checked (on the CPU, or with
             FLASHDSA_CHECK=1; not in compiled code) offsets that do not begin at 0 or that decrease,
-            and a `num_queries` that is not the last of cu_seqlens_q. Without checks, queries
-            from the last offset on count as the last sequence's, with ends beyond its keys, and
-            queries from `num_queries` on are left out; `dsa_topk_prefill` clamps ends to S_kv.
+            and a `num_queries` below the last of cu_seqlens_q. Without checks, an offset counts
+            as the largest up to it, and at least 0; queries before the first see nothing, keys
+            are counted from the first on, and queries from `num_queries` on are left out.
     """
     checks.require_positive("ratio", ratio)
     ends_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
@@ -235,19 +236,28 @@ def causal_ranges(
     ):
         last = checks.require_offsets("cu_seqlens_q", cu_seqlens_q)
         checks.require_offsets("cu_seqlens_k", ends_k)
-        if num_queries not in (None, last):
+        if num_queries is not None and num_queries < last:
             raise ArgumentValueError(
-                f"num_queries: expected the last of cu_seqlens_q, {last}; got {num_queries}"
+                f"num_queries: expected at least the last of cu_seqlens_q, {last}; "
+                f"got {num_queries}"
             )
+    offsets_q = offsets_k = checks.bounded_offsets(cu_seqlens_q.long(), INT32_MAX)
+    if cu_seqlens_k is not None:
+        offsets_k = checks.bounded_offsets(cu_seqlens_k.long(), INT32_MAX)
     if num_queries is None:
-        num_queries = int(cu_seqlens_q[-1])
+        num_queries = int(offsets_q[-1])
     query = torch.arange(num_queries, device=cu_seqlens_q.device)
+    if offsets_q.numel() == 1:  # no sequence
+        none = torch.zeros_like(query, dtype=torch.int32)
+        return none, none.clone()
     # Of empty sequences that begin where another one does, `right` finds the one with queries.
-    sequence = torch.searchsorted(cu_seqlens_q[1:].long(), query, right=True)
-    sequence = sequence.clamp(max=max(cu_seqlens_q.numel() - 2, 0))
-    tokens = ends_k.long().diff()
+    sequence = torch.searchsorted(offsets_q[1:], query, right=True)
+    sequence = sequence.clamp(max=offsets_q.numel() - 2)
+    tokens = offsets_k.diff()
     keys = tokens // ratio
     starts = (keys.cumsum(0) - keys)[sequence]
-    behind = cu_seqlens_q[1:].long()[sequence] - query - 1
-    ends = starts + (tokens[sequence] - behind).clamp(min=0) // ratio
+    behind = offsets_q[1:][sequence] - query - 1
+    seen = (tokens[sequence] - behind).clamp(min=0) // ratio
+    padding = (query < offsets_q[0]) | (query >= offsets_q[-1])
+    ends = starts + seen.masked_fill(padding, 0)
     return checks.as_int32(starts, 0), checks.as_int32(ends, 0)

@@ -34,10 +34,13 @@ class EntriesCase:
     """`ape` and the norm's weight have kv's dtype."""
     strided: bool = False
     """kv and gates are parts of one projection."""
+    padding: int = 0
+    """Rows after the last sequence's."""
 
     @property
     def tokens(self) -> int:
-        return sum(self.lengths)
+        """T, rows of kv."""
+        return sum(self.lengths) + self.padding
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,11 @@ def make_entries_inputs(
             kv[last, :d] = gate[last, :d] = torch.nan
         offsets.append(end)
         entries += length // ratio
+    kv[offsets[-1] :] = gate[offsets[-1] :] = torch.nan
     grad = normal(case.tokens // ratio, d)
     grad[entries:] = torch.nan
-    angles = 6.3 * torch.rand(max(case.lengths, default=0) + 1, case.rotated // 2)
+    positions = max(case.lengths, default=0) + 1
+    angles = 6.3 * torch.rand(positions, case.rotated // 2, generator=generator)
     tables = angles.double().cos(), angles.double().sin()
 
     def lay_out(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -122,6 +127,14 @@ ENTRIES_CASES = [
     EntriesCase("HCA", (128, 300, 127), 128),
     EntriesCase("V4.1, ratio 2", (7, 1, 32), 2, ape=False),
     EntriesCase("pools of 4 without norm and rotation", (6, 33), 4, 128, norm=False, rotated=0),
+    EntriesCase("padded batch, CSA", (21,), 4, overlap=True, padding=43),
+    EntriesCase("padded batch, CSA, 4 sequences", (9, 3, 0, 17), 4, overlap=True, padding=35),
+    EntriesCase("padded batch, CSA index keys", (22,), 4, 128, overlap=True, padding=300),
+    EntriesCase("padded batch, HCA", (300,), 128, padding=212),
+    EntriesCase("padded batch, HCA, 2 sequences", (128, 200), 128, padding=184),
+    EntriesCase("padded batch, V4.1", (7,), 2, ape=False, padding=25),
+    EntriesCase("padded batch, pools of 4", (33,), 4, 128, norm=False, rotated=0, padding=31),
+    EntriesCase("no token but padding", (0, 0), 4, overlap=True, padding=40),
     EntriesCase("no entry", (3, 2, 3), 4, overlap=True),
     EntriesCase("large gates", (40,), 4, overlap=True, gate_scale=300.0),
     EntriesCase("weights in bf16", (21,), 4, 128, overlap=True, own_dtype=True),

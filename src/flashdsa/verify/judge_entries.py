@@ -61,7 +61,8 @@ def _check_chunks(inputs: EntriesInputs, whole: Tensor, backend: str) -> Compari
         seen = [min(first, x) for x in case.lengths]
         ends = [min(first + step, x) for x in case.lengths]
         spans = list(zip(begins, seen, ends, strict=False))
-        tokens = torch.cat([torch.arange(b + s, b + e) for b, s, e in spans]).to(device)
+        padding = torch.arange(begins[-1], case.tokens)
+        tokens = torch.cat([*(torch.arange(b + s, b + e) for b, s, e in spans), padding]).to(device)
         taken = torch.tensor([0, *(e - s for _, s, e in spans)]).cumsum(0)
         found = flashdsa.compress_kv(
             inputs.kv[tokens],

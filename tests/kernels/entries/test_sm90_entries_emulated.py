@@ -29,6 +29,15 @@ CASES = [
     EntriesCase("V4.1", (7, 1, 16), 2, ape=False),
     EntriesCase("pools of 4", (6, 33), 4, 128, norm=False, rotated=0, strided=True),
 ]
+PADDED = [
+    EntriesCase("CSA, 2 documents", (9, 17), 4, overlap=True, padding=70),
+    EntriesCase("CSA index keys, one document", (22,), 4, 128, overlap=True, padding=30),
+    EntriesCase("HCA, one document", (140,), 128, padding=130),
+    EntriesCase("V4.1, one document", (7,), 2, ape=False, padding=9),
+    EntriesCase("pools of 4, one document", (33,), 4, 128, norm=False, rotated=0, padding=31),
+    EntriesCase("pools of 4, no token", (0, 0), 4, 128, norm=False, rotated=0, padding=9),
+]
+"""Packed batches that are padded: one sequence, whose entries no launch counts, and several."""
 PLANS = ["4_overlap_512_ape_finished", "4_overlap_128_ape_finished", "128_512_ape_finished",
          "2_512_finished", "4_128_ape"]  # fmt: skip
 
@@ -39,7 +48,7 @@ PLANS = ["4_overlap_512_ape_finished", "4_overlap_128_ape_finished", "128_512_ap
         pytest.param(
             case, marks=pytest.mark.slow if "index keys" in case.name else (), id=case.name
         )
-        for case in CASES
+        for case in (*CASES, *PADDED)
     ],
 )
 def test_entries_and_gradients_are_the_references(case: EntriesCase) -> None:

@@ -91,6 +91,17 @@ def test_causal_ranges_where_there_are_fewer_keys_than_queries():
     assert starts.shape == (0,)
 
 
+@pytest.mark.parametrize("ratio", [1, 2])
+def test_queries_of_a_padded_batch_that_are_no_sequences_see_nothing(ratio):
+    offsets = torch.tensor([0, 2, 5])
+    starts, ends = flashdsa.causal_ranges(offsets, num_queries=9, ratio=ratio)
+    own = flashdsa.causal_ranges(offsets, ratio=ratio)
+    assert torch.equal(starts[:5], own[0]) and torch.equal(ends[:5], own[1])
+    assert torch.equal(starts[5:], ends[5:])
+    none = flashdsa.causal_ranges(offsets[:1], num_queries=2)
+    assert [x.tolist() for x in none] == [[0, 0], [0, 0]]
+
+
 def test_ranges_that_context_parallelism_makes_choose_as_the_whole_does(seed):
     """Zig-zag: a rank has queries from both ends; only their rows of the ranges say so."""
     x = make_prefill_inputs(PrefillCase("whole", causal(24, 24), 8, num_heads=16), seed)

@@ -34,7 +34,7 @@ def write(operands: CacheWriteOperands, *, mode: Mode = CPU) -> None:
     """Quantise `k` (T, 128) and write token t into slot `slots[t]` = page * 64 + offset.
 
     Slots of -1 are padding and are skipped, as are those outside the cache if values are not read;
-    of equal slots any one's token stays then.
+    a slot named twice gets bytes of any of its tokens then.
 
     Raises:
         ArgumentValueError: a slot outside the cache, or named twice, where values are read; nothing

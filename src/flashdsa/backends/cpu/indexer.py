@@ -91,13 +91,7 @@ def logits(
     """
     lengths = operands.seq_lens
     if mode.reads or values_are_checked():
-        num_pages = len(operands.k_index_cache_fp8)
-        check_values(lengths, operands.block_table, num_pages, table_page_size)
-    if mode.reads and len(lengths) and lengths.max() > max_len:
-        raise ArgumentValueError(
-            f"max_len: expected at least the longest of seq_lens, {int(lengths.max())}; "
-            f"got {max_len}"
-        )
+        check_logits(operands, max_len, table_page_size)
     out = operands.weights.new_full((len(lengths), max_len), -math.inf)
     for rows in _scored(operands, table_page_size, mode, 0):
         width = min(max_len, rows.scores.shape[1])
@@ -135,6 +129,17 @@ def check_values(seq_lens: Tensor, block_table: Tensor, num_pages: int, of_entry
                 f"block_table: expected page ids in [0, {num_entries}); "
                 f"got block_table[{request}, {slot}] = {int(entries[slot])}"
             )
+
+
+def check_logits(operands: IndexerOperands, max_len: int, of_entry: int) -> None:
+    """Raise ArgumentValueError for a bad length or page id, or a length beyond `max_len`."""
+    lengths, table = operands.seq_lens.cpu(), operands.block_table.cpu()
+    check_values(lengths, table, len(operands.k_index_cache_fp8), of_entry)
+    longest = max(lengths.tolist(), default=0)
+    if longest > max_len:
+        raise ArgumentValueError(
+            f"max_len: expected at least the longest of seq_lens, {longest}; got {max_len}"
+        )
 
 
 def _scored(x: IndexerOperands, of_entry: int, mode: Mode, everything: int) -> Iterator[Rows]:

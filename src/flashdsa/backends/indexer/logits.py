@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.indexer import check_values
+from flashdsa.backends.cpu.indexer import check_logits
 from flashdsa.backends.indexer.tensors import as_read, slots_of_tokens, values_are_checked
 from flashdsa.backends.mxfp4 import has_mxfp4
 from flashdsa.backends.runner import Runner
-from flashdsa.errors import ArgumentValueError
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.problem import PAGE_SIZE
 from flashdsa.settings import Settings
@@ -45,8 +44,8 @@ def bind(
     num_ctas, kind, gathers = runner.num_sms, type(operands), table_page_size < PAGE_SIZE
 
     def serve(operands: Sequence[Any]) -> Tensor:
-        if check:
-            _check_values(kind(*operands), max_len, table_page_size)
+        if check and values_are_checked():  # not while a graph is captured
+            check_logits(kind(*operands), max_len, table_page_size)
         q_index_fp8, cache, weights, seq_lens, block_table = as_read(gathers, *operands)
         scores = empty_scores()
         if 1 < table_page_size < PAGE_SIZE:
@@ -68,17 +67,3 @@ def plan_of(
     if has_mxfp4(operands.k_index_cache_fp8):
         kind_of_keys["mxfp4"] = True
     return replace(spec.plans[0], num_heads=operands.q_index_fp8.shape[1], **kind_of_keys)
-
-
-def _check_values(operands: IndexerOperands, max_len: int, table_page_size: int) -> None:
-    """Raise ArgumentValueError for a bad length or page id; not while a graph is captured."""
-    if not values_are_checked():
-        return
-    seq_lens = operands.seq_lens.cpu()
-    num_pages = operands.k_index_cache_fp8.shape[0]
-    check_values(seq_lens, operands.block_table.cpu(), num_pages, table_page_size)
-    longest = int(seq_lens.max()) if len(seq_lens) else 0
-    if longest > max_len:
-        raise ArgumentValueError(
-            f"max_len: expected at least the longest of seq_lens, {longest}; got {max_len}"
-        )

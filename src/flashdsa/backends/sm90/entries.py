@@ -136,7 +136,8 @@ def _arguments(
     x: CompressKvOperands | CompressKvBwdOperands, plan: sizes.CompressPlan
 ) -> tuple[Tensor | None, ...]:
     """Arguments of both directions as kernels read them."""
-    # The offset behind a single sequence is no less than the number of its entries.
+    # Of one sequence the offset behind it will do: it is no less than the number of its entries,
+    # and the kernels leave out windows that the sequence does not have.
     offsets = x.cu_seqlens.contiguous()
     ends = offsets[1:]
     seen = getattr(x, "seen", None)

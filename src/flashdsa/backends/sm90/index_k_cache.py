@@ -29,7 +29,7 @@ def bind_write(runner: Runner, operands: CacheWriteOperands) -> Callable[[Sequen
     """Quantise `k` (T, 128) and write token t into slot `slots[t]` = page * 64 + offset.
 
     Slots of -1 are padding and are skipped, as is any slot outside the cache; a slot that is named
-    twice gets the bytes of either key or a mixture. Both are errors if FLASHDSA_CHECK=1, which
+    twice gets bytes of any of its keys. Both are errors if FLASHDSA_CHECK=1, which
     waits for the device.
 
     The function that it returns raises UnsupportedError if pages begin at addresses that are no

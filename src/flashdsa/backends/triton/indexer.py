@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.indexer import check_values
+from flashdsa.backends.cpu.indexer import check_logits, check_values
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.memory import readable, written_apart
@@ -72,7 +72,7 @@ def bind_logits(
     def serve(given: Sequence[Any]) -> Tensor:
         x = kind(*given)
         if values_are_checked():
-            check_values(x.seq_lens, x.block_table, len(x.k_index_cache_fp8), table_page_size)
+            check_logits(x, max_len, table_page_size)
         scores = runner.empty(len(x.seq_lens), max_len, dtype=torch.float32).fill_(-math.inf)
         if scores.numel() and x.block_table.numel() and len(x.k_index_cache_fp8):
             bits, table = scores.view(torch.int32), x.block_table

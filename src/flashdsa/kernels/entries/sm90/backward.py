@@ -201,10 +201,16 @@ def clear_unpooled(
     thread: pool.Thread,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Set to 0 what no entry pools, each sequence by one CTA: the tokens of an incomplete window,
-    and with overlap the first columns of the last complete one."""
+    """Set to 0 what no entry pools: each sequence's tokens of an incomplete window by one CTA, and
+    with overlap the first columns of its last complete one; rows of no sequence by all CTAs."""
     _, cta, ctas = place_in_grid()
     tokens = Int32(d_kv.shape[0])
+    # One loop over both kinds of padding, one row at a time: others took more registers.
+    before = cutlass.max(cutlass.min(x.cu_seqlens[0], tokens), Int32(0))
+    behind = cutlass.max(x.cu_seqlens[x.ends.shape[0]], before)
+    for number in cutlass.range(cta, before + tokens - behind, ctas, unroll=1):
+        row = number if number < before else number - before + behind
+        clear(d_kv, d_gate, row, row + 1, const_expr(d_kv.shape[1]), thread, plan)
     for sequence in cutlass.range(cta, Int32(x.ends.shape[0]), ctas, unroll=1):
         begin = cutlass.max(x.cu_seqlens[sequence], Int32(0))
         end = cutlass.min(x.cu_seqlens[sequence + 1], tokens)

@@ -22,7 +22,7 @@ class Operands(NamedTuple):
     kv: Any  # (T, width) bf16, rows may lie apart
     gate: Any
     cu_seqlens: Any  # (B + 1,) int32
-    ends: Any  # (B,) int32: entries up to each sequence's end
+    ends: Any  # (B,) int32: entries up to each sequence's end; of one sequence no fewer
     ape: Any  # (ratio, width) fp32
     norm_weight: Any  # (d,) fp32
     cos: Any  # (P, 32) fp32
@@ -78,7 +78,11 @@ def this_thread(plan: cutlass.Constexpr) -> Thread:
 
 @cute.jit
 def locate(x: Operands, entry: Int32, plan: cutlass.Constexpr) -> Place:
-    """The entry's place; rows are within kv, whatever the offsets hold."""
+    """The entry's place; rows are within kv, whatever the offsets hold.
+
+    Without a state an entry is real if its window ends within its sequence: `ends` of one sequence
+    may count more.
+    """
     count = Int32(x.ends.shape[0])
     low, high = Int32(0), count
     while low < high:
@@ -101,10 +105,12 @@ def locate(x: Operands, entry: Int32, plan: cutlass.Constexpr) -> Place:
         number += earlier
         row += earlier * plan.ratio - seen
         before = number > 0
-    else:
-        row = cutlass.max(cutlass.min(row, Int32(x.kv.shape[0]) - plan.ratio), Int32(0))
+    real = low < count
+    if const_expr(not plan.state):
+        end = cutlass.min(x.cu_seqlens[sequence + 1], Int32(x.kv.shape[0]))
+        real = real & (row >= 0) & (row <= cutlass.max(end, Int32(0)) - plan.ratio)
         before = before & (row >= plan.ratio)
-    return Place(row, number, low < count, before, sequence, begin)
+    return Place(row, number, real, before, sequence, begin)
 
 
 def load_words(x: Any, row: Int32, column: Int32, unit: int) -> Any:
