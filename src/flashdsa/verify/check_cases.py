@@ -49,6 +49,11 @@ ATTENTION = [
     SparseMlaCase("pools of 4 and a tail", 18, 130, 64, 20, d_qk=512, index_block=4,
                   extra_keys=130, extra_topk=3, ranges="extra_kv", invalid=True, topk_length=True,
                   poison=True),
+    # A source without rows beside one with: a short prompt has no compressed entry yet.
+    SparseMlaCase("kv without rows beside a window", 6, 0, 16, 24, d_qk=512,
+                  extra_keys=70, extra_topk=20, ranges="extra_kv", invalid=True, empty_rows=True),
+    SparseMlaCase("extra_kv without rows", 5, 90, 16, 24, d_qk=512, extra_topk=10, invalid=True,
+                  topk_length=True, attn_sink="finite"),
 ]
 FORWARD = [
     SparseMlaCase("largest logits", 6, 130, 16, 70, max_logits=True, invalid=True,
