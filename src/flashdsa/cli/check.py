@@ -62,7 +62,7 @@ def _known(ctx: click.Context, option: click.Parameter, names: tuple[str, ...]) 
     help="Check only this operation; may be repeated.  [default: all]",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat a run.  [default: a fresh one]")
-@click.option("--quick", is_flag=True, help="Only the smallest case of each operation.")
+@click.option("--quick", is_flag=True, help="Only a small plain case of each operation.")
 @click.option(
     "--device",
     type=click.Choice(DEVICES),

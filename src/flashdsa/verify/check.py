@@ -141,7 +141,7 @@ def run_checks(
         on_progress: called with (checks done, checks in all, what runs now or "done"); of the check
             that runs the part that is done, where that is known.
         device: of the tensors, of torch alone; by default `device_of`.
-        quick: only the smallest case of each operation that the backend takes.
+        quick: only the first case of each operation that the backend takes.
 
     Returns:
         One row per output, in the order of `OPERATIONS`, small cases first.
