@@ -113,6 +113,18 @@ def test_no_number_of_a_caller_becomes_a_constant() -> None:
     assert {kernel.__name__ for kernel, *_ in launches().given} == entry_functions()
 
 
+def test_multiplications_and_additions_are_fused_whatever_triton_s_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert all(options["enable_fp_fusion"] is True for *_, options in launches().given)
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    monkeypatch.setattr(CUDAOptions, "enable_fp_fusion", False)
+    (merge, *_) = (one for one in launches().given if one[0].__name__ == "merge")
+    made, _ = triton_kernels.compiled((9, 0), *merge[:2], **merge[2])
+    assert made.metadata.enable_fp_fusion and "fma.rn.f32" in made.asm["ptx"]
+
+
 def one_id(name: str) -> SparseMlaCase:
     form = ROW_FORMATS[name]
     return SparseMlaCase(
