@@ -88,9 +88,9 @@ def check(
 
     The seed is fresh each time and printed, so that a failure can be repeated. Exit code 1 if
     any row is over its limit. Small cases run first. All of it takes about a minute on a CPU,
-    40 s on an H200 whose kernels are compiled; Triton compiles for some minutes at first. The
-    time is printed. An emulated backend takes seconds for a small case and minutes for the
-    model's sizes: begin with --quick.
+    40 s on an H200 whose kernels are compiled. Before, Triton compiles on all cores: some 250
+    kernels, one to two seconds of a core each. The time is printed. An emulated backend takes
+    seconds for a small case and minutes for the model's sizes: begin with --quick.
 
     \b
     Columns

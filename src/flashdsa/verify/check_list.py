@@ -105,8 +105,7 @@ def each(
 
 def _attention(seed: int, backend: str, device: str) -> list[Check]:
     """Those of the forward's lists of cases, then of the backward's own."""
-    fresh = partial(make_sparse_mla_inputs, seed=seed, device=device)
-    make = cache(fresh)
+    make = cache(partial(make_sparse_mla_inputs, seed=seed, device=device))
     forward = ("sparse_mla_fwd", calls.sparse_mla_fwd, judge_sparse_mla.check_forward)
     by_autograd = (
         ("sparse_mla", calls.sparse_mla, judge_sparse_mla.check_autograd),
@@ -122,9 +121,7 @@ def _attention(seed: int, backend: str, device: str) -> list[Check]:
         options: dict[str, Any] = {"deterministic": case.deterministic, "dkv_dtype": case.dkv_dtype}
         call = partial(_call_backward, **options)
         judge = partial(judge_sparse_mla.check_backward, **options)
-        checks += each(
-            [("mla_bwd", call, judge)], [case.attention], fresh, backend, _attention_work
-        )
+        checks += each([("mla_bwd", call, judge)], [case.attention], make, backend, _attention_work)
     return checks
 
 
