@@ -16,6 +16,7 @@ import flashdsa
 from flashdsa.backends.emulated import triton_kernels
 from flashdsa.backends.emulated.devices import small_device
 from flashdsa.backends.emulated.runner import running_on
+from flashdsa.backends.gpu.runner import _specialization
 from flashdsa.kernels import triton as kernels_of_triton
 from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.toolchain import Disassembler
@@ -86,19 +87,20 @@ def entry_functions() -> set[str]:
     return defined - called
 
 
-def constants_of_ones(kernel: Any, arguments: Any, options: dict[str, Any]) -> Iterator[str]:
-    """Numbers that Triton compiles as a constant where they are 1."""
+def specialized(
+    kernel: Any, arguments: Any, options: dict[str, Any], number: int
+) -> Iterator[tuple[str, tuple[str, Any]]]:
+    """What Triton compiles each number for, by its parameter's name, if it is this one."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import make_backend
     from triton.runtime.jit import create_function_from_signature
 
     backend = make_backend(GPUTarget("cuda", 90, 32))
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    ones = [1 if type(value) is int else value for value in arguments]
-    _, found, _ = bind(*ones, **options)
-    for parameter, value, (kind, _) in zip(kernel.params, ones, found, strict=False):
-        if type(value) is int and kind == "constexpr":
-            yield parameter.name
+    _, found, _ = bind(*(number if type(x) is int else x for x in arguments), **options)
+    for parameter, value, known in zip(kernel.params, arguments, found, strict=False):
+        if type(value) is int:
+            yield parameter.name, known
 
 
 def test_no_number_of_a_caller_becomes_a_constant() -> None:
@@ -107,10 +109,24 @@ def test_no_number_of_a_caller_becomes_a_constant() -> None:
         (kernel.__name__, name)
         for kernel, arguments, options in launches().given
         if kernel.__name__ not in OF_TRAINING
-        for name in constants_of_ones(kernel, arguments, options)
+        for name, (kind, _) in specialized(kernel, arguments, options, 1)
+        if kind == "constexpr"
     }
     assert {name for _, name in constant} == set(MAY_BE_CONSTANT), constant
     assert {kernel.__name__ for kernel, *_ in launches().given} == entry_functions()
+
+
+def test_a_launch_takes_a_compiled_kernel_only_where_triton_would() -> None:
+    """What the GPU's runner takes for alike is compiled alike."""
+    numbers = 0, 1, 2, 7, 16, 17, 48, 2**31 - 1, -1, -16, 2**31, 2**31 + 1, 2**40, -(2**31) - 1
+    alike: dict[Any, set[Any]] = {}
+    for kernel, arguments, options in launches().given:
+        for number in numbers:
+            for name, known in specialized(kernel, arguments, options, number):
+                key = kernel.__name__, name, _specialization(number)
+                alike.setdefault(key, set()).add(known)
+    assert {key: found for key, found in alike.items() if len(found) > 1} == {}
+    assert len({known for found in alike.values() for known in found}) > 4
 
 
 def test_multiplications_and_additions_are_fused_whatever_triton_s_default(
