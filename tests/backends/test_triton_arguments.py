@@ -40,7 +40,6 @@ MAY_BE_CONSTANT = {
     **dict.fromkeys(("slots", "extra_slots"), "a multiple of the tile's keys, or 0"),
 }
 """Numbers that Triton may compile as the constant 1, and why."""
-OF_TRAINING = {"target", "scores", "backward"}
 FOLDER = Path(kernels_of_triton.__file__).parent
 
 
@@ -108,7 +107,6 @@ def test_no_number_of_a_caller_becomes_a_constant() -> None:
     constant = {
         (kernel.__name__, name)
         for kernel, arguments, options in launches().given
-        if kernel.__name__ not in OF_TRAINING
         for name, (kind, _) in specialized(kernel, arguments, options, 1)
         if kind == "constexpr"
     }
