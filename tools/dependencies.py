@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -46,11 +47,16 @@ NO_SOLUTION = 1
 RECORD = ROOT / "docs" / "guides" / "serving.md"
 RECORDED = re.compile(r"(?<=<!-- newest -->)(\S+) \((.*)\)(?=<!-- /newest -->)")
 """Date of the last trial, and the newest releases then: the only record of both."""
+OF_TRITON = [str(path.relative_to(ROOT)) for path in ROOT.glob("tests/backends/test_triton*.py")]
+"""Tests of kernels that Triton compiles: each torch brings another release of it."""
 TESTS = {
-    "lowest-direct": ["tests/integrations"],
-    "highest": ["tests/integrations", "tests/cli"],  # click's test client is another before 8.2
+    "lowest-direct": ["tests/integrations", *OF_TRITON],
+    # click's test client is another before 8.2
+    "highest": ["tests/integrations", *OF_TRITON, "tests/cli"],
 }
 """Tests to run, by uv's name of how a release is chosen."""
+EXTRAS = ("hf", "triton")
+"""Extras whose releases are tried."""
 ATTEMPTS = 3
 RESOLUTIONS_AT_ONCE = 8
 
@@ -188,10 +194,11 @@ def read_record() -> tuple[str, str]:
 
 
 def resolve_without_torch(python: str, resolution: str, folder: str) -> list[str]:
-    """Pins of what flashdsa and transformers need, save torch."""
+    """Pins of what flashdsa and its `EXTRAS` need, save torch."""
     excludes = Path(folder, "excludes.txt")
     excludes.write_text("torch")
-    options = ("--extra=hf", "--excludes", str(excludes), "--resolution", resolution)
+    extras = (f"--extra={name}" for name in EXTRAS)
+    options = (*extras, "--excludes", str(excludes), "--resolution", resolution)
     done = run_uv(python, platform.machine(), options)
     if done.returncode == NO_SOLUTION:
         raise SystemExit(done.stderr)
@@ -202,7 +209,8 @@ def resolve_without_torch(python: str, resolution: str, folder: str) -> list[str
 def name_direct(pins: list[str]) -> str:
     """Those of the pins that pyproject.toml names, as a list in words."""
     project = tomllib.loads(PYPROJECT.read_text())["project"]
-    wanted = project["dependencies"] + project["optional-dependencies"]["hf"]
+    extras = (project["optional-dependencies"][name] for name in EXTRAS)
+    wanted = chain(project["dependencies"], *extras)
     names = {re.split(r"[<>=!~\[;]", one)[0] for one in wanted}
     return ", ".join(pin.replace("==", " ") for pin in pins if pin.split("==")[0] in names)
 

@@ -24,6 +24,7 @@ from flashdsa.dispatch import checks
 from flashdsa.errors import UnsupportedError
 from flashdsa.problem import Problem
 from flashdsa.verify.calls import sparse_mla_fwd
+from flashdsa.verify.check_cases import ATTENTION
 from flashdsa.verify.check_list import _call_backward
 from flashdsa.verify.compare import Comparison, failures
 from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
@@ -183,6 +184,20 @@ def test_rows_of_one_source_and_none() -> None:
         wanted = flashdsa.sparse_mla_fwd(*given, backend="cpu", **lists)
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, atol=2e-2, rtol=1e-2)
+
+
+WITHOUT_ROWS = [case for case in ATTENTION if "without rows" in case.name]
+
+
+@pytest.mark.parametrize("case", WITHOUT_ROWS, ids=lambda case: case.name)
+def test_a_source_without_rows_beside_one_with(case: SparseMlaCase, seed: int) -> None:
+    """Its list names nothing, so no kernel writes or reads its slots, of which nobody has any."""
+    inputs = make_sparse_mla_inputs(case, seed=seed)
+    with emulation(small_device((8, 0))):
+        verdicts = [*check_forward(inputs, BACKEND), *check_backward(inputs, BACKEND)]
+        verdicts += check_backward(inputs, BACKEND, deterministic=True)
+    assert failures(verdicts) == []
+    assert {case.num_keys > 0 for case in WITHOUT_ROWS} == {False, True}
 
 
 def test_a_gpu_with_too_little_shared_memory_is_an_error() -> None:

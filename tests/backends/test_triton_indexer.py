@@ -15,7 +15,7 @@ from flashdsa import reference
 from flashdsa.backends.emulated.devices import small_device
 from flashdsa.backends.emulated.runner import Emulator, emulation, running_on
 from flashdsa.backends.triton import indexer, indexer_training, launch
-from flashdsa.verify import judge_indexer, judge_indexer_training
+from flashdsa.verify import judge_composed, judge_indexer, judge_indexer_training
 from flashdsa.verify.compare import Comparison
 from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
 from flashdsa.verify.indexer_training_cases import IndexerTrainingCase, make_indexer_training_inputs
@@ -200,6 +200,13 @@ def test_nothing_is_chosen_or_added_where_there_are_no_keys() -> None:
     ends = torch.zeros(2, dtype=torch.int32)
     flashdsa.dsa_topk_prefill(q, q[0, :0], weights, None, ends, ids, backend=TRITON)
     assert (ids == -1).all()
+
+
+@pytest.mark.usefixtures("a100")
+def test_the_whole_loss_is_served_where_triton_is_asked_for() -> None:
+    inputs = make_indexer_training_inputs(TRAINING, SEED)
+    assert wrong(judge_composed.check_kl_loss(inputs, TRITON)) == []
+    assert wrong(judge_indexer_training.check_kl_backward(inputs, TRITON)) == []
 
 
 @pytest.mark.parametrize("capability", COMPILED, ids=str)

@@ -86,8 +86,9 @@ def test_the_record_of_newest_releases_is_current() -> None:
     when, releases = dependencies.read_record()
     assert date.fromisoformat(when) <= date.today()
     project = tomllib.loads(dependencies.PYPROJECT.read_text())["project"]
-    (transformers,) = project["optional-dependencies"]["hf"]
-    allowed = [re.split("[<>=]", one)[0] for one in (*project["dependencies"], transformers)]
+    (transformers,), (triton,) = (project["optional-dependencies"][x] for x in dependencies.EXTRAS)
+    wanted = *project["dependencies"], transformers, triton
+    allowed = [re.split("[<>=]", one)[0] for one in wanted]
     names, versions = zip(*(one.split() for one in releases.split(", ")), strict=True)
     assert {*names, "torch"} == set(allowed)
     newest = versions[names.index("transformers")]

@@ -199,6 +199,8 @@ _TRITON = (
     ("attention_target", "indexer_training:bind_target", _TRITON_SUMS),
     ("indexer_scores", "indexer_training:bind_scores", _TRITON_SUMS),
     ("indexer_bwd", "indexer_training:bind_backward", _TRITON_INDEX_BACKWARD),
+    ("indexer_kl", "indexer_kl:bind", _SM90_ROWS),
+    ("indexer_kl_bwd", "indexer_kl:bind_backward", _SM90_ROWS),
 )
 
 registry = Registry()

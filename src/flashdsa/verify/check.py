@@ -14,8 +14,10 @@ import torch
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.devices import A100, B200, H200
 from flashdsa.backends.emulated.runner import EmulatedProgress, emulation
+from flashdsa.backends.gpu.runner import gpu
 from flashdsa.errors import UnsupportedError
 from flashdsa.verify.check_list import COMPOSED, NEEDS, OPERATIONS, Check, checks_of
+from flashdsa.verify.compile_ahead import compile_ahead
 
 DEVICES = {"emulate-sm90": H200, "emulate-sm100": B200, "emulate-triton": A100}
 """Device that each emulated backend stands for."""
@@ -141,7 +143,7 @@ def run_checks(
         on_progress: called with (checks done, checks in all, what runs now or "done"); of the check
             that runs the part that is done, where that is known.
         device: of the tensors, of torch alone; by default `device_of`.
-        quick: only the smallest case of each operation that the backend takes.
+        quick: only the first case of each operation that the backend takes.
 
     Returns:
         One row per output, in the order of `OPERATIONS`, small cases first.
@@ -171,6 +173,9 @@ def run_checks(
         tell(done + share, len(checks), f"{part}{what} ({text})")
 
     progress = CaseProgress(tell_more)
+    if backend == "triton" and not quick:
+        runner = gpu(torch.device("cuda", torch.cuda.current_device()))
+        compile_ahead(checks, runner, lambda what: tell(0, len(checks), what))
     refused: list[UnsupportedError] = []
     for done, check in enumerate(checks):
         if quick and any(row.operation == check.operation for row in rows):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.indexer_cases import IndexerCase
 from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
 from flashdsa.verify.prefill_cases import PrefillCase, causal
@@ -49,12 +50,26 @@ ATTENTION = [
     SparseMlaCase("pools of 4 and a tail", 18, 130, 64, 20, d_qk=512, index_block=4,
                   extra_keys=130, extra_topk=3, ranges="extra_kv", invalid=True, topk_length=True,
                   poison=True),
+    # A source without rows beside one with: a short prompt has no compressed entry yet.
+    SparseMlaCase("kv without rows beside a window", 6, 0, 16, 24, d_qk=512,
+                  extra_keys=70, extra_topk=20, ranges="extra_kv", invalid=True, empty_rows=True),
+    SparseMlaCase("extra_kv without rows", 5, 90, 16, 24, d_qk=512, extra_topk=10, invalid=True,
+                  topk_length=True, attn_sink="finite"),
+    # Sizes of 1, of which compilers make constants.
+    SparseMlaCase("one id, one row", 1, 1, 64, 1, cancels=True),
+    SparseMlaCase("one id of each of two sources", 1, 40, 64, 1, d_qk=512, extra_keys=30,
+                  extra_topk=1),
 ]
 FORWARD = [
     SparseMlaCase("largest logits", 6, 130, 16, 70, max_logits=True, invalid=True,
                   empty_rows=True, topk_length=True, poison=True, attn_sink="infinite"),
     SparseMlaCase("pages of bf16 rows", 4, 256, 64, 96, page_size=64, duplicates=True,
                   invalid=True),
+    *(
+        SparseMlaCase(f"one id of one page of {form.name}", 1, 64, 64, 1, d_qk=form.d_qk,
+                      packed="ue8m0", kv_format=form.name, page_size=64)
+        for form in ROW_FORMATS.values()
+    ),
     SparseMlaCase("packed rows", 5, 300, 64, 128, packed="ue8m0", topk_length=True),
     SparseMlaCase("packed rows, batch invariant", 5, 300, 64, 128, packed="ue8m0", invalid=True,
                   topk_length=True, batch_invariant=True),
@@ -196,6 +211,7 @@ BACKWARD = [
 _MORE_ROWS_THAN_CLUSTERS = tuple(64 + (37 * row) % 190 for row in range(71))
 INDEXER = [
     IndexerCase("one row, 512 of 600 tokens", (600,), 512),
+    IndexerCase("one token", (1,), 512),
     IndexerCase("model sizes: 2048 of 8192 tokens", (8192, 2049, 5000, 100), 2048),
     IndexerCase("sorted", (3000, 700), 2048, sorted=True),
     IndexerCase("page edges", (0, 1, 63, 64, 65, 127), 32),
@@ -238,6 +254,7 @@ INDEXER = [
 ]
 PREFILL = [
     PrefillCase("16 heads, 512 of 600 keys", causal(8, 600), 512, num_heads=16),
+    PrefillCase("one query, one key", causal(1, 1), 512, num_heads=16),
     PrefillCase("model sizes: 2048 of 4096 keys", causal(4, 4096), 2048),
     PrefillCase("model sizes, bf16, sorted", causal(4, 4096), 2048, num_heads=32, dtype=_BF16,
                 sorted=True),
@@ -271,6 +288,7 @@ TRAINING = [
                       invalid=True), index_heads=16
     ),
     IndexerTrainingCase(SparseMlaCase("128 heads", 3, 200, 128, 96), index_heads=64),
+    IndexerTrainingCase(SparseMlaCase("one slot", 1, 1, 64, 1), index_heads=64),
     IndexerTrainingCase(SparseMlaCase("3000 slots: several key blocks", 2, 4000, 8, 3000),
                         index_heads=16),
     *(

@@ -13,68 +13,38 @@ from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.runner import TRITON_ALIGNMENT
 from flashdsa.errors import UnsupportedError
 from flashdsa.hw import WARP_SIZE
-from flashdsa.problem import INT32_MAX
 
 if TYPE_CHECKING:
     from ptxemu import Module
     from ptxemu.check import Finding
     from ptxemu.launch_setup import LaunchSetup
 
-_POINTERS = {
-    torch.bfloat16: "*bf16",
-    torch.float16: "*fp16",
-    torch.float32: "*fp32",
-    torch.float8_e4m3fn: "*fp8e4nv",
-    torch.int8: "*i8",
-    torch.uint8: "*u8",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-}
-
 
 def compiled(
-    capability: tuple[int, int],
-    kernel: Any,
-    arguments: Sequence[Any],
-    num_warps: int,
-    num_stages: int,
-    maxnreg: int | None = None,
-    **constants: Any,
+    capability: tuple[int, int], kernel: Any, arguments: Sequence[Any], **options: Any
 ) -> tuple[Any, list[Any]]:
-    """A kernel as Triton compiles it for a GPU of this capability, and the arguments that it takes.
+    """Compile a kernel for a GPU of this capability, and list the arguments that its code takes.
 
-    Triton makes a constant of a number 1, and tells the compiler which ones are multiples of 16,
-    but for those that the kernel excepts.
+    Triton itself decides, as at a launch, which arguments become constants and what else the
+    compiler is told about them.
+
+    Args:
+        options: num_warps, num_stages and the like, and the constants by name.
     """
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile
+    from triton.compiler import ASTSource, compile, make_backend
+    from triton.runtime.jit import create_function_from_signature
 
-    signature, values, known, taken = {}, dict(constants), {}, []
-    given = iter(arguments)
-    for number, parameter in enumerate(kernel.params):
-        name, plain = parameter.name, parameter.do_not_specialize
-        value = constants[name] if name in constants else next(given)
-        if name in constants or (type(value) is int and value == 1 and not plain):
-            signature[name], values[name] = "constexpr", value
-            continue
-        signature[name] = _type_of(value)
-        place = value.data_ptr() if isinstance(value, Tensor) else value
-        if type(place) is int and place % TRITON_ALIGNMENT == 0 and not plain:
-            known[(number,)] = [["tt.divisibility", TRITON_ALIGNMENT]]
-        taken.append(value)
-    return compile(
-        ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=known),
-        target=GPUTarget("cuda", capability[0] * 10 + capability[1], WARP_SIZE),
-        options={"num_warps": num_warps, "num_stages": num_stages, "maxnreg": maxnreg},
-    ), taken
-
-
-def _type_of(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return _POINTERS[value.dtype]
-    if isinstance(value, float):
-        return "fp32"
-    return "i32" if abs(value) <= INT32_MAX else "i64"
+    target = GPUTarget("cuda", capability[0] * 10 + capability[1], WARP_SIZE)
+    backend = make_backend(target)
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    values, specialization, _ = bind(*arguments, **options)
+    parsed, signature, constants, known = kernel._pack_args(
+        backend, options, values, specialization, None
+    )
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=known)
+    made = compile(source, target=target, options=parsed.__dict__)
+    return made, [values[name] for name, kind in signature.items() if kind != "constexpr"]
 
 
 def prepared(

@@ -37,8 +37,9 @@ class Source(NamedTuple):
     limits: Tensor
     """(S,) lengths, or ends of ranges; `ids` where there are none."""
     width: int
+    """Ids of a query's list; 0 where there are no rows, whatever the list has."""
     slots: int
-    """The most that a query has."""
+    """The most that a query has: the width times the rows of an id, or a range's longest."""
 
 
 def _source(
@@ -55,7 +56,9 @@ def _source(
     place = pages, pages.stride(0), 1 if form is None else pages.shape[1], rows
     block = max(1, min(block, rows))  # any id but 0 stays invalid
     kind = "whole" if length is None else "lengths"
-    limits, width, slots = length, ids.shape[1], ids.shape[1] * block if rows else 0
+    # Kernels count slots from the width that they get, which sizes their workspace here.
+    limits, width = length, ids.shape[1] if rows else 0
+    slots = width * block
     if ends is not None:
         kind, limits, width, slots = "range", ends, 1, rows
     ids = ids.contiguous()

@@ -11,7 +11,13 @@ from torch import Tensor
 from flashdsa.backends.cpu.topk import check_lengths
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.triton.launch import has_many_rows, launch, shape_of_selection, short_rows
+from flashdsa.backends.triton.launch import (
+    Shape,
+    has_many_rows,
+    launch,
+    shape_of_selection,
+    short_rows,
+)
 
 if TYPE_CHECKING:
     from flashdsa.ops.indexer import TopkOperands
@@ -74,11 +80,9 @@ def choose(runner: Runner, x: Scores, out: Tensor, *, sorted: bool) -> None:
     most = shape_of_selection(width, many).keys
 
     def launch_level(
-        scores: Tensor, positions: Tensor, ids: Tensor, keys: Tensor, length: int, level: int,
-        least: int, *, short: bool = False,
+        scores: Tensor, positions: Tensor, ids: Tensor, keys: Tensor, shape: Shape, parts: int,
+        level: int, least: int, *, short: bool = False,
     ) -> None:  # fmt: skip
-        shape = shape_of_selection(length, many)
-        parts = 1 if short else -(-length // shape.keys)
         launch(
             runner, select, (rows, parts, 1),
             (scores, positions, begins, x.ends, table, ids, keys, out, rank, scores.stride(0),
@@ -90,16 +94,18 @@ def choose(runner: Runner, x: Scores, out: Tensor, *, sorted: bool) -> None:
 
     least = -1
     for short in short_rows(width, many):
-        launch_level(x.bits, x.ends, out, rank, short, 0, least, short=True)
+        shape = shape_of_selection(short, many)
+        launch_level(x.bits, x.ends, out, rank, shape, 1, 0, least, short=True)
         least = short
     scores, positions, more, level = x.bits, x.ends, width, 0
     while more:
-        parts = -(-more // shape_of_selection(more, many).keys)
+        shape = shape_of_selection(more, many)
+        parts = -(-more // shape.keys)
         some = rows, parts * topk
         ids, keys = (
             (out, rank) if parts == 1 else (runner.empty(*some, dtype=torch.int32) for _ in "ik")
         )
-        launch_level(scores, positions, ids, keys, more, level, least)
+        launch_level(scores, positions, ids, keys, shape, parts, level, least)
         scores, positions, more, level = keys, ids, 0 if parts == 1 else parts * topk, level + 1
     if sorted:  # keys are unsigned; 0 behind the last one
         order = (rank.long() & UNSIGNED).argsort(dim=1, descending=True, stable=True)

@@ -58,7 +58,7 @@ def row_numbers(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def valid_ids(
-    ids, limits, out, counts, num_rows, width, BLOCK: tl.constexpr, LIST: tl.constexpr,
+    ids, limits, out, counts, num_rows, width: tl.int32, BLOCK: tl.constexpr, LIST: tl.constexpr,
     ROWS_OF_ID: tl.constexpr,
 ):  # fmt: skip
     """The ids (S, width) of valid slots without gaps, in their order, and how many, of S programs.
@@ -134,12 +134,13 @@ def attend(
 
 @triton.jit(do_not_specialize=["num_rows", "extra_rows"])
 def forward(
-    q, kv, stride, page_rows, num_rows, ids, limits, width, extra_kv, extra_stride,
-    extra_page_rows, extra_rows, extra_ids, extra_limits, extra_width, sink, out, lse, max_logits,
-    parts, num_heads, scale, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, D_V: tl.constexpr,
-    D_ROPE: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr, FP8: tl.constexpr,
-    FENCED: tl.constexpr, SINK: tl.constexpr, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr,
-    FORM: tl.constexpr, EXTRA: tl.constexpr, EXTRA_LIST: tl.constexpr, EXTRA_FORM: tl.constexpr,
+    q, kv, stride, page_rows, num_rows, ids, limits, width: tl.int32, extra_kv, extra_stride,
+    extra_page_rows, extra_rows, extra_ids, extra_limits, extra_width: tl.int32, sink, out, lse,
+    max_logits, parts, num_heads: tl.int32, scale, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr,
+    D_V: tl.constexpr, D_ROPE: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr,
+    FP8: tl.constexpr, FENCED: tl.constexpr, SINK: tl.constexpr, LIST: tl.constexpr,
+    ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr, EXTRA: tl.constexpr, EXTRA_LIST: tl.constexpr,
+    EXTRA_FORM: tl.constexpr,
 ):  # fmt: skip
     """O (S, H, D_V), lse and max_logits (S, H) of (S * ceil(H / BLOCK_H), splits) programs.
 
@@ -225,7 +226,7 @@ def write(
 
 @triton.jit(do_not_specialize=["rows", "splits"])
 def merge(
-    parts, sink, out, lse, max_logits, rows, num_heads, splits, D_V: tl.constexpr,
+    parts, sink, out, lse, max_logits, rows, num_heads: tl.int32, splits, D_V: tl.constexpr,
     SINK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add up the splits of a row, at most BLOCK, one a program."""

@@ -80,10 +80,10 @@ def differentiate(
 @triton.jit(do_not_specialize=["num_rows", "extra_rows"])
 def of_queries(
     q, do, lse, delta, dq, parts, extra_parts, kv, ids, limits, extra_kv, extra_ids, extra_limits,
-    num_heads, num_rows, width, slots, extra_rows, extra_width, extra_slots, scale, sm_scale,
-    BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, STEP: tl.constexpr, D_V: tl.constexpr,
-    D_ROPE: tl.constexpr, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr, EXTRA: tl.constexpr,
-    EXTRA_LIST: tl.constexpr, FENCED: tl.constexpr,
+    num_heads: tl.int32, num_rows, width: tl.int32, slots, extra_rows, extra_width: tl.int32,
+    extra_slots, scale, sm_scale, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr,
+    STEP: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr, LIST: tl.constexpr,
+    ROWS_OF_ID: tl.constexpr, EXTRA: tl.constexpr, EXTRA_LIST: tl.constexpr, FENCED: tl.constexpr,
 ):  # fmt: skip
     """dQ (S, H, D_V + D_ROPE) of S * ceil(H / BLOCK_H) programs.
 
@@ -133,9 +133,10 @@ def of_queries(
 
 @triton.jit(do_not_specialize=["num_rows", "own_slots"])
 def of_rows(
-    q, do, parts, dkv, ids, limits, num_heads, num_rows, width, slots, own_slots, BLOCKS,
-    BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
-    LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr, ORDERED: tl.constexpr, FENCED: tl.constexpr,
+    q, do, parts, dkv, ids, limits, num_heads: tl.int32, num_rows, width: tl.int32, slots,
+    own_slots, BLOCKS: tl.int32, BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr, D_V: tl.constexpr,
+    D_ROPE: tl.constexpr, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr, ORDERED: tl.constexpr,
+    FENCED: tl.constexpr,
 ):  # fmt: skip
     """dS^T Q + [P^T dO, 0] added to dkv's rows, of S * BLOCKS programs, which take blocks of
     BLOCK_K slots by turns.

@@ -59,10 +59,10 @@ def put(
     tl.store(to, tl.where(seen, bits, NEVER), mask=(token >= begin) & (token < end))
 
 
-@triton.jit(do_not_specialize=["num_rows", "unscored"])
+@triton.jit(do_not_specialize=["num_rows", "unscored", "num_entries"])
 def score(
-    q, keys, scales, weights, begins, ends, table, out, num_rows, width, unscored, num_entries,
-    page_stride, table_stride, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    q, keys, scales, weights, begins, ends, table, out, num_rows, width: tl.int32, unscored,
+    num_entries, page_stride, table_stride, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
     NUM_HEADS: tl.constexpr, RUN: tl.constexpr, BLOCK_Q: tl.constexpr, TABLE_PAGE: tl.constexpr,
     SCALED: tl.constexpr, FROM_0: tl.constexpr, NARROW: tl.constexpr, FENCED: tl.constexpr,
 ):  # fmt: skip

@@ -25,8 +25,9 @@ def add(to, values, valid, ORDERED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def target(
-    q, keys, lse, ids, limits, out, num_heads, num_rows, width, scale, BLOCK_T: tl.constexpr,
-    BLOCK_H: tl.constexpr, D: tl.constexpr, LIST: tl.constexpr, FENCED: tl.constexpr,
+    q, keys, lse, ids, limits, out, num_heads: tl.int32, num_rows, width: tl.int32, scale,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr, LIST: tl.constexpr,
+    FENCED: tl.constexpr,
 ):  # fmt: skip
     """Sums over heads of exp2(scale q . key - lse), (S, width) fp32, of (S, ceil(width / BLOCK_T))
     programs.
@@ -61,8 +62,8 @@ def target(
 
 @triton.jit(do_not_specialize=["num_rows", "parts"])
 def scores(
-    q, keys, weights, ids, limits, out, num_heads, num_rows, width, parts, BLOCK_T: tl.constexpr,
-    BLOCK_H: tl.constexpr, LIST: tl.constexpr, FENCED: tl.constexpr,
+    q, keys, weights, ids, limits, out, num_heads: tl.int32, num_rows, width: tl.int32, parts,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, LIST: tl.constexpr, FENCED: tl.constexpr,
 ):  # fmt: skip
     """Sums over heads of weights relu(q . key), (S, width) fp32, of S times `parts` programs; -inf
     in invalid slots. Operands are those of `target`, with 128 columns."""
@@ -95,9 +96,9 @@ def scores(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def backward(
-    q, keys, weights, ids, limits, grad, dq, dk, d_weights, num_heads, first_head, num_rows, width,
-    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, LIST: tl.constexpr, ORDERED: tl.constexpr,
-    FENCED: tl.constexpr,
+    q, keys, weights, ids, limits, grad, dq, dk, d_weights, num_heads: tl.int32,
+    first_head: tl.int32, num_rows, width: tl.int32, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    LIST: tl.constexpr, ORDERED: tl.constexpr, FENCED: tl.constexpr,
 ):  # fmt: skip
     """Gradients of sum_h weights relu(z), of (S, blocks of heads from `first_head`) programs.
 

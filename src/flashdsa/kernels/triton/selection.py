@@ -25,12 +25,12 @@ def keys_of(bits, inside, MARKED: tl.constexpr):
     return tl.where(inside, key, 0)
 
 
-@triton.jit(do_not_specialize=["least"])
+@triton.jit(do_not_specialize=["next_n", "least"])
 def select(
-    scores, positions, begins, ends, table, out, out_keys, final, final_keys, stride, width, topk,
-    next_n, table_stride, least, BLOCK: tl.constexpr, MOST: tl.constexpr, LEVEL: tl.constexpr,
-    LAST: tl.constexpr, SHORT: tl.constexpr, FROM_0: tl.constexpr, MARKED: tl.constexpr,
-    TABLE_PAGE: tl.constexpr, SORTED: tl.constexpr,
+    scores, positions, begins, ends, table, out, out_keys, final, final_keys, stride,
+    width: tl.int32, topk: tl.int32, next_n, table_stride, least, BLOCK: tl.constexpr,
+    MOST: tl.constexpr, LEVEL: tl.constexpr, LAST: tl.constexpr, SHORT: tl.constexpr,
+    FROM_0: tl.constexpr, MARKED: tl.constexpr, TABLE_PAGE: tl.constexpr, SORTED: tl.constexpr,
 ):  # fmt: skip
     """The best of each part of a row, BLOCK scores, of (rows, parts) programs, in ascending
     position. A row that has one part on the first level is done there; one of at most topk scores,
@@ -115,7 +115,7 @@ def select(
             to_keys = final_keys + row * topk
             keyed = done
         if TABLE_PAGE > 0:
-            entries = table + row // next_n * table_stride
+            entries = table + (tl.program_id(0) // next_n).to(tl.int64) * table_stride
             entry = tl.load(entries + position // TABLE_PAGE, mask=chosen, other=0)
             position = entry * TABLE_PAGE + position % TABLE_PAGE
     slot = (sums & 0xFFFF).to(tl.int32) + tl.minimum(of_equal, ties) - 1
