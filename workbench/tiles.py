@@ -29,7 +29,14 @@ from flashdsa.bench.cases import Case, Task
 from flashdsa.bench.timer import Call
 from workbench.bench import prefill
 from workbench.draws.timing import DrawTimer, Protocol
-from workbench.draws.two_sources import Inputs, Source, forward_task, paged_rows
+from workbench.draws.two_sources import (
+    Inputs,
+    Source,
+    backward_task,
+    forward_task,
+    paged_rows,
+    window,
+)
 
 ROUGH = Protocol("rough", 0.002, 0.008, 1, 0, 0.0, False)
 FINE = Protocol("fine", 0.01, 0.03, 2, 0, 0.0, False)
@@ -79,6 +86,11 @@ CANDIDATES: dict[str, list[Shape]] = {
         *_grid((16, 32, 64), (64,), (8,), (1, 2, 3)),
         *_grid((16, 32), (16, 32), (4, 8), (1, 2)),
     ],
+    "backward of ranges": [
+        *_grid((16, 32), (64,), (4, 8), (1, 2, 3)),
+        *_grid((64,), (64,), (8,), (1,)),
+        *_grid((16, 32), (16, 32), (4, 8), (1, 2)),
+    ],
     "scores": [
         *_grid((64,), (64, 128), (4, 8), (2, 3), 4),
         *_grid((64,), (128, 256), (4, 8), (1, 2, 3), 4, registers=128),
@@ -118,6 +130,15 @@ def _v32(case: Case, device: str, seed: int, backend: str) -> Task:
     return attention.forward_task(attention.AttentionInputs(*moved), backend)
 
 
+def _ranges(case: Case, device: str, seed: int, backend: str) -> Task:
+    """The backward over a window of 128 tokens."""
+    g = torch.Generator().manual_seed(seed)
+    q, kv = (torch.randn(*shape, 512, generator=g).bfloat16().to(device)
+             for shape in ((case.s, case.h), (case.s_kv,)))  # fmt: skip
+    source = window(kv, torch.arange(1, case.s + 1, device=device), True)
+    return backward_task(Inputs(q, [source], None), seed, backend)
+
+
 def _case(heads: int, queries: int = 1024, **options: Any) -> Case:
     return Case(queries, 16384, heads, 2048, options=options)
 
@@ -152,6 +173,7 @@ SIZES: dict[str, dict[str, Size]] = {
     "packed, few heads, fp32 scales": _packs_v32(16),
     "backward": _attends(attention.make_backward, _case(128), _case(64), _case(16)),
     "backward of rows": _attends(attention.make_backward, _case(128), _case(64), _case(16)),
+    "backward of ranges": _attends(_ranges, _case(128), _case(64), _case(16), _case(64, 64)),
     "scores": {
         "32 rows of 16384": Size(indexer.make_indexer, indexer.indexer_case(32, 16384)),
         "1 row of 131072": Size(indexer.make_indexer, indexer.indexer_case(1, 131072)),

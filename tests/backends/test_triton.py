@@ -89,6 +89,8 @@ PATHS = [
     backward("in order, blocks beside a range", 2, 40, 8, 4, d_qk=512, index_block=4,
              extra_keys=40, extra_topk=20, ranges="extra_kv", invalid=True, poison=True,
              ordered=True),
+    backward("backward, two ranges", 2, 60, 40, 24, extra_keys=70, extra_topk=5,
+             ranges="kv and extra_kv", poison=True, attn_sink="finite", ordered=False),
 ]  # fmt: skip
 
 

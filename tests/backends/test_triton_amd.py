@@ -62,6 +62,6 @@ def test_every_kernel_becomes_code_of_gfx942(every: bool, monkeypatch: pytest.Mo
         flashdsa.indexer_scores(*operands, backend=BACKEND)
         flashdsa.indexer_bwd(*operands, torch.zeros(2, 9), backend=BACKEND)
     assert set(recorder.of_triton) == {
-        "valid_ids", "forward", "merge", "row_products", "of_queries", "of_rows", "sum_rows",
-        "score", "select", "target", "scores", "backward",
+        "valid_ids", "forward", "merge", "row_products", "of_queries", "of_rows", "of_ranges",
+        "sum_rows", "score", "select", "target", "scores", "backward",
     }  # fmt: skip

@@ -98,7 +98,7 @@ def make_two_sources(draw: Draw, device: str, backend: str) -> cases.Task:
     decodes = draw.operation == "decode-512"
     x = _decode_inputs(draw, device) if decodes else _forward_inputs(draw, device)
     if draw.operation == "backward-512":
-        return _backward(x, draw.values["tensors"], backend)
+        return backward_task(x, draw.values["tensors"], backend)
     return forward_task(x, backend, decodes=False)
 
 
@@ -140,7 +140,8 @@ class Backward(NamedTuple):
         return attention.judge_backward(self.joined, dq, torch.cat(rest[:count]), *rest[count:])
 
 
-def _backward(x: Inputs, seed: int, backend: str) -> cases.Task:
+def backward_task(x: Inputs, seed: int, backend: str) -> cases.Task:
+    """`mla_bwd` on some inputs, after one forward."""
     kv, lists, options = x.operands()
     out, lse = flashdsa.sparse_mla_fwd(x.q, kv, lists, backend=backend, **options)
     g = torch.Generator(out.device).manual_seed(seed + 1)
@@ -172,12 +173,12 @@ def _forward_inputs(draw: Draw, device: str) -> Inputs:
     sources = [entries]
     if v["window"]:
         tokens = torch.arange(v["S"], device=device)
-        sources.insert(0, _window(normal(v["S"], COLUMNS), tokens + 1, v["window"] == "range"))
+        sources.insert(0, window(normal(v["S"], COLUMNS), tokens + 1, v["window"] == "range"))
     sink = torch.randn(v["heads"], device=device, generator=g) if v["sink"] else None
     return Inputs(normal(v["S"], v["heads"], COLUMNS), sources, sink)
 
 
-def _window(kv: Tensor, ends: Tensor, is_range: bool) -> Source:
+def window(kv: Tensor, ends: Tensor, is_range: bool) -> Source:
     """The last 128 rows before `ends`."""
     ids = ends[:, None] - WINDOW + torch.arange(WINDOW, device=ends.device)
     limits = ((ends - WINDOW).int(), ends.int()) if is_range else None

@@ -23,7 +23,15 @@ WORKSPACE_BYTES = 2**29
 may be more."""
 OF_LIST = ("D_V", "D_ROPE", "LIST", "ROWS_OF_ID")
 MOST_BLOCKS = 64
-"""Blocks of slots that programs of their own take, at most: a range may be short."""
+"""Blocks of slots that programs of their own take, at most: lists may be short."""
+GROUP_PAIRS, LEAST_GROUPS = 1024, 64
+"""Pairs of a query and a head, at most, whose sums over ranges a program adds to rows at once; few
+queries are as many groups."""
+SPAN = 256
+"""Queries whose ranges a program looks at at a time."""
+LEAST_TURNS, PROGRAMS = 4, 1024
+"""Programs of a group that take tiles of rows by turns, at least, as a window of 128 has three or
+four; and of all groups, if that is more."""
 
 
 class Call(NamedTuple):
@@ -103,7 +111,8 @@ def _products(runner: Runner, a: Tensor, b: Tensor) -> Tensor:
 def _differentiate(
     runner: Runner, call: Call, gradients: tuple[Tensor, Tensor], ordered: bool
 ) -> None:
-    """Write dQ and add to the gradients of rows, of as many queries at a time as fit the workspace.
+    """Write dQ and add to the gradients of rows, of as many queries at a time as fit the workspace,
+    which ranges do not take.
 
     How many these are follows from sizes alone: ordered sums are the same on every GPU of a tile's
     shape.
@@ -115,10 +124,14 @@ def _differentiate(
     of_queries = for_lists(tile("backward", runner.capability, *few), constants)
     of_rows = tile("backward of rows", runner.capability, *few)
     multiple = max(of_queries.keys, of_rows.keys)
-    padded = [-(-source.slots // multiple) * multiple for source in call.sources]
-    size = sum(max(4 * num_heads * more, ordered * 4 * d_qk * source.slots)
-               for more, source in zip(padded, call.sources, strict=True))  # fmt: skip
-    step = min(max(1, WORKSPACE_BYTES // size), num_queries)
+    of_extra = {"LIST": constants["EXTRA_LIST"], "ROWS_OF_ID": 1}
+    lists = [{name: one[name] for name in OF_LIST} for one in (constants, constants | of_extra)]
+    named = [0 if own["LIST"] == "range" else source.slots
+             for own, source in zip(lists, call.sources, strict=True)]  # fmt: skip
+    padded = [-(-slots // multiple) * multiple for slots in named]
+    size = sum(max(4 * num_heads * more, ordered * 4 * d_qk * slots)
+               for more, slots in zip(padded, named, strict=True))  # fmt: skip
+    step = min(max(1, WORKSPACE_BYTES // size), num_queries) if size else num_queries
     kept = [runner.empty(2 * step * num_heads * slots, dtype=call.q.dtype) for slots in padded]
     blocks = -(-num_heads // of_queries.heads)
     for part in call.parts(step):
@@ -134,14 +147,11 @@ def _differentiate(
             of_queries, BLOCK_H=of_queries.heads, BLOCK_K=of_queries.keys, STEP=multiple,
             **constants,
         )  # fmt: skip
-        of_extra = {"LIST": constants["EXTRA_LIST"], "ROWS_OF_ID": 1}
-        lists = constants, constants | of_extra
         for source, slots, parts, total, own in zip(
             part.sources, padded, kept, gradients, lists, strict=True
         ):
-            if not source.slots:
+            if not slots:
                 continue
-            own = {name: own[name] for name in OF_LIST}
             to = total
             if ordered:
                 to = runner.empty(queries, source.slots, d_qk, dtype=torch.float)
@@ -157,33 +167,76 @@ def _differentiate(
             )  # fmt: skip
             if ordered:
                 add_sums(runner, source, to, total, own)
+    for source, total, own in zip(call.sources, gradients, lists, strict=True):
+        if own["LIST"] == "range" and source.slots:
+            _add_ranges(runner, call, source, total, ordered)
+
+
+def _add_ranges(runner: Runner, call: Call, source: Source, total: Tensor, ordered: bool) -> None:
+    """Add to the gradients of rows that ranges see, in one launch: groups of queries compute P and
+    dS again by tiles of rows. Ordered, what groups found is added up in their order."""
+    from flashdsa.kernels.triton.attention_bwd_ranges import of_ranges
+
+    (num_queries, num_heads, _), constants = call.q.shape, call.constants
+    shape = tile("backward of ranges", runner.capability)
+    tiles = -(-source.rows // shape.keys)
+    group = max(1, min(GROUP_PAIRS // num_heads, num_queries // LEAST_GROUPS))
+    if ordered:
+        most = min(PROGRAMS // tiles, WORKSPACE_BYTES // total.nbytes)
+        group = max(group, -(-num_queries // max(1, most)))
+    groups = -(-num_queries // group)
+    turns = min(tiles, max(LEAST_TURNS, PROGRAMS // groups))
+    apart = ordered and groups > 1
+    to = total.new_zeros(groups, *total.shape) if apart else total
+    launch(
+        runner,
+        of_ranges,
+        (groups * turns, 1, 1),
+        (call.q, call.do, call.lse2, call.delta, call.delta.sum(1), source.kv, to, source.ids,
+         source.limits, num_queries, num_heads, source.rows, group, turns,
+         call.sm_scale * LOG2_E, call.sm_scale),
+        shape, BLOCK_P=shape.heads, BLOCK_K=shape.keys, SPAN=SPAN, ORDERED=ordered,
+        **{name: constants[name] for name in ("D_V", "D_ROPE", "FENCED")},
+    )  # fmt: skip
+    if apart:
+        place = torch.arange(groups * source.rows, device=total.device)
+        starts = torch.arange(0, len(place) + 1, groups, device=total.device)
+        _sum_rows(runner, to, place.view(groups, -1).t().contiguous(), starts, total, constants)
 
 
 def add_sums(
     runner: Runner, source: Source, parts: Tensor, total: Tensor, constants: dict[str, Any]
 ) -> None:
-    """Add the parts (queries, slots, d_qk) of slots to the rows of `total` that they name."""
-    from flashdsa.kernels.triton import attention_bwd
-
+    """Add the parts (queries, slots, d_qk) of ids' slots to the rows of `total` that they name."""
     if not source.slots:
         return
     block, slot = constants["ROWS_OF_ID"], torch.arange(source.slots, device=parts.device)
-    if constants["LIST"] == "range":
-        row = source.ids.clamp(min=0) + slot
-        valid = row < source.limits[:, None].clamp(max=source.rows)
-    else:
-        ids = source.ids[:, slot // block].long()
-        row = ids * block + slot % block
-        valid = (ids >= 0) & (row < source.rows)
-        if constants["LIST"] == "lengths":
-            valid &= slot < source.limits[:, None].long() * block
-    shape = tile("sum of rows", runner.capability)
+    ids = source.ids[:, slot // block].long()
+    row = ids * block + slot % block
+    valid = (ids >= 0) & (row < source.rows)
+    if constants["LIST"] == "lengths":
+        valid &= slot < source.limits[:, None].long() * block
     rows, order = row.where(valid, source.rows).flatten().sort(stable=True)
     starts = torch.searchsorted(rows, torch.arange(source.rows + 1, device=rows.device))
+    _sum_rows(runner, parts, order, starts, total, constants)
+
+
+def _sum_rows(
+    runner: Runner,
+    parts: Tensor,
+    order: Tensor,
+    starts: Tensor,
+    total: Tensor,
+    constants: dict[str, Any],
+) -> None:
+    """Add to each row of `total` the parts from `order[starts[row]]` to before the next row's."""
+    from flashdsa.kernels.triton import attention_bwd
+
+    shape = tile("sum of rows", runner.capability)
     launch(
         runner,
         attention_bwd.sum_rows,
-        (source.rows, 1, 1),
+        (len(total), 1, 1),
         (parts, order, starts, total),
         shape,
         BLOCK=shape.keys,

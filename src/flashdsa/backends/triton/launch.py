@@ -38,6 +38,7 @@ TILES = {
     },
     "backward": {"hopper": Shape(64, 64, 8, 1), "others": Shape(16, 32, 8)},
     "backward of rows": {"hopper": Shape(64, 64, 8), "others": Shape(16, 32, 8)},
+    "backward of ranges": {"hopper": Shape(32, 64, 8), "others": Shape(16, 32, 8)},
     "sum of rows": {"others": Shape(1, 8, 4)},
     "valid ids": {"others": Shape(1, 2048, 4, 1)},
     "products": {"others": Shape(1, 16, 4, 1)},

@@ -83,13 +83,13 @@ def valid_ids(
 @triton.jit
 def attend(
     state_max, state_sum, acc, q, q_rope, kv, stride, page_rows, num_rows, ids, limits, width,
-    query, scale, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
+    query, split, scale, BLOCK_K: tl.constexpr, D_V: tl.constexpr, D_ROPE: tl.constexpr,
     PARTS: tl.constexpr, FP8: tl.constexpr, FENCED: tl.constexpr, LIST: tl.constexpr,
     ROWS_OF_ID: tl.constexpr, FORM: tl.constexpr,
 ):  # fmt: skip
-    """Add a split's slots of one list to a program's state."""
+    """Add a split's slots of one list to a program's state; return it, and whether it has any."""
     start, count = slots_of(ids, limits, query, num_rows, width, LIST, ROWS_OF_ID)
-    begin, end = part_of(count, tl.program_id(1), tl.num_programs(1), BLOCK_K)
+    begin, end = part_of(count, split, tl.num_programs(1), BLOCK_K)
     FACTORS: tl.constexpr = FORM is not None and FORM.scale == "fp32"
     p = tl.zeros([q[0].shape[0], BLOCK_K], tl.float32 if FACTORS else q[0].dtype)
     for first in range(begin, end, BLOCK_K):
@@ -129,7 +129,7 @@ def attend(
             weights = (p * factors[n][None, :]).to(rows[n].dtype) if FACTORS else p
             added = added + (tl.dot(weights, rows[n], acc[n] * rescale[:, None]),)
         acc = added
-    return state_max, state_sum, acc
+    return state_max, state_sum, acc, begin < end
 
 
 @triton.jit(do_not_specialize=["num_rows", "extra_rows"])
@@ -150,6 +150,7 @@ def forward(
         ids: (S, width), or (S,), first rows of ranges. limits: (S,) by `slots_of`, or nothing.
         scale: of the logits in base 2.
         parts: (splits, S, H, D_V + 2) fp32 if SPLIT, there are several: sum of p v, of p, maximum.
+            A split without a slot writes no sum of p v, and -1 for that of p.
     """
     blocks = tl.cdiv(num_heads, BLOCK_H)
     query = tl.program_id(0) // blocks
@@ -170,23 +171,27 @@ def forward(
         rope = tl.load(source[:, None] + others[None, :], mask=there[:, None], other=0.0)
     top = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
-    top, total, acc = attend(
+    split = tl.program_id(1)
+    top, total, acc, worked = attend(
         top, total, acc, latent, rope, kv, stride, page_rows, num_rows, ids, limits, width, query,
-        scale, BLOCK_K, D_V, D_ROPE, PARTS, FP8, FENCED, LIST, ROWS_OF_ID, FORM,
+        split, scale, BLOCK_K, D_V, D_ROPE, PARTS, FP8, FENCED, LIST, ROWS_OF_ID, FORM,
     )  # fmt: skip
     if EXTRA:
-        top, total, acc = attend(
+        # The first splits have slots of short lists: of this one the last.
+        split = tl.num_programs(1) - 1 - split
+        top, total, acc, more = attend(
             top, total, acc, latent, rope, extra_kv, extra_stride, extra_page_rows, extra_rows,
-            extra_ids, extra_limits, extra_width, query, scale, BLOCK_K, D_V, D_ROPE, PARTS, FP8,
-            FENCED, EXTRA_LIST, 1, EXTRA_FORM,
+            extra_ids, extra_limits, extra_width, query, split, scale, BLOCK_K, D_V, D_ROPE, PARTS,
+            FP8, FENCED, EXTRA_LIST, 1, EXTRA_FORM,
         )  # fmt: skip
+        worked = worked | more
     if SPLIT:
         rows = (tl.num_programs(0) // blocks).to(tl.int64) * num_heads
         to = parts + (tl.program_id(1) * rows + row) * (D_V + 2)
         for n in tl.static_range(PARTS):
             place = to[:, None] + (n * columns + tl.arange(0, columns))[None, :]
-            tl.store(place, acc[n], mask=there[:, None])
-        tl.store(to + D_V, total, mask=there)
+            tl.store(place, acc[n], mask=there[:, None] & worked)
+        tl.store(to + D_V, tl.where(worked, total, -1.0), mask=there)
         tl.store(to + D_V + 1, top, mask=there)
     else:
         write(top, total, acc, sink, out, lse, max_logits, row, head, there, D_V, PARTS, SINK)
@@ -232,12 +237,13 @@ def merge(
     """Add up the splits of a row, at most BLOCK, one a program."""
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
     split = tl.arange(0, BLOCK)
-    there = split < splits
     part = parts + (split * rows.to(tl.int64) + row) * (D_V + 2)
-    tops = tl.load(part + D_V + 1, mask=there, other=float("-inf"))
+    sums = tl.load(part + D_V, mask=split < splits, other=-1.0)
+    tops = tl.load(part + D_V + 1, mask=split < splits, other=float("-inf"))
+    there = (sums < 0.0) == 0  # NaN is
     top = tl.max(tops, 0, keep_dims=True)
     weight = tl.exp2(tops - tl.where(top == float("-inf"), 0.0, top))
-    total = tl.sum(weight * tl.load(part + D_V, mask=there, other=0.0), 0, keep_dims=True)
+    total = tl.sum(weight * tl.where(there, sums, 0.0), 0, keep_dims=True)
     place = part[:, None] + tl.arange(0, D_V)[None, :]
     found = weight[:, None] * tl.load(place, mask=there[:, None], other=0.0)
     acc = tl.sum(found, 0, keep_dims=True)

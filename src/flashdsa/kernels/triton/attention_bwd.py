@@ -1,9 +1,10 @@
 """Sparse MLA's backward in Triton: first dQ by blocks of heads, then dKV by blocks of slots.
 
-The first kernel recomputes P from lse, and leaves P and dS for the second one, which multiplies
-those of all heads with q and dO: a query adds to a row's gradient once. The order of these
-additions, and so their last bits, are the GPU's. ORDERED, rows of their own are written, and
-`sum_rows` adds up those of a row in the order of queries and slots.
+The first kernel recomputes P from lse, and leaves P and dS of lists of ids for the second one,
+which multiplies those of all heads with q and dO: a query adds to a row's gradient once. The order
+of these additions, and so their last bits, are the GPU's. ORDERED, rows of their own are written,
+and `sum_rows` adds up those of a row in the order of queries and slots. dKV of ranges is
+`attention_bwd_ranges`'.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def differentiate(
     D_ROPE: tl.constexpr, LIST: tl.constexpr, ROWS_OF_ID: tl.constexpr, FENCED: tl.constexpr,
 ):  # fmt: skip
     """Add a list's slots to dQ, and leave their P and dS in rows of `parts`, one a head, and of
-    those `plane` elements behind: up to a multiple of STEP, 0 where a slot is not valid."""
+    those `plane` elements behind: up to a multiple of STEP, 0 where a slot is not valid. Those of
+    ranges are not kept."""
     column = tl.arange(0, D_V)
     start, count = slots_of(ids, limits, query, num_rows, width, LIST, ROWS_OF_ID)
     end = tl.cdiv(count, STEP) * STEP
@@ -67,9 +69,10 @@ def differentiate(
             dp = tl.dot(do, tl.trans(rows))
             p = tl.where(valid[None, :], tl.exp2(s - lse2[:, None]), 0.0)
             ds = tl.where(valid[None, :], p * (dp - delta[:, None]) * sm_scale, 0.0).to(kind)
-            to = parts[:, None] + slot[None, :]
-            tl.store(to, p.to(kind), mask=there[:, None])
-            tl.store(to + plane, ds, mask=there[:, None])
+            if LIST != "range":
+                to = parts[:, None] + slot[None, :]
+                tl.store(to, p.to(kind), mask=there[:, None])
+                tl.store(to + plane, ds, mask=there[:, None])
         if D_ROPE > 0:
             if count > 0:  # a branch again: two that run on make ptxas wait, too
                 dq_rope = tl.dot(ds, rope, dq_rope * one)
@@ -92,7 +95,7 @@ def of_queries(
         lse: (S, H) fp32, in base 2, with the sink; +inf where there is no key. delta: (S, H) fp32,
             sum of O dO.
         parts, extra_parts: (2, S, H, slots), P and dS in the rows' dtype; slots are multiples of
-            STEP.
+            STEP, of ranges 0.
     """
     blocks = tl.cdiv(num_heads, BLOCK_H)
     query = tl.program_id(0) // blocks
