@@ -87,7 +87,11 @@ class FlashDsaMLASparseBuilder(SparseMLACommonMetadataBuilder):  # type: ignore[
 
 
 def find_prompts(metadata: FlashDsaMLASparseMetadata, common: Any) -> tuple[Prompts, ...]:
-    """Find the rows of a batch's prompts, without waiting for the GPU."""
+    """Find the rows of a batch's prompts, without waiting for the GPU.
+
+    The host knows upper bounds of the prompts' lengths. Rows behind the true lengths are copies of
+    slot 0, which no list names.
+    """
     first, size = metadata.num_decodes, metadata.block_size
     lengths = common.seq_lens_cpu_upper_bound.tolist()
     starts = common.query_start_loc_cpu.tolist()
@@ -96,17 +100,27 @@ def find_prompts(metadata: FlashDsaMLASparseMetadata, common: Any) -> tuple[Prom
         end = first + 1
         while end < len(lengths) and sum(lengths[first : end + 1]) <= ROWS_AT_ONCE:
             end += 1
-        rows, tokens = common.seq_lens[first:end], starts[end] - starts[first]
-        before = rows.cumsum(0) - rows
-        owner = torch.arange(end - first, device=rows.device)
-        owner = owner.repeat_interleave(rows, output_size=sum(lengths[first:end]))
-        place = torch.arange(len(owner), device=rows.device) - before[owner]
+        rows = common.seq_lens[first:end]
+        ends = rows.cumsum(0)
+        before = ends - rows
+        row = torch.arange(sum(lengths[first:end]), device=rows.device)
+        owner = _find_owners(row, ends)
+        place = torch.where(row < ends[-1], row - before[owner], 0)
         slots = metadata.block_table[first:end][owner, place // size] * size + place % size
-        queries = common.query_start_loc[first : end + 1].diff()
-        first_row = before.int().repeat_interleave(queries, output_size=tokens)
+        slots = torch.where(row < ends[-1], slots, 0)
+        token = torch.arange(starts[first], starts[end], device=rows.device)
+        first_row = before.int()[_find_owners(token, common.query_start_loc[first + 1 : end + 1])]
         found.append(Prompts(slice(starts[first], starts[end]), slots, first_row))
         first = end
     return tuple(found)
+
+
+def _find_owners(numbers: Tensor, ends: Tensor) -> Tensor:
+    """Return for each number which of the ranges that end at `ends` has it, or else the last.
+
+    `repeat_interleave` would leave the rest of its result unwritten if the bound is too large.
+    """
+    return torch.searchsorted(ends.long(), numbers, right=True).clamp_(max=len(ends) - 1)
 
 
 class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
