@@ -1,0 +1,126 @@
+"""An engine's start: what serves, kernels that are loaded, lines of the log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses import fake_tensor
+
+from flashdsa.backends import registry
+from flashdsa.errors import UnsupportedError
+from flashdsa.integrations import start
+from flashdsa.ops import bound
+
+
+@pytest.fixture(autouse=True)
+def _first_time() -> None:
+    for one in (start._load, start.described, start.say):
+        one.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("most", "counts"),
+    [(1, (1,)), (2, (1, 2)), (7, (1, 2, 3, 4, 6, 7)), (16, (1, 2, 3, 4, 6, 8, 12, 16))],
+)
+def test_counts_have_two_in_each_octave_and_the_largest(most: int, counts: tuple[int, ...]) -> None:
+    assert start.counts_up_to(most) == counts
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make this a machine with a GPU of a compute capability, whose tensors have no data."""
+
+    def become(capability: tuple[int, int]) -> None:
+        zeros = bound._zeros
+
+        def fake(*given: Any) -> list[Any]:
+            with fake_tensor.FakeTensorMode():
+                return list(zeros(*given))
+
+        monkeypatch.setattr(bound, "_zeros", fake)
+        monkeypatch.setattr(fake_tensor, "init_gpu_context", lambda *_: None)
+        monkeypatch.setattr(registry, "is_installed", lambda _: True)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+
+    return become
+
+
+@pytest.mark.parametrize("operation", ["dsa_topk_indexer", "dsa_topk_prefill"])
+@pytest.mark.parametrize(
+    ("capability", "heads", "topk", "served"),
+    [
+        ((9, 0), 64, 2048, True),
+        ((9, 0), 48, 2048, False),
+        ((9, 0), 64, 4096, False),
+        ((8, 0), 48, 2048, True),  # by Triton, which serves all sizes there
+    ],
+)
+def test_sizes_that_only_triton_serves_beside_a_gpus_own_kernels(
+    machine: Any, operation: str, capability: tuple[int, int], heads: int, topk: int, served: bool
+) -> None:
+    machine(capability)
+    assert start.serves_by_own_kernels(operation, H=heads, topk=topk) == served
+
+
+def test_a_named_backend_is_asked_for(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine((9, 0))
+    monkeypatch.setenv("FLASHDSA_BACKEND", "triton")
+    assert start.serves_by_own_kernels("dsa_topk_indexer", H=48, topk=2048)
+
+
+def test_kernels_are_loaded_once_outside_of_the_threads_memory_pools(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def noted(operation: str, **choices: Any) -> None:
+        calls.append((operation, choices, threading.current_thread()))
+
+    monkeypatch.setattr(start, "warm_up", noted)
+    for _ in range(2):
+        assert start.load("sparse_mla_fwd", S=(1, 3), H=4) == ("cpu",)
+    ((operation, choices, thread),) = calls
+    assert operation == "sparse_mla_fwd" and choices["S"] == (1, 3) and choices["H"] == 4
+    assert thread is not threading.current_thread()
+
+
+def test_missing_kernels_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise UnsupportedError("compiling kernels needs CuTe DSL")
+
+    monkeypatch.setattr(start, "warm_up", missing)
+    for _ in range(2):
+        with pytest.raises(NotImplementedError, match="needs CuTe DSL"):
+            start.load("sparse_mla_fwd", S=1)
+    monkeypatch.setattr(start, "require_kernels", lambda backend: missing())
+    with pytest.raises(NotImplementedError, match="needs CuTe DSL"):
+        start.require_kernels_of((9, 0))
+    start.require_kernels_of((8, 9))
+
+
+def test_a_line_is_said_once_by_the_first_rank(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start, "loaded_origins", lambda: Counter(installed=3, compiled=1))
+    served = (("sparse_mla_fwd", "sm90"), ("dsa_topk_indexer", "vLLM"))
+    line = start.described(served, "kv cache auto", "vLLM's: RoPE")
+    assert line.startswith("flashdsa ") and line.split(": ", 1)[1] == (
+        "sparse_mla_fwd by sm90, dsa_topk_indexer by vLLM; kernels: 3 installed with the package, "
+        "1 compiled now; kv cache auto; vLLM's: RoPE"
+    )
+    with caplog.at_level(logging.INFO, logger="engine.flashdsa"):
+        for _ in range(2):
+            start.say("engine.flashdsa", line)
+        assert caplog.messages == [line]
+        start.say.cache_clear()
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+        start.say("engine.flashdsa", line)
+    assert caplog.messages == [line]
