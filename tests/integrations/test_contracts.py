@@ -61,6 +61,14 @@ def test_sglangs_methods_are_the_known_ones(version: str) -> None:
     indexer = definitions(f"{attention}/dsa/dsa_indexer.py")
     for name in ("_get_topk_paged", "_get_topk_ragged"):
         sglang.require_known(sglang.INDEXER_NAME, name, parameters(indexer[f"Indexer.{name}"]))
+    for name, attributes in (
+        ("dsa_backend", "num_q_heads dsa_index_topk kv_lora_rank qk_rope_head_dim"),
+        ("dsa_backend", "dsa_kv_cache_store_fp8"),
+        ("dsa/dsa_indexer", "n_heads index_topk head_dim"),
+    ):
+        text = (Path(PEERS or "") / attention / f"{name}.py").read_text()
+        for attribute in attributes.split():
+            assert f"        self.{attribute} = " in text, attribute
     if version != "0.5.13":
         found = definitions(f"{attention}/dsa/dsa_indexer_metadata.py")
         chosen = definitions(f"sglang-{version}/sglang/srt/arg_groups/overrides.py")
