@@ -70,7 +70,7 @@ def enable(
     ]
     if indexer != "model":
         for one in indexers:
-            require_known(one)
+            require_known(one, indexer)
     disable(model)
     attention.register()
     setattr(model, _PREVIOUS, model.config._attn_implementation)
