@@ -145,7 +145,7 @@ class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
     can_return_lse_for_decode: ClassVar[bool] = True
     supports_dcp: ClassVar[bool] = True
     vllms: ClassVar[str] = "the indexer"
-    """What vLLM serves, beside what no backend replaces."""
+    """Part that vLLM serves, beside what no backend replaces."""
     # Prompts' ids are converted layer by layer, as by vLLM's backends of Hopper.
     group_conversion_decode_only: ClassVar[bool] = True
 
