@@ -97,9 +97,10 @@ def _apart(function: Any, operation: str, backend: str, choices: Mapping[str, An
 
 def require_kernels_of(capability: tuple[int, int]) -> None:
     """Raise UnsupportedError if a GPU of this compute capability has kernels of its own that are
-    neither installed nor can be compiled."""
+    neither installed nor can be compiled, unless FLASHDSA_BACKEND names another backend."""
+    named = resolve_backend("auto")
     for arch in (SM90, SM100):
-        if capability in arch.capabilities:
+        if capability in arch.capabilities and named in ("auto", arch.backend):
             require_kernels(arch.backend)
 
 
