@@ -12,12 +12,12 @@ import torch
 from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import sglang, start
 from flashdsa.integrations.sglang import indexer
+from tests.support.stubs import forget_starts
 
 
 @pytest.fixture(autouse=True)
 def _first_time(caplog: pytest.LogCaptureFixture) -> None:
-    for one in (start._load, start.described, start.say):
-        one.cache_clear()
+    forget_starts()
     caplog.set_level(logging.INFO, logger="sglang")
 
 

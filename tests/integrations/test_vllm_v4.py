@@ -16,7 +16,7 @@ from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import start, vllm
 from flashdsa.integrations.vllm import v4
 from tests.support.formulas import assert_close, attention
-from tests.support.stubs import stub, taking
+from tests.support.stubs import forget_starts, stub, taking
 from tests.support.vllm_batches import stub_registry
 
 FLASH_MLA = "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits"
@@ -30,7 +30,7 @@ PROMPTS = "q kv indices sm_scale d_v attn_sink topk_length out"
 @pytest.fixture(autouse=True)
 def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Hopper GPU with kernels, of which nothing was said."""
-    start.say.cache_clear()
+    forget_starts()
     hopper = SimpleNamespace(get_device_capability=lambda: SimpleNamespace(major=9, minor=0))
     stub(monkeypatch, "vllm", __version__="0.33.0")
     stub(monkeypatch, "vllm.platforms", current_platform=hopper)

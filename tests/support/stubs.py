@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from flashdsa.integrations import start
+
 
 def stub(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
     """A module of this name in sys.modules, and packages above it."""
@@ -39,3 +41,10 @@ def taking(parameters: str) -> Any:
         given.append(inspect.Parameter(name, kind, default=value))
     function.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
     return function
+
+
+def forget_starts() -> None:
+    """Forget what engines have loaded and said, as a new process does."""
+    start._said.clear()
+    start._load.cache_clear()
+    start.described.cache_clear()

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdsa.integrations import start, vllm
-from tests.support.stubs import stub, taking
+from flashdsa.integrations import vllm
+from tests.support.stubs import forget_starts, stub, taking
 from tests.support.vllm_batches import gather_index_keys
 
 ATTENTION = "vllm.models.deepseek_v32.attention"
@@ -124,8 +124,7 @@ def layer_of(kind: Any, cache: str = "auto", columns: int = 576, **named: Any) -
 
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Backend and indexer over stand-ins, the batch, and calls of vLLM's own indexer."""
-    for one in (start._load, start.described, start.say):
-        one.cache_clear()
+    forget_starts()
     made = SimpleNamespace(batch=None, left=[], parallel=SimpleNamespace(), layers={})
     made.workspace = Workspace()
     made.parallel.decode_context_parallel_size = 1

@@ -27,6 +27,9 @@ ORIGINS: Mapping[str, str] = {
 }
 """Origins of kernels, as the line has them."""
 
+_said: set[tuple[str, str]] = set()
+"""Loggers and lines of this process."""
+
 
 def counts_up_to(most: int) -> tuple[int, ...]:
     """Return numbers of queries for which kernels are chosen alike as for those between them: two
@@ -123,9 +126,11 @@ def described(served: tuple[tuple[str, str], ...], *facts: str) -> str:
     )
 
 
-@cache
 def say(logger: str, line: str, level: int = logging.INFO) -> None:
     """Log a line once, in the first of an engine's ranks."""
-    ranks = torch.distributed
-    if not (ranks.is_available() and ranks.is_initialized()) or ranks.get_rank() == 0:
-        logging.getLogger(logger).log(level, line)
+    found, ranks = logging.getLogger(logger), torch.distributed
+    is_first = not (ranks.is_available() and ranks.is_initialized()) or ranks.get_rank() == 0
+    # An engine may not have configured its log yet, and load plugins again.
+    if is_first and (logger, line) not in _said and found.isEnabledFor(level):
+        _said.add((logger, line))
+        found.log(level, line)
