@@ -12,9 +12,13 @@ import torch
 from torch._subclasses import fake_tensor
 
 from flashdsa.backends import registry
+from flashdsa.backends.emulated.devices import H200
+from flashdsa.backends.sm90.sparse_mla_ways import Call, choose
 from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import start
 from flashdsa.ops import bound
+from flashdsa.row_formats import ROW_FORMATS
+from flashdsa.verify.launch_list import Recorder
 from tests.support.stubs import forget_starts
 
 
@@ -29,6 +33,39 @@ def _first_time() -> None:
 )
 def test_counts_have_two_in_each_octave_and_the_largest(most: int, counts: tuple[int, ...]) -> None:
     assert start.counts_up_to(most) == counts
+
+
+@pytest.mark.parametrize(
+    ("form", "lengths", "warmed", "keys"),
+    [
+        ("bf16", True, (2**17,), (2**14, 2**20)),
+        ("v32", True, (2**17,), (2**14, 2**20)),
+        ("bf16", False, (2**11, 2**16), (100, 5000, 160_000)),
+    ],
+)
+def test_a_start_loads_every_kernel_that_later_calls_choose(
+    form: str, lengths: bool, warmed: tuple[int, ...], keys: tuple[int, ...]
+) -> None:
+    """On an H200, by any number of queries: decodes of bf16 and packed rows, and prompts whose rows
+    are unpacked, with the numbers of rows that vLLM's backend warms up."""
+    runner, lists, most = Recorder(H200), (2048, 0), 2**13
+
+    def chosen(queries: int, heads: int, rows: int) -> set[str]:
+        call = Call(
+            queries, heads, 576, lists, lists, rows, ROW_FORMATS.get(form), lengths=lengths,
+            lacks_lengths=not lengths,
+        )  # fmt: skip
+        way = choose(runner, call)
+        plans = [one.name for one in (way.plan, way.instead) if one is not None]
+        return {*plans, *["used slots"] * way.finds_ends}
+
+    later = [*range(1, 600, 3), *range(600, most, 150)]
+    for heads in (8, 16, 32, 64, 128):
+        loaded = {
+            name for n in start.counts_up_to(most) for x in warmed for name in chosen(n, heads, x)
+        }
+        needed = {name for n in later for x in keys for name in chosen(n, heads, x)}
+        assert needed <= loaded, heads
 
 
 @pytest.fixture
