@@ -46,5 +46,5 @@ def taking(parameters: str) -> Any:
 def forget_starts() -> None:
     """Forget what engines have loaded and said, as a new process does."""
     start._said.clear()
-    start._load.cache_clear()
-    start.described.cache_clear()
+    for one in (start._load, start._served, start.described):
+        one.cache_clear()

@@ -66,14 +66,21 @@ def serves_by_own_kernels(operation: str, **choices: Any) -> bool:
         for one in registry.implementations(operation)
         if one.automatic and here in one.features.capabilities
     }
-    return not own or own.issuperset(_apart(backends_for, operation, "auto", choices))
+    return not own or own.issuperset(_served(operation, "auto", tuple(sorted(choices.items()))))
 
 
 @cache
 def _load(operation: str, backend: str, choices: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
-    served: tuple[str, ...] = _apart(backends_for, operation, backend, dict(choices))
+    served = _served(operation, backend, choices)
     _apart(warm_up, operation, backend, dict(choices))
     return served
+
+
+@cache
+def _served(operation: str, backend: str, choices: tuple[tuple[str, Any], ...]) -> tuple[str, ...]:
+    """The backends that serve the calls of these choices."""
+    found: tuple[str, ...] = _apart(backends_for, operation, backend, dict(choices))
+    return found
 
 
 def _apart(function: Any, operation: str, backend: str, choices: Mapping[str, Any]) -> Any:
