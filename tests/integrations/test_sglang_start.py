@@ -66,9 +66,7 @@ def test_ranks_of_decode_context_parallelism_have_all_their_heads(calls: Any) ->
 
 def test_the_indexers_kernels_are_loaded_once(calls: Any, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        made = layer()
-        indexer.prepare_index(None, made, 7168, index_n_heads=64)
-        assert indexer._serves(made)
+        indexer.prepare_index(None, layer(), 7168, index_n_heads=64)
     assert [name for name, _ in calls] == ["dsa_topk_indexer", "dsa_topk_prefill"]
     assert calls[0][1]["positions"] == (False, True)
     assert all((sizes["H"], sizes["topk"]) == (64, 24) for _, sizes in calls)
@@ -76,25 +74,16 @@ def test_the_indexers_kernels_are_loaded_once(calls: Any, caplog: pytest.LogCapt
     assert "dsa_topk_indexer by cpu, dsa_topk_prefill by cpu; kernels:" in line
 
 
-def test_heads_that_only_triton_has_are_left_to_sglang(
-    calls: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(start, "serves_by_own_kernels", lambda operation, **sizes: False)
-    made = layer()
-    indexer.prepare_index(None, made)
-    assert not calls and not indexer._serves(made)
-    assert caplog.messages == [
-        "flashdsa_indexer: no kernel of this GPU has 64 heads and topk 24: SGLang's indexer chooses"
-    ]
-
-
 def test_what_nothing_serves_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(operation: str, **sizes: Any) -> None:
+    def missing(*given: Any, **sizes: Any) -> None:
         raise UnsupportedError("compiling kernels needs CuTe DSL")
 
     monkeypatch.setattr(start, "warm_up", missing)
     with pytest.raises(NotImplementedError, match="needs CuTe DSL"):
         sglang.prepare(None, backend())
+    with pytest.raises(NotImplementedError, match="needs CuTe DSL"):
+        indexer.prepare_index(None, layer())
+    monkeypatch.setattr(start, "load_own", missing)
     with pytest.raises(NotImplementedError, match="needs CuTe DSL"):
         indexer.prepare_index(None, layer())
     other = layer()

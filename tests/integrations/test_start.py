@@ -91,25 +91,30 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("operation", ["dsa_topk_indexer", "dsa_topk_prefill"])
 @pytest.mark.parametrize(
-    ("capability", "heads", "topk", "served"),
+    ("capability", "named", "heads", "topk", "served"),
     [
-        ((9, 0), 64, 2048, True),
-        ((9, 0), 48, 2048, False),
-        ((9, 0), 64, 4096, False),
-        ((8, 0), 48, 2048, True),  # by Triton, which serves all sizes there
+        ((9, 0), "auto", 64, 2048, "sm90"),
+        ((9, 0), "auto", 48, 2048, ""),
+        ((9, 0), "auto", 64, 4096, ""),
+        ((9, 0), "triton", 48, 2048, "triton"),
+        ((8, 0), "auto", 48, 2048, "triton"),
     ],
 )
-def test_sizes_that_only_triton_serves_beside_a_gpus_own_kernels(
-    machine: Any, operation: str, capability: tuple[int, int], heads: int, topk: int, served: bool
-) -> None:
+def test_sizes_that_only_triton_has_beside_a_gpus_own_kernels_are_refused(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, operation: str, capability: tuple[int, int],
+    named: str, heads: int, topk: int, served: str,
+) -> None:  # fmt: skip
+    """Unless Triton is asked for, or serves alone on this GPU."""
     machine(capability)
-    assert start.serves_by_own_kernels(operation, H=heads, topk=topk) == served
-
-
-def test_a_named_backend_is_asked_for(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine((9, 0))
-    monkeypatch.setenv("FLASHDSA_BACKEND", "triton")
-    assert start.serves_by_own_kernels("dsa_topk_indexer", H=48, topk=2048)
+    monkeypatch.setenv("FLASHDSA_BACKEND", named)
+    monkeypatch.setattr(start, "warm_up", lambda operation, **choices: None)
+    calls = {operation: {"H": heads, "topk": topk}}
+    if served:
+        assert start.load_own(calls, "NAME") == {operation: served}
+        return
+    said = f"NAME: {operation} of this GPU's own kernels does not take H {heads}, topk {topk}; FLAS"
+    with pytest.raises(NotImplementedError, match=said):
+        start.load_own(calls, "NAME")
 
 
 def test_kernels_are_loaded_once_outside_of_the_threads_memory_pools(

@@ -16,6 +16,7 @@ import torch
 import flashdsa
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import resolve_backend
+from flashdsa.errors import UnsupportedError
 from flashdsa.hw import SM90, SM100
 from flashdsa.jit.loader import loaded_origins, require_kernels
 from flashdsa.ops.bound import backends_for, warm_up
@@ -53,20 +54,37 @@ def load(operation: str, **choices: Any) -> tuple[str, ...]:
     return _load(operation, resolve_backend("auto"), tuple(sorted(choices.items())))
 
 
-def serves_by_own_kernels(operation: str, **choices: Any) -> bool:
-    """Return False if this GPU's own kernels serve other sizes of the operation, but not these.
+def load_own(calls: Mapping[str, Mapping[str, Any]], who: str) -> dict[str, str]:
+    """Load kernels of several operations; refuse sizes that this GPU's own kernels lack.
 
-    True on a GPU that Triton alone serves, and if FLASHDSA_BACKEND names a backend.
+    `auto` would serve them by Triton without a word. They stay allowed on a GPU that Triton alone
+    serves, and where FLASHDSA_BACKEND asks for it.
+
+    Args:
+        calls: choices by operation, as for `load`. who: begins the message.
+
+    Returns:
+        Backends' names by operation.
+
+    Raises:
+        UnsupportedError: there are no kernels of this GPU's own for such a call, or as for `load`.
     """
-    if resolve_backend("auto") != "auto" or not torch.cuda.is_available():
-        return True
-    here = torch.cuda.get_device_capability()
-    own = {
-        one.backend
-        for one in registry.implementations(operation)
-        if one.automatic and here in one.features.capabilities
-    }
-    return not own or own.issuperset(_served(operation, "auto", tuple(sorted(choices.items()))))
+    if resolve_backend("auto") == "auto" and torch.cuda.is_available():
+        here = torch.cuda.get_device_capability()
+        for operation, choices in calls.items():
+            own = {
+                one.backend
+                for one in registry.implementations(operation)
+                if one.automatic and here in one.features.capabilities
+            }
+            served = _served(operation, "auto", tuple(sorted(choices.items())))
+            if own and not own.issuperset(served):
+                asked = ", ".join(f"{name} {value}" for name, value in choices.items())
+                raise UnsupportedError(
+                    f"{who}: {operation} of this GPU's own kernels does not take {asked}; "
+                    "FLASHDSA_BACKEND=triton serves it, and all else, by Triton"
+                )
+    return {name: " and ".join(load(name, **choices)) for name, choices in calls.items()}
 
 
 @cache

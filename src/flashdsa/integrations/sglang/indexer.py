@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +17,6 @@ from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE, SCALE_BYTES
 Original = Callable[..., Tensor]
 INDEXER_NAME = "flashdsa_indexer"
 LOGGER = "sglang.flashdsa"
-LEFT = "_flashdsa_left"
-"""Attribute of indexers that SGLang's kernels serve."""
 
 
 def prepare_index(result: None, indexer: Any, *given: Any, **named: Any) -> None:
@@ -30,7 +27,8 @@ def prepare_index(result: None, indexer: Any, *given: Any, **named: Any) -> None
         given, named: other arguments of the constructor.
 
     Raises:
-        UnsupportedError: keys of other than 128 columns, or kernels are missing.
+        UnsupportedError: keys of other than 128 columns, sizes without kernels, or kernels are
+            missing.
     """
     if not _serves(indexer):
         return
@@ -38,22 +36,10 @@ def prepare_index(result: None, indexer: Any, *given: Any, **named: Any) -> None
         raise UnsupportedError(
             f"{INDEXER_NAME}: serves {INDEX_HEAD_DIM} columns; got {indexer.head_dim}"
         )
-    sizes = {"H": indexer.n_heads, "topk": indexer.index_topk}
-    calls: dict[str, dict[str, Any]] = {
-        "dsa_topk_indexer": {"positions": (False, True), **sizes},
-        "dsa_topk_prefill": sizes,
-    }
-    if not all(start.serves_by_own_kernels(name, **choices) for name, choices in calls.items()):
-        setattr(indexer, LEFT, True)
-        start.say(
-            LOGGER,
-            f"{INDEXER_NAME}: no kernel of this GPU has {indexer.n_heads} heads and topk "
-            f"{indexer.index_topk}: SGLang's indexer chooses",
-            logging.WARNING,
-        )
-        return
-    served = {name: " and ".join(start.load(name, **one)) for name, one in calls.items()}
-    start.say(LOGGER, start.described(tuple(served.items()), "SGLang's: writes to the index cache"))
+    sizes: dict[str, Any] = {"H": indexer.n_heads, "topk": indexer.index_topk}
+    calls = {"dsa_topk_indexer": {"positions": (False, True), **sizes}, "dsa_topk_prefill": sizes}
+    served = tuple(start.load_own(calls, INDEXER_NAME).items())
+    start.say(LOGGER, start.described(served, "SGLang's: writes to the index cache"))
 
 
 def choose_paged(
@@ -151,10 +137,8 @@ def _pool() -> Any:
 
 
 def _serves(indexer: Any) -> bool:
-    """Whether scores alone decide, as some models of later versions keep first or last tokens, and
-    kernels have the layer's sizes."""
-    kept = getattr(indexer, "num_init_tokens", 0) or getattr(indexer, "num_local_tokens", 0)
-    return not kept and not getattr(indexer, LEFT, False)
+    """Whether scores alone decide: some models of later versions keep first or last tokens."""
+    return not (getattr(indexer, "num_init_tokens", 0) or getattr(indexer, "num_local_tokens", 0))
 
 
 def _is_fused(metadata: Any) -> bool:

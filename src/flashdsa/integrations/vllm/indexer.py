@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from vllm.v1.worker.workspace import current_workspace_manager
 
 from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import start
-from flashdsa.integrations.vllm import INDEXER_NAME, KNOWN, LOGGER, installed_version
+from flashdsa.integrations.vllm import INDEXER_NAME, KNOWN, installed_version
 from flashdsa.ops.indexer import dsa_topk_indexer
 from flashdsa.ops.prefill import dsa_topk_prefill
 from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N, SCALE_BYTES
@@ -89,12 +88,11 @@ def install(indexer: Any) -> dict[str, str]:
         indexer: a layer's, before the server starts.
 
     Returns:
-        What serves each operation: backends' names, or "vLLM" where this GPU's kernels do not serve
-        the layer's sizes.
+        The backends that serve each operation.
 
     Raises:
-        UnsupportedError: another model's indexer, sizes that nothing serves, context parallelism,
-            a vLLM whose function has other parameters.
+        UnsupportedError: another model's indexer, sizes without kernels, context parallelism, a
+            vLLM whose function has other parameters.
     """
     from vllm.models.deepseek_v32 import attention
 
@@ -110,19 +108,8 @@ def install(indexer: Any) -> dict[str, str]:
                 f"{INDEXER_NAME}: expected {name} 1; got {getattr(parallel, name)}"
             )
     sizes = {"H": indexer.n_head, "topk": indexer.topk_tokens}
-    calls: dict[str, dict[str, Any]] = {
-        "dsa_topk_indexer": {"positions": True, **sizes},
-        "dsa_topk_prefill": sizes,
-    }
-    if not all(start.serves_by_own_kernels(name, **choices) for name, choices in calls.items()):
-        start.say(
-            LOGGER,
-            f"{INDEXER_NAME}: no kernel of this GPU has {indexer.n_head} heads and topk "
-            f"{indexer.topk_tokens}: vLLM's indexer chooses",
-            logging.WARNING,
-        )
-        return dict.fromkeys(calls, "vLLM")
-    served = {name: " and ".join(start.load(name, **one)) for name, one in calls.items()}
+    calls = {"dsa_topk_indexer": {"positions": True, **sizes}, "dsa_topk_prefill": sizes}
+    served = start.load_own(calls, INDEXER_NAME)
     theirs = attention.sparse_attn_indexer
     if not isinstance(theirs, partial):
         attention.sparse_attn_indexer = partial(choose, theirs, _known_defaults(theirs))
