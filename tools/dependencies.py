@@ -42,6 +42,11 @@ HEADER = """\
 TORCH_VERSIONS = ("2.11", "2.12", "2.13", "2.14", "2.15")
 ALL_PINS = ("--all-extras", "--constraint", str(CONSTRAINTS))
 WHAT_USERS_INSTALL = ("--extra=cuda", "--extra=emulate", "--extra=hf")
+ENGINES = ("vllm==0.33.0", "sglang==0.5.23", "sglang==0.5.13")
+"""Serving engines that docs/guides/serving.md has, each beside flashdsa."""
+OVERRIDES = {"sglang==0.5.13": "apache-tvm-ffi>=0.1.11,<0.2"}
+"""Replacements of an engine's own requirements, as that page has them."""
+ENGINES_PYTHON, ENGINES_PLATFORM = "3.12", "manylinux_2_34"
 NO_SOLUTION = 1
 """uv's exit status where no set of versions fits; any other failure may be the network's."""
 RECORD = ROOT / "docs" / "guides" / "serving.md"
@@ -72,19 +77,26 @@ class Resolution:
     """Options of `uv pip compile`."""
     requirement: str = ""
     """Beside those of pyproject.toml."""
+    override: str = ""
+    """A requirement that replaces those of the same package."""
+    platform: str = "manylinux_2_28"
 
     def run(self) -> str | None:
         """Resolve; None if a solution exists, else what uv says."""
-        options = (*self.options, "--output-file", os.devnull)
-        for _ in range(ATTEMPTS):
-            done = run_uv(self.python, self.processor, options, self.requirement)
-            if done.returncode in (0, NO_SOLUTION):
-                break
+        with TemporaryDirectory() as folder:
+            overrides = Path(folder, "overrides.txt")
+            overrides.write_text(self.override)
+            options = ("--output-file", os.devnull, "--override", str(overrides), *self.options)
+            asked = (self.python, f"{self.processor}-{self.platform}", options, self.requirement)
+            for _ in range(ATTEMPTS):
+                done = run_uv(*asked)
+                if done.returncode in (0, NO_SOLUTION):
+                    break
         return None if done.returncode == 0 else done.stderr.strip()
 
 
 def run_uv(
-    python: str, processor: str, options: tuple[str, ...], requirement: str = ""
+    python: str, platform: str, options: tuple[str, ...], requirement: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run `uv pip compile` on both pyproject.toml, without any configuration of this machine.
 
@@ -95,7 +107,7 @@ def run_uv(
     command = [
         sys.executable, "-m", "uv", "pip", "compile", "--no-config", "--quiet", "--no-header",
         "--no-annotate", "--only-binary", ":all:", "--no-binary", "ptxemu",
-        "--python-version", python, "--python-platform", f"{processor}-manylinux_2_28",
+        "--python-version", python, "--python-platform", platform,
         *options, str(PYPROJECT), str(PTXEMU / "pyproject.toml"), "-",
     ]  # fmt: skip
     requirement = f"ptxemu @ {PTXEMU.as_uri()}\n{requirement}"
@@ -123,6 +135,10 @@ def list_resolutions() -> Iterator[Resolution]:
         for torch in TORCH_VERSIONS:
             wanted = f"torch=={torch}.*"
             yield Resolution(f"torch {torch}", python, "x86_64", WHAT_USERS_INSTALL, wanted)
+    for engine in ENGINES:
+        override = OVERRIDES.get(engine, "")
+        options = (ENGINES_PYTHON, "x86_64", (), engine, override, ENGINES_PLATFORM)
+        yield Resolution(engine, *options)
 
 
 def pin(upgrade: bool) -> int:
@@ -130,7 +146,7 @@ def pin(upgrade: bool) -> int:
     options = ("--all-extras", "--output-file", str(CONSTRAINTS))
     if upgrade:
         options = (*options, "--upgrade")
-    done = run_uv(list_pythons()[0], "x86_64", options)
+    done = run_uv(list_pythons()[0], "x86_64-manylinux_2_28", options)
     if done.returncode:
         print(done.stderr, file=sys.stderr)
         return 1
@@ -199,7 +215,7 @@ def resolve_without_torch(python: str, resolution: str, folder: str) -> list[str
     excludes.write_text("torch")
     extras = (f"--extra={name}" for name in EXTRAS)
     options = (*extras, "--excludes", str(excludes), "--resolution", resolution)
-    done = run_uv(python, platform.machine(), options)
+    done = run_uv(python, f"{platform.machine()}-manylinux_2_28", options)
     if done.returncode == NO_SOLUTION:
         raise SystemExit(done.stderr)
     done.check_returncode()

@@ -10,6 +10,7 @@ of these lengths. Prints a line of JSON.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from importlib import import_module
@@ -32,6 +33,7 @@ import torch
 from torch import Tensor
 
 import flashdsa
+from flashdsa.integrations.sglang.indexer import LOGGER
 from tests.support.pretended_cuda import OnTheCpu, pretend_a_gpu
 from tests.support.vllm_batches import gather_index_keys
 from workbench.engines import checkpoint
@@ -155,9 +157,24 @@ def generate(
     return [list(one) for one in zip(*tokens, strict=True)]
 
 
+class Collect(logging.Handler):
+    """Keeps messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        self.lines.append(record.getMessage())
+
+
 def main(folder: str, arguments: str, new: str, *lengths: str) -> None:
-    """Print the tokens, and the calls that made them."""
+    """Print the tokens, the calls that made them, and flashdsa's lines of the log."""
     pretend_a_gpu()
+    collect = Collect()
+    logging.getLogger(LOGGER).setLevel(logging.INFO)
+    logging.getLogger(LOGGER).addHandler(collect)
     for name in ("init_process_group", "new_group"):
         setattr(torch.distributed, name, on_gloo(getattr(torch.distributed, name)))
     with OnTheCpu():
@@ -168,7 +185,8 @@ def main(folder: str, arguments: str, new: str, *lengths: str) -> None:
         prompts = checkpoint.prompts(tuple(map(int, lengths)))
         tokens = generate(folder, json.loads(arguments), prompts, int(new))
     calls = json.loads(Path(os.environ[COUNTS]).read_text())
-    sys.stdout.write(json.dumps({"tokens": tokens, "calls": calls}) + "\n")
+    found = {"tokens": tokens, "calls": calls, "lines": collect.lines}
+    sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

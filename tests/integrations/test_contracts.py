@@ -17,8 +17,9 @@ import pytest
 import torch
 
 import flashdsa
-from flashdsa.integrations import megatron, sglang, veomni, vllm
+from flashdsa.integrations import megatron, sglang, veomni
 from tests.distributed.ranks import run_ranks
+from tests.support import vllm_stand_ins
 from workbench.flashinfer_bench import ATTENTION, INDEXER, solution
 
 PEERS = os.environ.get("FLASHDSA_PEERS")
@@ -60,6 +61,14 @@ def test_sglangs_methods_are_the_known_ones(version: str) -> None:
     indexer = definitions(f"{attention}/dsa/dsa_indexer.py")
     for name in ("_get_topk_paged", "_get_topk_ragged"):
         sglang.require_known(sglang.INDEXER_NAME, name, parameters(indexer[f"Indexer.{name}"]))
+    for name, attributes in (
+        ("dsa_backend", "num_q_heads dsa_index_topk kv_lora_rank qk_rope_head_dim"),
+        ("dsa_backend", "dsa_kv_cache_store_fp8"),
+        ("dsa/dsa_indexer", "n_heads index_topk head_dim"),
+    ):
+        text = (Path(PEERS or "") / attention / f"{name}.py").read_text()
+        for attribute in attributes.split():
+            assert f"        self.{attribute} = " in text, attribute
     if version != "0.5.13":
         found = definitions(f"{attention}/dsa/dsa_indexer_metadata.py")
         chosen = definitions(f"sglang-{version}/sglang/srt/arg_groups/overrides.py")
@@ -116,20 +125,14 @@ def test_vllms_base_classes_are_the_known_ones() -> None:
 
 def test_vllms_indexer_is_the_known_one() -> None:
     """Arguments without a name, as the layer gives them, and chunks of prompts."""
-    ours = ast.parse(Path(vllm.__file__).with_name("indexer.py").read_text())
-    call = next(one for one in ours.body if isinstance(one, ast.ClassDef) and one.name == "Call")
-    names = tuple(
-        one.target.id
-        for one in call.body
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
-    )
     layers = definitions("vllm/model_executor/layers/sparse_attn_indexer.py")
-    assert parameters(layers["sparse_attn_indexer"])[: len(names)] == names
+    known = vllm_stand_ins.PARAMETERS.split()
+    assert parameters(layers["sparse_attn_indexer"]) == tuple(x.split("=")[0] for x in known)
     assert parameters(layers["PrefillRowShard.narrow"]) == ("self", "chunk")
     assert parameters(layers["PrefillRowShard.exchange_topk"]) == ("self", "topk_buffer", "width")
     text = (Path(PEERS or "") / "vllm/models/deepseek_v32/attention.py").read_text()
     given = text.split("            sparse_attn_indexer(\n")[1].split("skip_k_cache_insert=")[0]
-    assert given.count(",\n") == len(names)
+    assert given.count(",\n") == known.index("skip_k_cache_insert")
 
 
 def test_veomnis_functions_are_the_known_ones() -> None:

@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+import flashdsa
 from flashdsa.integrations import megatron
+from flashdsa.integrations.megatron import csa, dsa
 from tests.distributed.ranks import run_ranks
 from tests.support.formulas import assert_close, attention, index_scores
 from tests.support.megatron_calls import (
@@ -301,6 +303,29 @@ def test_megatrons_csa_and_its_gradients(packed: bool) -> None:
     )
     with pytest.raises(NotImplementedError, match="indexer_topk: expected 0; got 4"):
         megatron.csa_sparse_attn(*operands, sink, ids, 0.3, None, 4, packed)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_attention_is_deterministic_where_torch_is_asked_to_be(
+    monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    """Of both entries that have attention's gradients by themselves."""
+    seen: list[bool] = []
+
+    def noted(*given: Any, deterministic: bool, **named: Any) -> Tensor:
+        seen.append(deterministic)
+        return flashdsa.sparse_mla(*given, deterministic=deterministic, **named)
+
+    for module in (csa, dsa):
+        monkeypatch.setattr(module, "sparse_mla", noted)
+    query, kv, ids = torch.randn(3, 1, 4, 40), torch.randn(7, 1, 40), torch.ones(1, 3, 2).int()
+    torch.use_deterministic_algorithms(asked)
+    try:
+        megatron.csa_sparse_attn(query, kv, torch.zeros(4), ids[0], 0.3)
+        megatron.run_fused_absorbed_sparse_attention(query, kv[:, :, None], ids, 0.3, 40)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert seen == [asked, asked]
 
 
 def test_megatrons_csa_takes_the_function_where_its_signature_is_known(

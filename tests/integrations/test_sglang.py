@@ -259,10 +259,12 @@ def test_plugins_that_are_named_replace_methods(
         (f"{sglang.BACKEND}._forward_flashmla_sparse", sglang.forward, "replace"),
         (f"{sglang.BACKEND}._forward_flashmla_kv", sglang.forward_packed, "replace"),
         (sglang.CHECK, sglang.require_served, "after"),
+        (f"{sglang.BACKEND}.__init__", sglang.prepare, "after"),
     ]
     indexer_hooks = [
         (f"{sglang.INDEXER}._get_topk_paged", indexer.choose_paged, "around"),
         (f"{sglang.INDEXER}._get_topk_ragged", indexer.choose_ragged, "around"),
+        (f"{sglang.INDEXER}.__init__", indexer.prepare_index, "after"),
     ]
     for named, expected in (
         ("", []),

@@ -97,6 +97,10 @@ def test_tokens_are_those_of_transformers(
         "sparse_mla_fwd": 8, "dsa_topk_prefill": 2, "dsa_topk_indexer": 6, "_get_topk_ragged": 2,
         "_get_topk_paged": 6,
     }  # fmt: skip
+    index, attention = found["lines"]
+    assert "dsa_topk_indexer by cpu, dsa_topk_prefill by cpu; kernels:" in index
+    cache = "of packed rows" if "fp8" in case else "bf16"
+    assert "sparse_mla_fwd by cpu; kernels:" in attention and f"kv cache {cache};" in attention
 
 
 def test_another_backend_ends_the_start(made: Any) -> None:

@@ -537,6 +537,10 @@ def test_models_without_such_layers_are_refused() -> None:
         enable(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="indexer: expected one of model, exact, fp8"):
         enable(build("deepseek_v32"), indexer="fast")
+    narrow = build("deepseek_v32", index_head_dim=64)
+    with pytest.raises(NotImplementedError, match="fp8': expected index_head_dim 128; got 64"):
+        enable(narrow, indexer="fp8")
+    enable(narrow, indexer="exact")
 
 
 class Adapted(torch.nn.Module):

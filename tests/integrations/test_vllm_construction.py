@@ -76,6 +76,17 @@ def test_a_layer_answers_as_the_formulas_in_vllms_own_batches(found: Any, name: 
     assert found[name]["error"] < 8e-3
 
 
+def test_the_log_says_what_serves_and_memory_is_reserved(found: Any) -> None:
+    """q of a step's tokens and 128 heads; of packed rows those of the longest prompts, too."""
+    for name, rows in ((NAME, 0), (f"{INDEXER_NAME}:fp8_ds_mla", 2**16)):
+        (line,) = found[name]["lines"]
+        assert "sparse_mla_fwd by cpu" in line and "vLLM's: " in line
+        own = (found[name]["most_tokens"] * 128 + rows) * 576 * 2
+        assert found[name]["reserved"] >= own
+    assert found[NAME]["reserved"] == found[THEIRS]["reserved"]
+    assert found[THEIRS]["lines"] == []
+
+
 def test_a_process_that_a_server_spawns_knows_the_backend(found: Any) -> None:
     assert found[INDEXER_NAME]["spawned"] == INDEXER_NAME
 

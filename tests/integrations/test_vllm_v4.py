@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
+import logging
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.integrations import vllm
+from flashdsa.errors import UnsupportedError
+from flashdsa.integrations import start, vllm
 from flashdsa.integrations.vllm import v4
 from tests.support.formulas import assert_close, attention
-from tests.support.stubs import stub
+from tests.support.stubs import forget_starts, stub, taking
 from tests.support.vllm_batches import stub_registry
 
 FLASH_MLA = "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits"
@@ -22,26 +24,30 @@ FLASH_MLA += " softmax_scale causal is_fp8_kvcache indices attn_sink extra_k_cac
 FLASH_MLA += " extra_indices_in_kvcache extra_topk_length out enable_batch_invariant"
 
 
-def taking(parameters: str) -> Any:
-    """A function with these parameters."""
+PROMPTS = "q kv indices sm_scale d_v attn_sink topk_length out"
 
-    def function(*_: Any) -> None: ...
 
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    given = [inspect.Parameter(name, kind) for name in parameters.split()]
-    function.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
-    return function
+@pytest.fixture(autouse=True)
+def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hopper GPU with kernels, of which nothing was said."""
+    forget_starts()
+    hopper = SimpleNamespace(get_device_capability=lambda: SimpleNamespace(major=9, minor=0))
+    stub(monkeypatch, "vllm", __version__="0.33.0")
+    stub(monkeypatch, "vllm.platforms", current_platform=hopper)
+    monkeypatch.setattr(start, "require_kernels", lambda backend: None)
 
 
 @pytest.mark.parametrize("switch", ["1", "0", None])
 def test_the_switch_replaces_both_models_functions(
-    monkeypatch: pytest.MonkeyPatch, switch: str | None
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, switch: str | None
 ) -> None:
+    caplog.set_level(logging.INFO, logger="vllm")
     stub_registry(monkeypatch)
     if switch is not None:
         monkeypatch.setenv("FLASHDSA_VLLM_V4", switch)
-    prompts = taking("q kv indices sm_scale d_v attn_sink topk_length out")
-    members = {"flash_mla_with_kvcache": taking(FLASH_MLA), "flash_mla_sparse_fwd": prompts}
+    members = {
+        "flash_mla_with_kvcache": taking(FLASH_MLA), "flash_mla_sparse_fwd": taking(PROMPTS),
+    }  # fmt: skip
     for name in v4.MODULES:
         stub(monkeypatch, name, **members)
     for _ in range(2):
@@ -50,12 +56,25 @@ def test_the_switch_replaces_both_models_functions(
         module = sys.modules[name]
         assert (module.flash_mla_sparse_fwd is v4.flash_mla_sparse_fwd) == (switch == "1")
         assert (module.flash_mla_with_kvcache is v4.flash_mla_with_kvcache) == (switch == "1")
+    said = [one for one in caplog.messages if "attention of DeepSeek-V4 and V4.1" in one]
+    assert len(said) == (switch == "1")
+
+
+def test_missing_kernels_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(backend: str) -> None:
+        raise UnsupportedError(f"{backend}: compiling kernels needs CuTe DSL")
+
+    monkeypatch.setattr(start, "require_kernels", missing)
+    with pytest.raises(NotImplementedError, match="sm90: compiling kernels needs CuTe DSL"):
+        v4.install()
 
 
 def test_another_signature_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in v4.MODULES:
         stub(monkeypatch, name, flash_mla_with_kvcache=taking(FLASH_MLA.replace(" out", "")))
-    with pytest.raises(NotImplementedError, match=r"V4: .*v4.nvidia.* no parameter out; 0.33 has"):
+    with pytest.raises(
+        NotImplementedError, match=r"V4: .*v4.nvidia.* of vLLM 0.33.0 has no .* out; 0.33"
+    ):
         v4.install()
 
 

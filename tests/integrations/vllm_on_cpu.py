@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import logging
 import os
 import pickle
 import subprocess
@@ -31,10 +32,22 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.integrations.vllm import INDEXER_NAME
+from flashdsa.integrations.vllm import INDEXER_NAME, LOGGER
 from tests.support.formulas import attention
 from tests.support.pretended_cuda import CAPABILITY, GIB, NAME, answer_with, pretend_a_gpu
 from tests.support.vllm_batches import gather_index_keys, require_best
+
+LINES: list[str] = []
+"""Lines that flashdsa has written to vLLM's log."""
+
+
+class Collect(logging.Handler):
+    """Keeps messages."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one."""
+        LINES.append(record.getMessage())
+
 
 CONTEXT = 900
 """Tokens of the longest request: more than the checkpoint's topk."""
@@ -82,7 +95,7 @@ def describe(folder: str, backend: str, cache: str = "auto", drafts: str = "") -
         process_weights_after_loading,
     )
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
-    from vllm.v1.worker.workspace import init_workspace_manager
+    from vllm.v1.worker.workspace import current_workspace_manager, init_workspace_manager
 
     set_device_type("cuda")
     config = EngineArgs(
@@ -92,6 +105,10 @@ def describe(folder: str, backend: str, cache: str = "auto", drafts: str = "") -
         speculative_config={"method": "mtp", "num_speculative_tokens": int(drafts)} if drafts
         else None,
     ).create_engine_config()  # fmt: skip
+    LINES.clear()
+    logger = logging.getLogger(LOGGER)  # the configuration has taken its handlers
+    logger.setLevel(logging.INFO)
+    logger.handlers = [Collect()]
     chosen = AttentionBackendEnum[backend].get_class()
     support = chosen.get_builder_cls().get_cudagraph_support(config, None)
     graphs = copy.deepcopy(config.compilation_config).resolve_cudagraph_mode_and_sizes(
@@ -103,7 +120,7 @@ def describe(folder: str, backend: str, cache: str = "auto", drafts: str = "") -
         if not torch.distributed.is_initialized():
             init_distributed_environment(1, 0, "tcp://127.0.0.1:29811", 0, backend="gloo")
             ensure_model_parallel_initialized(1, 1)
-            init_workspace_manager(cpu)
+        init_workspace_manager(cpu)
         torch.set_default_dtype(torch.bfloat16)
         model = initialize_model(vllm_config=config)
         get_model_loader(config.load_config).load_weights(model, config.model_config)
@@ -116,7 +133,11 @@ def describe(folder: str, backend: str, cache: str = "auto", drafts: str = "") -
             "model": type(model).__name__,
             "layers": [type(one.impl).__name__ for one in layers],
             "page_bytes": layers[0].get_kv_cache_spec(config).page_size_bytes,
+            "lines": list(LINES),
+            "reserved": current_workspace_manager()._current_workspaces[0].numel(),
+            "most_tokens": config.scheduler_config.max_num_batched_tokens,
         }
+        current_workspace_manager().lock()
         if backend == INDEXER_NAME:
             if not drafts:
                 found["spawned"] = read_elsewhere(pickle.dumps(config.attention_config))

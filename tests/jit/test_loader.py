@@ -96,6 +96,8 @@ def test_the_installed_object_serves_where_its_sources_are_these(
     assert load(SPEC, KNOWN) == path
     assert loaded == [path]
     assert loader.loaded_variants() == (*before, Variant(SPEC, KNOWN))
+    assert loader.loaded_origins()["installed"] >= 1
+    loader.require_kernels("sm90")
 
 
 def test_a_stale_installed_object_is_never_loaded(
@@ -109,7 +111,7 @@ def test_a_stale_installed_object_is_never_loaded(
     cached = _object_of(cache / f"known-{_hash(KNOWN)}.so", _hash(KNOWN))
     with caplog.at_level(logging.WARNING, logger="flashdsa.jit"):
         assert load(SPEC, KNOWN) == cached
-    assert loaded == [cached]
+    assert loaded == [cached] and loader._loaded[Variant(SPEC, KNOWN)] == "cached"
     assert "was built from other sources" in caplog.text
 
 
@@ -189,6 +191,7 @@ def test_a_folder_that_cannot_be_written_keeps_the_compiled_function_in_the_proc
     seven = Seven()
     _compiling(monkeypatch, seven)
     assert load(SPEC, SEVEN_PLAN) is seven
+    assert loader._loaded[Variant(SPEC, SEVEN_PLAN)] == "compiled"
     assert "serves this process only" in caplog.text
 
 
@@ -228,8 +231,12 @@ def test_plans_that_are_not_the_catalogs_are_refused() -> None:
         load(INDEXER, OTHER)
 
 
-def test_without_cute_dsl_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cute_dsl_an_error_says_what_to_install(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "cutlass", None)
+    with pytest.raises(UnsupportedError, match="pip install 'nvidia-cutlass-dsl"):
+        loader.require_kernels("sm90")
     with pytest.raises(UnsupportedError, match="pip install 'nvidia-cutlass-dsl"):
         compile_plan(SPEC, SevenPlan("seven"))
 

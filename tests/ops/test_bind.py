@@ -184,6 +184,7 @@ def test_a_warm_up_tries_every_combination(monkeypatch: pytest.MonkeyPatch) -> N
     assert {(x.num_heads, x.max_logits) for x in problems} == {
         (heads, asked) for heads in (3, 5) for asked in (False, True)
     }
+    assert bound.backends_for("sparse_mla_fwd", S=2, **of_all) == ("cpu",)
     packed = {"kv_dtype": torch.int8, "topk_length": True}
     flashdsa.warm_up("sparse_mla_fwd", S=1, **of_all, **packed)
     assert problems[-1].row_formats == (V32,) and problems[-1].topk_length

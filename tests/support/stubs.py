@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from flashdsa.integrations import start
 
 
 def stub(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleType:
@@ -23,3 +27,24 @@ def stub(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> ModuleTy
     for key, value in members.items():
         setattr(module, key, value)
     return module
+
+
+def taking(parameters: str) -> Any:
+    """A function with these parameters, "name" or "name=default"."""
+
+    def function(*_: Any, **__: Any) -> None: ...
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    given = []
+    for name, _, default in (one.partition("=") for one in parameters.split()):
+        value = ast.literal_eval(default) if default else inspect.Parameter.empty
+        given.append(inspect.Parameter(name, kind, default=value))
+    function.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    return function
+
+
+def forget_starts() -> None:
+    """Forget what engines have loaded and said, as a new process does."""
+    start._said.clear()
+    for one in (start._load, start._served, start.described):
+        one.cache_clear()

@@ -45,6 +45,16 @@ def test_documents_name_the_versions_that_are_checked(path: str) -> None:
         assert f"{name} {promise}" in text or f"| {name} | {promise} |" in text
 
 
+def test_the_page_has_what_replaces_an_engines_requirement() -> None:
+    """And the resolver is asked about each engine with it."""
+    text = (ROOT / "docs/guides/serving.md").read_text()
+    asked = {one.requirement: one.override for one in dependencies.list_resolutions()}
+    for engine in dependencies.ENGINES:
+        assert asked[engine] == dependencies.OVERRIDES.get(engine, "")
+    for override in dependencies.OVERRIDES.values():
+        assert f'override-dependencies = ["{override}"]' in text
+
+
 def _answer(monkeypatch: pytest.MonkeyPatch, *codes: int, pins: str = "") -> list[int]:
     """Have uv exit with each of `codes` in turn; returns those that are left."""
     left = list(codes)

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import cache, lru_cache
 from importlib import import_module
@@ -26,7 +27,11 @@ logger = logging.getLogger("flashdsa.jit")
 INSTALLED = PACKAGE / "_kernels"
 """The shared objects that `make kernels` makes and wheels carry, one a backend."""
 
-_loaded: list[Variant] = []
+INSTALLED_KERNEL, CACHED_KERNEL, COMPILED_KERNEL = "installed", "cached", "compiled"
+"""Origins of a kernel that a process has loaded."""
+
+_loaded: dict[Variant, str] = {}
+"""Origins by variant, in the order of the variants' first use."""
 
 
 @cache
@@ -44,8 +49,7 @@ def load(spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
     """
     require_plan(spec, plan)
     variant = Variant(spec, plan)
-    function = _found(variant)
-    _loaded.append(variant)
+    function, _loaded[variant] = _found(variant)
     return function
 
 
@@ -66,22 +70,28 @@ def loaded_variants() -> tuple[Variant, ...]:
     return tuple(_loaded)
 
 
-def _found(variant: Variant) -> Callable[..., Any]:
-    """The function from the installed object, the cache, or the compiler."""
+def loaded_origins() -> Counter[str]:
+    """Return how many kernels this process has loaded, by their origin: "installed" (from the
+    wheel, or by `make kernels`), "cached" (compiled by an earlier process), or "compiled"."""
+    return Counter(_loaded.values())
+
+
+def _found(variant: Variant) -> tuple[Callable[..., Any], str]:
+    """The function from the installed object, the cache, or the compiler, and which of these."""
     spec = variant.spec
     installed = _installed(spec.backend, installed_object(spec.backend))
     if installed is not None:
         try:
-            return _function(installed, variant.name)
+            return _function(installed, variant.name), INSTALLED_KERNEL
         except AttributeError:
             logger.info("%s is not in %s", variant.name, installed_object(spec.backend))
     sources = source_hash([variant])
     cached = cache_folder() / f"{variant.name}-{sources}.so"
     if is_from(cached, sources):
-        return _function(load_shared_object(cached), variant.name)
+        return _function(load_shared_object(cached), variant.name), CACHED_KERNEL
     if shutil.which("gcc") is None and shutil.which("cc") is None:
         logger.info("no C compiler: %s serves this process only", variant.name)
-        return _compile(variant)
+        return _compile(variant), COMPILED_KERNEL
     from filelock import FileLock  # 20 ms, which a process that compiles nothing does not pay
 
     lock = FileLock(cached.with_suffix(".lock"))
@@ -90,24 +100,28 @@ def _found(variant: Variant) -> Callable[..., Any]:
         lock.acquire()
     except OSError as error:
         logger.warning("%s serves this process only: %s", variant.name, error)
-        return _compile(variant)
+        return _compile(variant), COMPILED_KERNEL
     try:
         return _compile_and_keep(variant, cached, sources)
     finally:
         lock.release()
 
 
-def _compile_and_keep(variant: Variant, cached: Path, sources: str) -> Callable[..., Any]:
-    """The function, from a file that exists afterwards; the caller holds the file's lock."""
+def _compile_and_keep(
+    variant: Variant, cached: Path, sources: str
+) -> tuple[Callable[..., Any], str]:
+    """The function, from a file that exists afterwards, and its origin; the caller holds the file's
+    lock."""
+    origin = CACHED_KERNEL
     if not is_from(cached, sources):
         logger.info("compiling %s, once; it will be in %s", variant.name, cached.parent)
-        compiled = _compile(variant)
+        compiled, origin = _compile(variant), COMPILED_KERNEL
         try:
             build_shared_object(cached, {variant.name: compiled}, sources)
         except OSError as error:
             logger.warning("%s serves this process only: %s", variant.name, error)
-            return compiled
-    return _function(load_shared_object(cached), variant.name)
+            return compiled, origin
+    return _function(load_shared_object(cached), variant.name), origin
 
 
 def _compile(variant: Variant) -> Callable[..., Any]:
@@ -127,6 +141,12 @@ def compile_plan(spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
     module, _, function = spec.build.partition(":")
     compiled: Callable[..., Any] = getattr(import_module(module), function)(plan)
     return compiled
+
+
+def require_kernels(backend: str) -> None:
+    """Raise UnsupportedError if a backend's kernels are neither installed nor can be compiled."""
+    if _installed(backend, installed_object(backend)) is None:
+        require_compiler()
 
 
 def require_compiler() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from flashdsa.backends.catalog import registry
-from flashdsa.backends.registry import resolve_backend
+from flashdsa.backends.registry import Implementation, resolve_backend
 from flashdsa.dispatch import checks
 from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.registration import OPERATIONS, choose
@@ -127,6 +127,24 @@ def warm_up(operation: str, *, backend: str = "auto", **choices: Any) -> None:
         TypeError, ValueError: an argument is wrong.
         NotImplementedError: no implementation serves such a call.
     """
+    for spec, operands, values, found in _calls(operation, backend, choices):
+        if found.runner and not found.binds_each_call:
+            bind_call(spec, operands, values, backend)(operands)
+
+
+def backends_for(operation: str, *, backend: str = "auto", **choices: Any) -> tuple[str, ...]:
+    """Return the names of the backends that serve the calls which `warm_up` would make, sorted.
+
+    Nothing is loaded or run. Args and Raises: as for `warm_up`.
+    """
+    calls = _calls(operation, backend, choices)
+    return tuple(sorted({found.backend for _, _, _, found in calls}))
+
+
+def _calls(
+    operation: str, backend: str, choices: Mapping[str, Any]
+) -> Iterator[tuple[OpSpec, Any, tuple[Any, ...], Implementation]]:
+    """The table, operands, parameters and implementation of every call of these choices."""
     spec = _spec(operation)
     checks.require_backend("backend", backend)
     names = _names(spec)
@@ -140,9 +158,7 @@ def warm_up(operation: str, *, backend: str = "auto", **choices: Any) -> None:
         operands = spec.kind(*_zeros(spec, chosen, device))
         given = {x.name: chosen[x.name] for x in spec.parameters if chosen.get(x.name) is not None}
         values = _values(spec, operands, given)
-        found = choose(spec, operands, spec.named(values), backend)
-        if found.runner and not found.binds_each_call:
-            bind_call(spec, operands, values, backend)(operands)
+        yield spec, operands, values, choose(spec, operands, spec.named(values), backend)
 
 
 def _spec(operation: str) -> OpSpec:
@@ -236,7 +252,9 @@ def _zeros(spec: OpSpec, chosen: Mapping[str, Any], device: str) -> Iterator[Ten
         if not number:
             first = dtype
         shape = [int(dim) if dim.isdecimal() else chosen[dim] for dim in operand.dims]
-        yield torch.zeros(shape, dtype=dtype, device=device)
+        # On the CPU nothing is run, so that no memory is touched.
+        make = torch.empty if device == "cpu" else torch.zeros
+        yield make(shape, dtype=dtype, device=device)
 
 
 def _device(spec: OpSpec, backend: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from flashdsa.errors import UnsupportedError
+from flashdsa.integrations.megatron.indexer import is_deterministic
 from flashdsa.ops.attention import sparse_mla
 
 
@@ -46,5 +47,6 @@ def csa_sparse_attn(
         sm_scale=softmax_scale,
         topk_length=topk_length,
         attn_sink=attn_sink,
+        deterministic=is_deterministic(),
     )
     return out.reshape(*rows, -1)

@@ -18,17 +18,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.integrations.sglang.indexer import choose_paged, choose_ragged
+from flashdsa.integrations import start
+from flashdsa.integrations.sglang.indexer import (
+    INDEXER_NAME,
+    LOGGER,
+    choose_paged,
+    choose_ragged,
+    prepare_index,
+)
 from flashdsa.ops.attention import sparse_mla_fwd
 
 NAME = "flashdsa"
-INDEXER_NAME = "flashdsa_indexer"
 BACKEND = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
 INDEXER = "sglang.srt.layers.attention.dsa.dsa_indexer.Indexer"
 CHECK = "sglang.srt.server_args.ServerArgs.check_server_args"
 """Called once before a server's processes start."""
 SERVED = ("flashmla_sparse", "flashmla_kv", "flashmla_auto")
 """SGLang's backends whose kernels are replaced."""
+MOST_QUERIES, MANY_ROWS = 2**13, 2**17
+"""Queries of a step, and rows of a cache, up to which kernels are chosen by their number."""
 PARAMETERS = {
     "_forward_flashmla_sparse": (
         "self", "q_all", "kv_cache", "v_head_dim", "page_table_1", "sm_scale", "topk_length",
@@ -61,6 +69,7 @@ def register() -> None:
     for name, function in methods.items():
         hooks.HookRegistry.register(f"{BACKEND}.{name}", function, hooks.HookType.REPLACE)
     hooks.HookRegistry.register(CHECK, require_served, hooks.HookType.AFTER)
+    hooks.HookRegistry.register(f"{BACKEND}.__init__", prepare, hooks.HookType.AFTER)
 
 
 def register_indexer() -> None:
@@ -74,6 +83,7 @@ def register_indexer() -> None:
         return
     for name, function in methods.items():
         hooks.HookRegistry.register(f"{INDEXER}.{name}", function, hooks.HookType.AROUND)
+    hooks.HookRegistry.register(f"{INDEXER}.__init__", prepare_index, hooks.HookType.AFTER)
 
 
 def known_hooks(plugin: str, path: str, methods: tuple[str, ...]) -> Any:
@@ -135,6 +145,37 @@ def require_served(result: None, server_args: Any) -> None:
                 f"{NAME}: --dsa-{phase}-backend {chosen} is not served; expected flashmla_sparse, "
                 "or flashmla_kv for an fp8 cache"
             )
+
+
+def prepare(result: None, backend: Any, *given: Any, **named: Any) -> None:
+    """Load the attention's kernels for the server's sizes, and say what serves.
+
+    Args:
+        result: of the constructor. backend: SGLang's, which is made before requests come.
+        given, named: other arguments of the constructor.
+
+    Raises:
+        UnsupportedError: kernels are missing.
+    """
+    sizes: dict[str, Any] = {
+        "S": start.counts_up_to(MOST_QUERIES),
+        "H": getattr(backend, "num_dcp_q_heads", backend.num_q_heads),
+        "topk": backend.dsa_index_topk,
+        "d_qk": backend.kv_lora_rank + backend.qk_rope_head_dim,
+        "d_v": backend.kv_lora_rank,
+        "S_kv": MANY_ROWS,
+        "topk_length": (False, True),
+    }
+    packed = backend.dsa_kv_cache_store_fp8
+    # Prompts of a packed cache may come as bf16 rows, which SGLang has gathered.
+    forms: list[dict[str, Any]] = [{"kv_dtype": torch.uint8}, {}] if packed else [{}]
+    found = [name for form in forms for name in start.load("sparse_mla_fwd", **sizes, **form)]
+    served = (("sparse_mla_fwd", " and ".join(dict.fromkeys(found))),)
+    cache = f"kv cache {'of packed rows' if packed else 'bf16'}"
+    left = (
+        f"SGLang's: the indexer without {INDEXER_NAME}, RoPE, writes to the caches, dense prompts"
+    )
+    start.say(LOGGER, start.described(served, cache, left))
 
 
 def forward(

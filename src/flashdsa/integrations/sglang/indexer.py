@@ -8,11 +8,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.errors import UnsupportedError
+from flashdsa.integrations import start
 from flashdsa.ops.indexer import dsa_topk_indexer
 from flashdsa.ops.prefill import dsa_topk_prefill
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE, SCALE_BYTES
 
 Original = Callable[..., Tensor]
+INDEXER_NAME = "flashdsa_indexer"
+LOGGER = "sglang.flashdsa"
+
+
+def prepare_index(result: None, indexer: Any, *given: Any, **named: Any) -> None:
+    """Load the kernels for a layer's sizes, and say what serves.
+
+    Args:
+        result: of the constructor. indexer: a layer's, which is made before requests come.
+        given, named: other arguments of the constructor.
+
+    Raises:
+        UnsupportedError: keys of other than 128 columns, sizes without kernels, or kernels are
+            missing.
+    """
+    if not _serves(indexer):
+        return
+    if indexer.head_dim != INDEX_HEAD_DIM:
+        raise UnsupportedError(
+            f"{INDEXER_NAME}: serves {INDEX_HEAD_DIM} columns; got {indexer.head_dim}"
+        )
+    sizes: dict[str, Any] = {"H": indexer.n_heads, "topk": indexer.index_topk}
+    calls = {"dsa_topk_indexer": {"positions": (False, True), **sizes}, "dsa_topk_prefill": sizes}
+    served = tuple(start.load_own(calls, INDEXER_NAME).items())
+    start.say(LOGGER, start.described(served, "SGLang's: writes to the index cache"))
 
 
 def choose_paged(

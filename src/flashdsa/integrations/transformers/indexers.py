@@ -48,12 +48,17 @@ CHUNK_ELEMENTS = 2**26
 """Scores of heads, queries and keys that are held at once (fp32: 256 MiB)."""
 
 
-def require_known(indexer: torch.nn.Module) -> None:
-    """Raise UnsupportedError for an indexer whose forward is not the one that is replaced."""
+def require_known(indexer: Any, name: str) -> None:
+    """Raise UnsupportedError for an indexer whose forward is not the one that is replaced, or whose
+    keys the function of this name in `INDEXERS` does not take."""
     kind, advice = type(indexer), "; use indexer='model'"
     if kind.__name__ not in ROTARY:
         raise unknown(f"indexer: expected one of {', '.join(ROTARY)}; got {kind.__name__}{advice}")
     require_parameters(kind, "forward", PARAMETERS, advice)
+    if name == "fp8" and indexer.head_dim != INDEX_HEAD_DIM:
+        raise UnsupportedError(
+            f"indexer='fp8': expected index_head_dim {INDEX_HEAD_DIM}; got {indexer.head_dim}"
+        )
 
 
 @by_meaning
@@ -152,8 +157,6 @@ def fp8_forward(
         q, k, weights = _queries_and_keys(
             indexer, hidden_states, q_resid, position_embeddings, indexer.softmax_scale
         )
-        if q.shape[-1] != INDEX_HEAD_DIM:
-            raise UnsupportedError(f"indexer='fp8': expected index_head_dim 128; got {q.shape[-1]}")
         every = k if layer is None else cache.update_indexer(k, indexer.layer_idx)
         if kept is not None:
             kept.append(_quantisable(k), layer, seen)

@@ -67,7 +67,7 @@ def enable(
         raise UnsupportedError(f"indexer={indexer!r}: DeepSeek-V4's layers have their own only")
     for layer in layers if indexer != "model" else []:
         if getattr(layer, "indexer", None) is not None:
-            require_known(layer.indexer)
+            require_known(layer.indexer, indexer)
     disable(model)
     attention.register()
     previous = (layers or of_two_sources)[0].config._attn_implementation

@@ -10,10 +10,11 @@ and V4.1. docs/guides/serving.md says what was tried.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -25,6 +26,10 @@ NAME = "FLASHDSA_MLA_SPARSE"
 INDEXER_NAME = "FLASHDSA_MLA_SPARSE_INDEXER"
 V4_SWITCH = "FLASHDSA_VLLM_V4"
 """Environment variable that makes DeepSeek-V4's and V4.1's layers call flashdsa."""
+KNOWN = "0.33"
+"""Release of vLLM that is known and was tried, the lowest and the highest."""
+LOGGER = "vllm.flashdsa"
+"""Logger of the lines that a server's log is to have: vLLM shows those of its own hierarchy."""
 CLASSES = {
     NAME: "flashdsa.integrations.vllm.backend.FlashDsaMLASparseBackend",
     INDEXER_NAME: "flashdsa.integrations.vllm.backend.FlashDsaMLASparseIndexerBackend",
@@ -56,19 +61,50 @@ def member(name: str) -> Any:
     return AttentionBackendEnum[name]
 
 
-def joined(latent: Tensor, rope: Tensor) -> Tensor:
-    """The columns of q in one tensor, by vLLM's kernel where it has one."""
-    if not rope.is_cuda or rope.shape[-1] != D_QK - D_V:
-        return torch.cat((latent, rope), dim=-1)
-    from vllm import _custom_ops as ops
+def installed_version() -> str:
+    """Return vLLM's version."""
+    import vllm
 
-    queries = latent.new_empty(*latent.shape[:-1], D_QK)
-    ops.concat_mla_q(latent, rope, queries)
-    return queries
+    return str(vllm.__version__)
+
+
+def say_untried() -> None:
+    """Warn, once, of a vLLM other than the one that is known."""
+    from flashdsa.integrations import start
+
+    version = installed_version()
+    found = re.match(r"\d+\.\d+(?!\d)", version)
+    if found is None or found.group() != KNOWN:
+        start.say(
+            LOGGER, f"flashdsa was tried with vLLM {KNOWN}; {version} is installed", logging.WARNING
+        )
+
+
+def join(latent: Tensor, rope: Tensor, queries: Tensor) -> Tensor:
+    """Write the columns of q to a buffer, by vLLM's kernel where it has one.
+
+    Args:
+        latent: (T, H, 512). rope: (T, H, 64), or (T, H, 0) without RoPE.
+        queries: (T or more, H, 576), or 512 columns without RoPE; columns that q lacks become 0.
+
+    Returns:
+        The buffer's first T rows, or `latent` if it has all columns.
+    """
+    if latent.shape[-1] == queries.shape[-1]:
+        return latent
+    found = queries[: len(latent)]
+    if latent.is_cuda and rope.shape[-1] == D_QK - D_V:
+        from vllm import _custom_ops as ops
+
+        ops.concat_mla_q(latent, rope, found)
+        return found
+    found[..., :D_V] = latent
+    found[..., D_V:] = rope if rope.shape[-1] else 0
+    return found
 
 
 def attend(
-    q: Tensor | tuple[Tensor, Tensor],
+    q: Tensor,
     rows: Tensor,
     topk_indices: Tensor,
     valid_counts: Tensor | None,
@@ -79,7 +115,7 @@ def attend(
     """Compute the backends' attention.
 
     Args:
-        q: (T, H, 576), or its latent and RoPE columns apart; 512 columns without RoPE.
+        q: (T, H, 576); 512 columns without RoPE.
         rows: (N, 576) rows of the cache, as the ids count them; (N, 512) without RoPE; or
             (N, 656) uint8, packed rows, whose RoPE columns are zeros without RoPE.
         topk_indices: (T, topk) int32, the first `valid_counts` (T,) of each row in use; -1 is none.
@@ -87,11 +123,8 @@ def attend(
     Returns:
         out (T, H, 512), lse (T, H) fp32, the natural logarithm, -inf for an empty row, or None.
     """
-    queries = joined(*q) if isinstance(q, tuple) else q
     columns = D_QK if rows.dtype in PACKED else rows.shape[-1]
-    if queries.shape[-1] < columns:
-        queries = pad(queries, (0, columns - queries.shape[-1]))
-    out, lse = sparse_mla_fwd(
-        queries, rows, topk_indices, sm_scale=sm_scale, topk_length=valid_counts
-    )
+    if q.shape[-1] < columns:
+        q = pad(q, (0, columns - q.shape[-1]))
+    out, lse = sparse_mla_fwd(q, rows, topk_indices, sm_scale=sm_scale, topk_length=valid_counts)
     return out, lse_for_merge(lse) if with_lse else None

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from vllm.config import get_current_vllm_config
 from vllm.model_executor.layers.attention.sparse_mla_attention import (
     SparseMLACommonImpl,
     SparseMLACommonMetadata,
@@ -15,10 +16,20 @@ from vllm.model_executor.layers.attention.sparse_mla_attention import (
 from vllm.v1.attention.backend import AttentionBackend, AttentionCGSupport, MultipleOf
 from vllm.v1.attention.backends.mla.sparse_utils import align_blocks_to_rows, flat_kv_row_view
 from vllm.v1.attention.ops.metadata import compute_token_to_req_indices
+from vllm.v1.worker.workspace import current_workspace_manager
 
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import UnsupportedError
-from flashdsa.integrations.vllm import INDEXER_NAME, NAME, attend, indexer
+from flashdsa.integrations import start
+from flashdsa.integrations.vllm import (
+    INDEXER_NAME,
+    LOGGER,
+    NAME,
+    attend,
+    indexer,
+    join,
+    say_untried,
+)
 from flashdsa.ops.kv_cache import read_kv_cache
 from flashdsa.problem import D_QK, D_V, PAGE_SIZE
 
@@ -27,7 +38,11 @@ PACKED_CACHE = "fp8_ds_mla"
 
 
 ROWS_AT_ONCE = 2**16
-"""Rows of prompts that are unpacked at once: 75 MB, or the rows of one longer prompt."""
+"""Rows of prompts that attention reads at once: 75 MB, or the rows of one longer prompt."""
+ROWS_OF_A_PART = 2**15
+"""Rows that are unpacked at once, which takes some 5 KB of memory a row."""
+MANY_ROWS = 2**17
+"""Rows of a cache, as far as the choice of a kernel counts them."""
 
 
 class Prompts(NamedTuple):
@@ -87,7 +102,11 @@ class FlashDsaMLASparseBuilder(SparseMLACommonMetadataBuilder):  # type: ignore[
 
 
 def find_prompts(metadata: FlashDsaMLASparseMetadata, common: Any) -> tuple[Prompts, ...]:
-    """Find the rows of a batch's prompts, without waiting for the GPU."""
+    """Find the rows of a batch's prompts, without waiting for the GPU.
+
+    The host knows upper bounds of the prompts' lengths. Rows behind the true lengths are copies of
+    slot 0, which no list names.
+    """
     first, size = metadata.num_decodes, metadata.block_size
     lengths = common.seq_lens_cpu_upper_bound.tolist()
     starts = common.query_start_loc_cpu.tolist()
@@ -96,17 +115,27 @@ def find_prompts(metadata: FlashDsaMLASparseMetadata, common: Any) -> tuple[Prom
         end = first + 1
         while end < len(lengths) and sum(lengths[first : end + 1]) <= ROWS_AT_ONCE:
             end += 1
-        rows, tokens = common.seq_lens[first:end], starts[end] - starts[first]
-        before = rows.cumsum(0) - rows
-        owner = torch.arange(end - first, device=rows.device)
-        owner = owner.repeat_interleave(rows, output_size=sum(lengths[first:end]))
-        place = torch.arange(len(owner), device=rows.device) - before[owner]
+        rows = common.seq_lens[first:end]
+        ends = rows.cumsum(0)
+        before = ends - rows
+        row = torch.arange(sum(lengths[first:end]), device=rows.device)
+        owner = _find_owners(row, ends)
+        place = torch.where(row < ends[-1], row - before[owner], 0)
         slots = metadata.block_table[first:end][owner, place // size] * size + place % size
-        queries = common.query_start_loc[first : end + 1].diff()
-        first_row = before.int().repeat_interleave(queries, output_size=tokens)
+        slots = torch.where(row < ends[-1], slots, 0)
+        token = torch.arange(starts[first], starts[end], device=rows.device)
+        first_row = before.int()[_find_owners(token, common.query_start_loc[first + 1 : end + 1])]
         found.append(Prompts(slice(starts[first], starts[end]), slots, first_row))
         first = end
     return tuple(found)
+
+
+def _find_owners(numbers: Tensor, ends: Tensor) -> Tensor:
+    """Return for each number which of the ranges that end at `ends` has it, or else the last.
+
+    `repeat_interleave` would leave the rest of its result unwritten if the bound is too large.
+    """
+    return torch.searchsorted(ends.long(), numbers, right=True).clamp_(max=len(ends) - 1)
 
 
 class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
@@ -115,14 +144,18 @@ class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
     lse_base_on_e: ClassVar[bool] = True
     can_return_lse_for_decode: ClassVar[bool] = True
     supports_dcp: ClassVar[bool] = True
+    vllms: ClassVar[str] = "the indexer"
+    """Part that vLLM serves, beside what no backend replaces."""
     # Prompts' ids are converted layer by layer, as by vLLM's backends of Hopper.
     group_conversion_decode_only: ClassVar[bool] = True
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         """vLLM's arguments.
 
+        Kernels are loaded, and memory is reserved where vLLM counts it, before requests come.
+
         Raises:
-            UnsupportedError: V has other columns than 512.
+            UnsupportedError: V has other columns than 512, or kernels are missing.
         """
         super().__init__(*arguments, **named)
         if self.kv_lora_rank != D_V:
@@ -130,6 +163,57 @@ class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
                 f"kv_lora_rank: {NAME} takes {D_V} columns of V; got {self.kv_lora_rank}"
             )
         self.supports_quant_query_input = False
+        say_untried()
+        config = get_current_vllm_config()
+        self.packed = self.kv_cache_dtype == PACKED_CACHE
+        self.most_tokens = config.scheduler_config.max_num_batched_tokens
+        self.most_rows = max(ROWS_AT_ONCE, config.model_config.max_model_len)
+        self._buffers()
+        of_layer = named.get("indexer")
+        served = self._load(of_layer, config.model_config.hf_text_config.index_topk)
+        if of_layer is not None:
+            left = f"vLLM's: {self.vllms}, RoPE, writes to the caches, dense short prompts"
+            cache = f"kv cache {self.kv_cache_dtype}"
+            start.say(LOGGER, start.described(tuple(served.items()), cache, left))
+
+    def _buffers(self) -> list[Tensor]:
+        """Return memory for q's columns in one tensor, and of a packed cache for prompts' rows.
+
+        All layers share it with the rest of vLLM. Its size is always the same, as it must not grow
+        after vLLM has measured how much memory is left for the cache.
+        """
+        if self.dcp_world_size > 1:  # vLLM joins q, and packed rows are read as they are
+            return []
+        columns = D_QK if self.packed else self.head_size
+        shapes: list[tuple[int, ...]] = [(self.most_tokens, self.num_heads, columns)]
+        if self.packed:
+            shapes.append((self.most_rows, D_QK))
+        specs = [(shape, torch.bfloat16) for shape in shapes]
+        found: list[Tensor] = current_workspace_manager().get_simultaneous(*specs)
+        return found
+
+    def _load(self, of_layer: Any, topk: int) -> dict[str, str]:
+        """Load the kernels for the server's sizes; return what serves each operation.
+
+        Args:
+            of_layer: the layer's indexer, or None.
+            topk: slots of a list.
+
+        Raises:
+            UnsupportedError: kernels are missing.
+        """
+        sizes: dict[str, Any] = {
+            "S": start.counts_up_to(self.most_tokens),
+            "H": self.num_heads * self.dcp_world_size,
+            "topk": topk,
+        }
+        columns = D_QK if self.packed else self.head_size
+        rows: dict[str, Any] = {"kv_dtype": torch.uint8} if self.packed else {"d_qk": columns}
+        served = start.load("sparse_mla_fwd", topk_length=True, S_kv=MANY_ROWS, **sizes, **rows)
+        if self.packed and self.dcp_world_size == 1:
+            unpacked = (PAGE_SIZE * 32, ROWS_AT_ONCE)
+            served += start.load("sparse_mla_fwd", S_kv=unpacked, d_qk=columns, **sizes)
+        return {"sparse_mla_fwd": " and ".join(dict.fromkeys(served))}
 
     def forward_mqa(self, q: Any, kv_cache: Tensor, metadata: Any, layer: Any) -> Any:
         """Compute as vLLM does, but a packed cache's prompts over rows that are unpacked once."""
@@ -140,11 +224,16 @@ class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
         if decodes:
             of_decodes = q[0][:decodes], q[1][:decodes]
             outs.append(super().forward_mqa(of_decodes, kv_cache, metadata, layer)[0])
+        queries, room = self._buffers()
         for prompt in metadata.prompts:
             ids = self.topk_indices_buffer[prompt.tokens]
             ids = torch.where(ids < 0, ids, ids + prompt.first_row[:, None])
-            rows = read_kv_cache(kv_cache, prompt.slots)
-            of_prompt = q[0][prompt.tokens], q[1][prompt.tokens]
+            slots = prompt.slots[: len(room)]  # no list names a row behind the longest prompt
+            rows = room[: len(slots)]
+            for first in range(0, len(slots), ROWS_OF_A_PART):
+                part = slice(first, first + ROWS_OF_A_PART)
+                rows[part] = read_kv_cache(kv_cache, slots[part])
+            of_prompt = join(q[0][prompt.tokens], q[1][prompt.tokens], queries)
             outs.append(attend(of_prompt, rows, ids, None, self.scale, with_lse=False)[0])
         return (outs[0] if len(outs) == 1 else torch.cat(outs)), None
 
@@ -162,7 +251,7 @@ class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
         """Compute for vLLM: slots of the cache's rows, and how many of each row are in use."""
         rows, _ = flat_kv_row_view(kv_cache, block_size)
         return attend(
-            q,
+            join(*q, self._buffers()[0]) if isinstance(q, tuple) else q,
             rows,
             topk_indices,
             valid_counts,
@@ -174,15 +263,16 @@ class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
 class FlashDsaMLASparseIndexerImpl(FlashDsaMLASparseImpl):
     """The same, and the top-k of its layer's indexer."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        """vLLM's arguments.
+    vllms = "verifications of unequal lengths"
+
+    def _load(self, of_layer: Any, topk: int) -> dict[str, str]:
+        """Also have flashdsa choose.
 
         Raises:
-            UnsupportedError: an indexer that flashdsa does not serve.
+            UnsupportedError: kernels are missing, or an indexer that flashdsa does not serve.
         """
-        super().__init__(*arguments, **named)
-        if named.get("indexer") is not None:
-            indexer.install(named["indexer"])
+        served = super()._load(of_layer, topk)
+        return served if of_layer is None else served | indexer.install(of_layer)
 
 
 class FlashDsaMLASparseBackend(AttentionBackend):  # type: ignore[misc]

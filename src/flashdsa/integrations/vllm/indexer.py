@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -15,8 +17,8 @@ from vllm.model_executor.layers.sparse_attn_indexer import PrefillRowShard
 from vllm.v1.worker.workspace import current_workspace_manager
 
 from flashdsa.errors import UnsupportedError
-from flashdsa.integrations.vllm import INDEXER_NAME
-from flashdsa.ops.bound import warm_up
+from flashdsa.integrations import start
+from flashdsa.integrations.vllm import INDEXER_NAME, KNOWN, installed_version
 from flashdsa.ops.indexer import dsa_topk_indexer
 from flashdsa.ops.prefill import dsa_topk_prefill
 from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N, SCALE_BYTES
@@ -54,14 +56,43 @@ class Call(NamedTuple):
         return self.topk_indices_buffer[:, : self.topk_tokens]
 
 
-def install(indexer: Any) -> None:
-    """Replace the function that DeepSeek-V3.2's layers call by name, once in a process.
+DENSE_LAYER = "dense_mha_metadata_layer_name"
+"""Name of the argument that names the layer whose prompts may have dense attention."""
+SERVED_VALUES: Mapping[str, Any] = {
+    "skip_k_cache_insert": True,
+    "use_pcp": False,
+    "use_fp4_cache": False,
+    "dcp_world_size": 1,
+    "skip_topk_buffer_clear": True,
+    "candidate_blocks": None,
+    "candidate_write": False,
+}
+"""Values of vLLM's named arguments whose meaning is served."""
+WITHOUT_MEANING_HERE = {
+    "pcp_shard_decode_requests",
+    "dcp_rank",
+    "cp_kv_cache_interleave_size",
+    "candidate_block_size",
+    "topk_backend",
+}
+"""Named arguments that change nothing if the others are those of `SERVED_VALUES`."""
+
+_caches: WeakSet[Any] = WeakSet()
+"""Index caches of the layers that are served. Another engine of this process may have others."""
+
+
+def install(indexer: Any) -> dict[str, str]:
+    """Have flashdsa choose for a layer: replace the function that layers call by name.
 
     Args:
         indexer: a layer's, before the server starts.
 
+    Returns:
+        The backends that serve each operation.
+
     Raises:
-        UnsupportedError: another model's indexer, sizes without kernels, context parallelism.
+        UnsupportedError: another model's indexer, sizes without kernels, context parallelism, a
+            vLLM whose function has other parameters.
     """
     from vllm.models.deepseek_v32 import attention
 
@@ -77,32 +108,71 @@ def install(indexer: Any) -> None:
                 f"{INDEXER_NAME}: expected {name} 1; got {getattr(parallel, name)}"
             )
     sizes = {"H": indexer.n_head, "topk": indexer.topk_tokens}
-    warm_up("dsa_topk_indexer", positions=True, **sizes)
-    warm_up("dsa_topk_prefill", **sizes)
+    calls = {"dsa_topk_indexer": {"positions": True, **sizes}, "dsa_topk_prefill": sizes}
+    served = start.load_own(calls, INDEXER_NAME)
     theirs = attention.sparse_attn_indexer
     if not isinstance(theirs, partial):
-        attention.sparse_attn_indexer = partial(choose, theirs)
+        attention.sparse_attn_indexer = partial(choose, theirs, _known_defaults(theirs))
+    _caches.add(indexer.k_cache)
+    return served
 
 
-def choose(theirs: Callable[..., Tensor], *given: Any, **named: Any) -> Tensor:
+def _known_defaults(theirs: Callable[..., Tensor]) -> frozenset[str]:
+    """Return the names of `SERVED_VALUES` that are the defaults of vLLM's function.
+
+    Raises:
+        UnsupportedError: it has not the parameters that `choose` reads.
+    """
+    found = inspect.signature(theirs).parameters
+    names, needed = tuple(found), (*SERVED_VALUES, DENSE_LAYER)
+    first = (*Call._fields, needed[0])  # the first that layers name
+    if names[: len(first)] != first or not set(needed).issubset(names):
+        raise UnsupportedError(
+            f"{INDEXER_NAME}: sparse_attn_indexer of vLLM {installed_version()} is not known: "
+            f"expected the parameters {', '.join(first)} of vLLM {KNOWN}, then among others "
+            f"{', '.join(needed[1:])}; got {', '.join(names)}"
+        )
+    return frozenset(name for name, one in SERVED_VALUES.items() if found[name].default is one)
+
+
+def choose(
+    theirs: Callable[..., Tensor], defaults: frozenset[str], *given: Any, **named: Any
+) -> Tensor:
     """Write the positions that each query of the batch attends to, as vLLM's function does.
 
-    That one stays for a run without a batch, where it reserves memory; for prompts whose
-    attention is dense, where it does nothing; and for decodes of unequal lengths in one tensor.
+    That one stays for layers of another engine; for a run without a batch, where it reserves
+    memory; for prompts whose attention is dense, where it does nothing; for decodes of unequal
+    lengths in one tensor; and for calls that mean something else.
 
     Args:
         theirs: vLLM's `sparse_attn_indexer`.
+        defaults: names of `SERVED_VALUES` that may be missing among the arguments.
         given, named: its arguments; `given` are those of `Call`.
     """
-    batch, call = get_forward_context().attn_metadata, Call(*given)
-    described = batch[call.k_cache_prefix] if isinstance(batch, dict) else None
-    if described is None or not _serves(described, batch, named["dense_mha_metadata_layer_name"]):
+    if len(given) != len(Call._fields) or not _is_known(named, defaults):
+        return theirs(*given, **named)
+    context, call = get_forward_context(), Call(*given)
+    batch = context.attn_metadata
+    is_served = context.no_compile_layers.get(call.k_cache_prefix) in _caches
+    described = batch[call.k_cache_prefix] if is_served and isinstance(batch, dict) else None
+    if described is None or call.q_scale is not None:
+        return theirs(*given, **named)
+    if not _serves(described, batch, named[DENSE_LAYER]):
         return theirs(*given, **named)
     if described.num_prefills:
         _choose_for_prompts(described, call)
     if described.num_decode_tokens:
         _choose_for_decodes(described, call)
     return call.topk_indices_buffer
+
+
+def _is_known(named: Mapping[str, Any], defaults: frozenset[str]) -> bool:
+    """Whether a call's named arguments mean what is served."""
+    others = named.keys() - WITHOUT_MEANING_HERE - SERVED_VALUES.keys()
+    return others == {DENSE_LAYER} and all(
+        named[name] is value or named[name] == value if name in named else name in defaults
+        for name, value in SERVED_VALUES.items()
+    )
 
 
 def _serves(described: Any, batch: dict[str, Any], dense_layer: str) -> bool:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import UnsupportedError
-from flashdsa.integrations.vllm import V4_SWITCH
+from flashdsa.integrations import start
+from flashdsa.integrations.vllm import KNOWN, LOGGER, V4_SWITCH, installed_version, say_untried
 from flashdsa.ops.attention import sparse_mla_fwd
 
 MODULES = tuple(f"vllm.models.deepseek_{model}.nvidia.flashmla" for model in ("v4", "v41"))
@@ -29,8 +30,14 @@ def install() -> None:
     """Replace the functions that the layers call.
 
     Raises:
-        UnsupportedError: this vLLM's functions have not these parameters.
+        UnsupportedError: this vLLM's functions have not these parameters, or kernels are missing.
     """
+    from vllm.platforms import current_platform
+
+    say_untried()
+    here = current_platform.get_device_capability()  # by NVML, which begins no CUDA context
+    if here is not None:
+        start.require_kernels_of((here.major, here.minor))
     for module in map(import_module, MODULES):
         for own in (flash_mla_with_kvcache, flash_mla_sparse_fwd):
             theirs = getattr(module, own.__name__)
@@ -39,10 +46,12 @@ def install() -> None:
             missing = [name for name in wanted if name not in known]
             if theirs is not own and missing:
                 raise UnsupportedError(
-                    f"{V4_SWITCH}: {module.__name__}.{own.__name__} of this vLLM has no parameter "
-                    f"{', '.join(missing)}; 0.33 has"
+                    f"{V4_SWITCH}: {module.__name__}.{own.__name__} of vLLM {installed_version()} "
+                    f"has no parameter {', '.join(missing)}; {KNOWN} has"
                 )
             setattr(module, own.__name__, own)
+    served = (("attention of DeepSeek-V4 and V4.1", "flashdsa"),)
+    start.say(LOGGER, start.described(served, "vLLM's: index, compression, caches"))
 
 
 def flash_mla_with_kvcache(
