@@ -68,7 +68,7 @@ kernels: $(READY)  ## Compile the GPU kernels into src/flashdsa/_kernels/ (some 
 	$(BIN)/python tools/build_kernels.py
 
 wheel: kernels  ## A wheel with the compiled kernels, for machines without a compiler; dist/*.whl
-	rm -rf build/lib build/bdist.* dist/flashdsa-*.whl
+	rm -rf build/bdist.* dist/flashdsa-*.whl
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	$(BIN)/python tools/check_wheel.py dist/flashdsa-*.whl
 
