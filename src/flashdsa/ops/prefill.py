@@ -241,13 +241,14 @@ def causal_ranges(
             )
     if num_queries is None:
         num_queries = int(cu_seqlens_q[-1])
+    lasts = cu_seqlens_q[1:].long().contiguous()
     query = torch.arange(num_queries, device=cu_seqlens_q.device)
     # Of empty sequences that begin where another one does, `right` finds the one with queries.
-    sequence = torch.searchsorted(cu_seqlens_q[1:].long(), query, right=True)
+    sequence = torch.searchsorted(lasts, query, right=True)
     sequence = sequence.clamp(max=max(cu_seqlens_q.numel() - 2, 0))
     tokens = ends_k.long().diff()
     keys = tokens // ratio
     starts = (keys.cumsum(0) - keys)[sequence]
-    behind = cu_seqlens_q[1:].long()[sequence] - query - 1
+    behind = lasts[sequence] - query - 1
     ends = starts + (tokens[sequence] - behind).clamp(min=0) // ratio
     return checks.as_int32(starts, 0), checks.as_int32(ends, 0)
