@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import UnsupportedError
-from flashdsa.integrations.vllm import V4_SWITCH
 from flashdsa.ops.attention import sparse_mla_fwd
+from flashdsa.settings import VLLM_V4
 
 MODULES = tuple(f"vllm.models.deepseek_{model}.nvidia.flashmla" for model in ("v4", "v41"))
 FORMATS = {528: "v41"}
@@ -39,7 +39,7 @@ def install() -> None:
             missing = [name for name in wanted if name not in known]
             if theirs is not own and missing:
                 raise UnsupportedError(
-                    f"{V4_SWITCH}: {module.__name__}.{own.__name__} of this vLLM has no parameter "
+                    f"{VLLM_V4}: {module.__name__}.{own.__name__} of this vLLM has no parameter "
                     f"{', '.join(missing)}; 0.33 has"
                 )
             setattr(module, own.__name__, own)
