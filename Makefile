@@ -13,7 +13,7 @@ SMOKE := $(addprefix ptxemu/tests/,check/test_hazard_programs.py check/test_litm
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-ptxemu test-peers test-integrations test-training test-transformers peer-signatures test-newest test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
+.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-ptxemu test-peers test-integrations test-training test-transformers peer-signatures test-newest test-pages test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -52,6 +52,9 @@ peer-signatures: $(READY)  ## Which parameters do the adapters' peers have now? 
 test-newest: $(READY)  ## transformers' tests with the newest releases, if some were not tried yet (seconds otherwise)
 	$(BIN)/python tools/dependencies.py newest
 
+test-pages: $(READY)  ## Each page's commands, where only what the page installs is installed (some GB)
+	$(BIN)/python -m tools.run_pages
+
 test-slow: $(READY)  ## The tests marked slow
 	$(PYTEST) -m slow
 
@@ -77,7 +80,7 @@ kernels: $(READY)  ## Compile the GPU kernels into src/flashdsa/_kernels/ (some 
 	$(BIN)/python tools/build_kernels.py
 
 wheel: kernels  ## A wheel with the compiled kernels, for machines without a compiler; dist/*.whl
-	rm -rf build/lib build/bdist.* dist/flashdsa-*.whl
+	rm -rf build/bdist.* dist/flashdsa-*.whl
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	$(BIN)/python tools/check_wheel.py dist/flashdsa-*.whl
 

@@ -72,6 +72,7 @@ tokens = decode_topk_indexer(q8, index_cache, w8, seq_lens, table, mesh, topk=25
 slots = local_slots(tokens, table, mesh)  # of this rank, then -1
 decoded = decode_sparse_mla(q_local, kv_cache, slots, mesh)
 
-print(f"rank {layout.rank}: O {list(out.shape)}, {list(both.shape)}, decoded {list(decoded.shape)}")
+if layout.rank == 0:  # all ranks have one terminal
+    print(f"O {list(out.shape)}, {list(both.shape)}, decoded {list(decoded.shape)}")
 dist.destroy_process_group()
 del mesh, layout  # which hold the group: it ends before the interpreter does

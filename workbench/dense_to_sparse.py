@@ -119,14 +119,28 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def headline(run: Document) -> str:
+    """Say in one sentence what the run showed."""
+    stage, (length, speed) = run["look"]["stages"]["sparse"], [*run["look"]["speed"].items()][-1]
+    recall = min(_of_best(run["look"], "sparse", "captured"))
+    faster = speed["sparse"]["tokens_s"] / speed["dense"]["tokens_s"]
+    return (
+        f"Selected keys hold {recall:.1%} or more of what the best hold; held-out loss "
+        f"{stage['sparse']['loss']:.3f} over them, {stage['dense']['loss']:.3f} over all.\n"
+        f"Training over {int(length):,} tokens is {faster:.1f} times as fast."
+    )
+
+
 def draw(run: Document, target: Path) -> None:
     """Losses over steps, recall and what lists hold by layer, speed over length."""
-    figure = Figure(figsize=(10, 7), dpi=90, layout="constrained", facecolor="white")
+    figure = Figure(figsize=(10, 7.6), dpi=90, layout="constrained", facecolor="white")
+    figure.suptitle(headline(run), x=0.01, ha="left", fontsize=12, fontweight="bold")
     for axes, panel in zip(
         figure.subplots(2, 2).flat, (_losses, _recall, _selection, _speed), strict=True
     ):
         panel(run, axes)
-        axes.legend(fontsize=8, frameon=False)
+        for line in axes.legend(fontsize=9, frameon=False).get_lines():
+            line.set_linewidth(3)  # or grey and green look alike
         axes.spines[["top", "right"]].set_visible(False)
     save(figure, target, 64)
 
@@ -140,18 +154,19 @@ def _losses(run: Document, axes: Axes) -> None:
         width = min(SMOOTHED_STEPS, len(losses))
         smooth = [sum(losses[i : i + width]) / width for i in range(len(losses) - width + 1)]
         steps = range(after[stage] + width, after[stage] + len(losses) + 1)
-        axes.plot(steps, smooth, color=STAGES[stage], label=stage.replace("_", " "), lw=1.2)
-    axes.set(xlabel="step", ylabel="nats a byte")
+        axes.plot(steps, smooth, color=STAGES[stage], label=stage.replace("_", " "), lw=1.5)
+    axes.set(xlabel="step", ylabel="nats per byte")
     axes.set_title("training loss", fontsize=10, loc="left")
 
 
 def _recall(run: Document, axes: Axes) -> None:
     for stage, label in TAUGHT.items():
-        share = _of_best(run["look"], stage, "captured")
-        axes.plot([100 * x for x in share], "o-", ms=3, color=STAGES[stage], label=label)
-    axes.axhline(100 * RECALL, color="#d55e00", lw=1, ls="--", label="to pass")
-    axes.set(xlabel="layer", ylabel="% of what the best keys hold", ylim=(0, 103))
-    axes.set_title("the indexer's recall", fontsize=10, loc="left")
+        missed = [1 - share for share in _of_best(run["look"], stage, "captured")]
+        axes.plot([100 * x for x in missed], "o-", ms=3, color=STAGES[stage], label=label)
+    axes.axhline(100 * (1 - RECALL), color="#d55e00", lw=1, ls="--", label="to pass: below")
+    axes.set(xlabel="layer", ylabel="%, log scale", yscale="log", ylim=(0.01, 120))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_title("what the indexer misses of the best keys' share", fontsize=10, loc="left")
 
 
 def _selection(run: Document, axes: Axes) -> None:
@@ -167,7 +182,8 @@ def _selection(run: Document, axes: Axes) -> None:
             axes.plot(
                 [100 * x for x in found[key]], style, marker="o", ms=3, color=colour, label=label
             )
-    axes.set(xlabel="layer", ylabel="%", ylim=(0, 103))
+    lowest = 10 * (min(axes.dataLim.intervaly) // 10) - 10  # room for the legend
+    axes.set(xlabel="layer", ylabel=f"%, from {lowest:.0f}", ylim=(lowest, 101))
     axes.set_title("probability on keys; dotted: after the warm-up", fontsize=10, loc="left")
 
 

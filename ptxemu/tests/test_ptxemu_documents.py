@@ -74,11 +74,7 @@ def what_lacks(words: list[str]) -> str:
 
 def execute(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a page's command in a folder, with this checkout's ptxemu and this Python."""
-    if words[0] == "nvcc":
-        compiler, options = nvcc.find_nvcc()
-        command = [compiler, *options, *words[1:]]
-    else:
-        command = [sys.executable, *(words[1:] if words[0] == "python" else ["-m", *words])]
+    command = [sys.executable, *(words[1:] if words[0] == "python" else ["-m", *words])]
     source = {"PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     environment = {k: v for k, v in os.environ.items() if k != "CUTE_DSL_ARCH"} | source
     return subprocess.run(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from flashdsa.errors import ArgumentValueError
@@ -22,8 +23,12 @@ BACKENDS = (
     "emulate-triton",
 )
 
+VLLM_V4 = "FLASHDSA_VLLM_V4"
+"""The variable that makes vLLM's layers of DeepSeek-V4 and V4.1 call flashdsa."""
 LARGEST_CLUSTER = 16
 """CTAs of a cluster, at most, on every GPU that has clusters."""
+
+logger = logging.getLogger("flashdsa.settings")
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("", "0", "false", "no", "off")
@@ -96,7 +101,17 @@ def raw_settings() -> tuple[Any, Any]:
 @lru_cache
 def _of_raw(*values: Any) -> Settings:
     """Return the settings of the raw values of `_VARIABLES`; None: a variable is not set."""
+    _warn_of_unknown()
     return _parse(*("" if value is None else os.fsdecode(value) for value in values))
+
+
+@cache
+def _warn_of_unknown() -> None:
+    """Say once which variables of our name do nothing: FLASHDSA_CHEK=1 checks nothing."""
+    known = [*(row[0] for row in Settings().rows()), VLLM_V4]
+    for name in sorted(os.environ):
+        if name.startswith("FLASHDSA_") and name not in known:
+            logger.warning("%s: not read; expected one of %s", name, ", ".join(known))
 
 
 def _parse(backend: str, check: str, max_cluster: str) -> Settings:

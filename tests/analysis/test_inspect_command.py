@@ -151,6 +151,15 @@ def test_errors_are_one_line(
         assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize("target", ["nothing", "nothing.cubin", "nothing.ptx"])
+def test_a_target_that_is_not_there_is_said_before_a_tool_that_lacks(
+    monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.setattr(Disassembler, "find", lambda: None)
+    result = run(target)
+    assert result.exit_code == 2 and re.search("no kernel of that|No such file", result.stderr)
+
+
 def test_without_nvdisasm_says_what_to_install(monkeypatch: pytest.MonkeyPatch, ptx: Path) -> None:
     monkeypatch.setattr(Disassembler, "find", lambda: None)
     result = run(ptx)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from importlib.machinery import ModuleSpec
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 
 import flashdsa
 from flashdsa.backends.catalog import registry
-from flashdsa.backends.emulated import triton_kernels
+from flashdsa.backends.emulated import packages, triton_kernels
 from flashdsa.backends.emulated.devices import Device, small_device
 from flashdsa.backends.emulated.runner import emulation, running_on
 from flashdsa.backends.recorder import Recorder
@@ -238,13 +239,18 @@ def test_without_triton_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     call = Problem("sparse_mla_fwd", "cuda", "bfloat16", d_qk=576, d_v=512, capability=(8, 0))
     with pytest.raises(UnsupportedError) as error:
         registry.select(call, "triton")
-    assert str(error.value).endswith("triton: triton is not installed; pip install 'triton'")
+    said = "needs the Python package triton; pip install 'triton'"
+    assert str(error.value).endswith(f"triton: {said}")
     assert registry.select(call).backend == "torch"
-    monkeypatch.setattr("flashdsa.cli.availability.is_installed", lambda name: False)
+    there = ModuleSpec("there", None, origin="here")
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name == "triton" else there)
     for backend in ("triton", BACKEND):
-        assert reason_against(backend, HostMachine("", 1, 1, 1, 1, "", ())) == (
-            "triton is not installed; pip install 'triton'"
-        )
+        assert reason_against(backend, HostMachine("", 1, 1, 1, 1, "", ())) == said
+    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    every = "needs the Python packages ptxemu, cutlass, llvmlite, tvm_ffi, triton; pip install"
+    assert str(reason_against(BACKEND, HostMachine("", 1, 1, 1, 1, "", ()))).startswith(every)
+    with pytest.raises(UnsupportedError, match=every):
+        registry.select(replace(call, device="cpu"), BACKEND)
 
 
 def test_it_needs_a_gpu_since_ampere() -> None:

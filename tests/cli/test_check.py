@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 
 import flashdsa.verify.check
@@ -47,10 +48,14 @@ def test_help_lists_the_operations(run: Run) -> None:
     assert {*OPERATIONS, *COMPOSED, "sparse_mla", "indexer_kl_loss"} <= set(words)
 
 
-def test_another_name_is_refused_with_a_list_of_the_operations(run: Run) -> None:
-    result = run("check", "--operation", "mla_forward")
-    assert result.exit_code == 2
-    assert "'mla_forward' is not one of 'sparse_mla_fwd'," in result.stderr
+def test_another_name_is_refused_with_those_that_are_near(run: Run) -> None:
+    for name, near in (
+        ("sparse_mla_fw", "sparse_mla_fwd or sparse_mla"),
+        ("bwd_mla", "one of check --help's list"),
+    ):
+        result = run("check", "--operation", name)
+        assert result.exit_code == 2
+        assert f"{name!r} is no operation; did you mean {near}" in result.stderr
 
 
 def test_a_real_check_passes(run: Run) -> None:
@@ -123,10 +128,27 @@ def test_the_list_says_which_case_reaches_which_kernel_and_runs_nothing(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--backend", "cpu", "--device", "cuda"), "cpu has its own; expected --backend torch"),
-        (("--backend", "torch", "--device", "mps"), "torch has no mps here; expected c"),
+        (("cpu", "cuda"), "'cpu' takes cpu here; got cuda; only --backend torch leaves a"),
+        (("sm90", "cpu"), "'sm90' takes cuda here; got cpu; only --backend torch leaves a"),
+        (("emulate-triton", "cuda"), "'emulate-triton' takes cpu here; got cuda; only"),
+        (("torch", "mps"), "'torch' takes cpu or xpu here; got mps\n"),
+        (("cpu", "cpu"), None),
+        (("sm90", "cuda"), None),
+        (("triton", "cuda"), None),
+        (("emulate-sm100", "cpu"), None),
+        (("torch", "cpu"), None),
+        (("torch", "xpu"), None),
     ],
 )
-def test_a_device_is_one_that_torch_has(run: Run, words: tuple[str, ...], said: str) -> None:
-    result = run("check", "--quick", *words)
-    assert result.exit_code == 2 and f"--device: {said}" in result.stderr
+def test_a_device_is_one_that_the_backend_runs_on(
+    run: Run,
+    words: tuple[str, str],
+    said: str | None,
+    asked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flashdsa.cli.availability.require_runnable", lambda backend: None)
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("xpu"))
+    result = run("check", "--backend", words[0], "--device", words[1])
+    assert result.exit_code == (0 if said is None else 2)
+    assert f"--device: backend {said}" in result.stderr if said else asked["device"] == words[1]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from flashdsa.demo import DemoOptions, run_demo
+from flashdsa.demo.picture import map_title
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 TOPK = {"v32": 64, "v4": 16}
@@ -48,6 +49,12 @@ def test_indexer_learns_to_find_the_mass(run: tuple[dict[str, Any], Report]) -> 
     (warm,) = (look for look in run[0]["held_out"] if look["step"] == 12)
     # The text is that of Python, of any version.
     assert after["indexer"] > warm["indexer"] + {"v32": 0.05, "v4": 0.02}[form]
+
+
+def test_the_share_in_a_map_is_said_to_be_one_windows() -> None:
+    """The bars beside it have others, of the whole held-out text."""
+    said = map_title("Before training", 0.224, DemoOptions())
+    assert said.endswith("the chosen keys hold 22.4% of dense attention in this window")
 
 
 def test_files_and_plain_data_are_written(run: tuple[dict[str, Any], Report]) -> None:

@@ -132,4 +132,5 @@ def test_a_call_whose_forward_is_refused_too_says_that_alone(
     with around, pytest.raises(UnsupportedError) as error:
         getattr(flashdsa, name)(*operands, backend="sm90")
     said = "backend 'sm90' cannot serve this call. sm90: device: takes cuda; got cpu"
-    assert str(error.value).split(": ", 1)[1] == said
+    mend = ": move the tensors, or backend='auto'"
+    assert str(error.value).split(": ", 1)[1] == said + mend

@@ -10,7 +10,9 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import flashdsa
+from flashdsa.adapters.cudnn_dsa import local_to_global_wrapper
 from flashdsa.errors import UnsupportedError
+from flashdsa.ops.entries_kept import keep_last
 from tests.ops import inputs
 from tests.support.subtests import CaseLoop
 from workbench.public_calls import public_calls
@@ -399,6 +401,24 @@ def test_offsets_that_are_none(subtests: CaseLoop) -> None:
             keys = None if cu_k is None else torch.tensor(cu_k)
             with pytest.raises(ValueError, match=f"^{message}"):
                 flashdsa.causal_ranges(torch.tensor(cu_q), keys, num_queries=num_queries)
+
+
+@pytest.mark.filterwarnings("error")
+def test_offsets_with_gaps_give_no_warning_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        gaps = torch.tensor([[0, 1], [24, 1], [64, 1]])[:, 0]
+        found = flashdsa.causal_ranges(gaps, num_queries=64)
+        assert all(map(torch.equal, found, flashdsa.causal_ranges(gaps.contiguous())))
+        local = torch.zeros(64, 1, dtype=torch.int32)
+        moved = local_to_global_wrapper(local, 0, cu_seqlens_q=gaps, cu_seqlens_k=gaps)["indices"]
+        assert moved.flatten().tolist() == [0] * 24 + [24] * 40
+        state = torch.zeros(2, 64, 2, 1)
+        keep_last(state, torch.ones(64, 1), torch.ones(64, 1), gaps, torch.zeros(2).int())
+        assert state.sum() == 2 * 64
+    finally:
+        torch.set_warn_always(before)
 
 
 def test_what_holds_no_values_is_not_checked_by_them() -> None:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 import flashdsa
-from flashdsa import hw
+from flashdsa import hw, settings
 from flashdsa.backends.emulated import packages
 from flashdsa.backends.emulated.packages import PACKAGES, install_command
 from flashdsa.hw import ARCHITECTURES, SM90, SM100
@@ -130,6 +130,29 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLASHDSA_CHECK", raising=False)
     monkeypatch.delenv("FLASHDSA_MAX_CLUSTER", raising=False)
     assert Settings.from_environment() == Settings(backend="auto", check=False)
+
+
+def test_a_variable_that_nobody_reads_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in [name for name in os.environ if name.startswith("FLASHDSA_")]:
+        monkeypatch.delenv(name)
+    settings._warn_of_unknown.cache_clear()
+    for value in ("0", "1"):
+        monkeypatch.setenv("FLASHDSA_CHECK", value)
+        monkeypatch.setenv("FLASHDSA_CHEK", "1")
+        monkeypatch.setenv(settings.VLLM_V4, "1")
+        settings._of_raw.cache_clear()
+        Settings.from_environment()
+    (said,) = caplog.messages
+    assert said.startswith("FLASHDSA_CHEK: not read; expected one of FLASHDSA_BACKEND, ")
+
+
+def test_every_variable_that_the_sources_read_is_known() -> None:
+    texts = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
+    named = set(re.findall(r"\"(FLASHDSA_[A-Z0-9_]+)\"", "".join(texts)))
+    backends = {name for name in named if name.startswith("FLASHDSA_MLA_")}  # vLLM's names
+    assert named - backends == {*(row[0] for row in Settings().rows()), settings.VLLM_V4}
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,24 @@ def test_environment_replaces_auto_only(
     assert registry.select(PROBLEM, "sm90").backend == "sm90"
 
 
+def test_tensors_elsewhere_and_another_gpu_have_a_mend(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for change in ({"device": "cpu"}, {"capability": (8, 0)}):
+        problem = dataclasses.replace(PROBLEM, **change)
+        newer = dataclasses.replace(SM90, capabilities=((9, 0),))
+        registry.register(Implementation("mla_bwd", "sm100", "math:exp", newer))
+        with pytest.raises(NotImplementedError, match=r": move the tensors, or backend='auto'$"):
+            registry.select(problem, "sm100")
+        with monkeypatch.context() as patch:
+            patch.setenv("FLASHDSA_BACKEND", "sm100")
+            with pytest.raises(NotImplementedError, match=r"or unset FLASHDSA_BACKEND$"):
+                registry.select(problem)
+    with pytest.raises(NotImplementedError) as error:
+        registry.select(dataclasses.replace(PROBLEM, dtype="float32"), "sm90")
+    assert "auto" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -114,6 +132,7 @@ def test_auto_that_finds_nothing_gives_every_reason_that_of_another_machine_last
 FEW = dataclasses.replace(SM90, num_heads=OneOf((16, 64)))
 SINK = dataclasses.replace(SM90, attn_sink=True)
 SORTING = dataclasses.replace(SM90, sorted=True)
+MEND = ": move the tensors, or backend='auto'"
 SINKS = "attn_sink: not together"
 
 
@@ -125,7 +144,7 @@ SINKS = "attn_sink: not together"
         ((SM90, FEW), {"num_heads": 5}, "num_heads: takes 64, 128, 16; got 5"),
         ((SM90, SORTING), {"attn_sink": True, "sorted": True}, "attn_sink: not supported"),
         # Of another machine's nothing else counts.
-        ((SM90, FEW), {"device": "cpu", "num_heads": 5}, "device: takes cuda; got cpu"),
+        ((SM90, FEW), {"device": "cpu", "num_heads": 5}, f"device: takes cuda; got cpu{MEND}"),
         # One has the one, one the other.
         ((SINK, SORTING), {"attn_sink": True, "sorted": True}, f"sorted and {SINKS}"),
         ((SINK, FEW), {"num_heads": 16, "attn_sink": True}, f"num_heads 16 and {SINKS}"),

@@ -12,7 +12,7 @@ from flashdsa.bench.cases import Case
 from flashdsa.bench.indexer import IndexerInputs, float64_scores, make_inputs, ragged_case
 from workbench.bench import indexer, prefill
 from workbench.bench.top_ks import NAMES, load_top_k
-from workbench.dense_to_sparse import draw, read_run
+from workbench.dense_to_sparse import draw, headline, read_run
 from workbench.tests.false_peers import install
 
 LENGTHS = (2500, 5, 0, 2048, 2100)
@@ -74,5 +74,8 @@ def test_the_prefills_judge_sees_what_is_wrong() -> None:
 @pytest.mark.slow
 def test_the_guides_picture_can_be_drawn_from_what_is_kept(tmp_path: Path) -> None:
     target = tmp_path / "chart.png"
-    draw(read_run(ROOT / "workbench/results/dense_to_sparse/2026-11-23-h200"), target)
+    run = read_run(ROOT / "workbench/results/dense_to_sparse/2026-11-23-h200")
+    draw(run, target)
+    assert "97.8% or more" in headline(run) and "1.040 over them, 1.041 over all" in headline(run)
+    assert "131,072 tokens is 2.1 times as fast" in headline(run)
     assert target.read_bytes().startswith(b"\x89PNG") and target.stat().st_size > 4000

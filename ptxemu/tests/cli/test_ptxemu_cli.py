@@ -2,13 +2,16 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ptxemu.cli import nvcc_command
 from ptxemu.cli.argument_spec import parse
 from ptxemu.cli.main import main
+from ptxemu.cuda import nvcc, script
 
 HEADER = ".version 8.6\n.target sm_90a\n.address_size 64\n"
 AXPY = (
@@ -220,3 +223,57 @@ def test_a_file_that_is_of_another_kind_is_named_with_what_it_is(
     ):
         assert main([command, str(path)]) == 2
         assert f"ptxemu: error: {path}: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["check", "k.ptx", "--block", "0"], ["run"], ["frobnicate"], []])
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(words)
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("\n") == 1 and "--help)" in error
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_120a"])
+@pytest.mark.parametrize("command", ["check", "run", "trace", "mutate"])
+def test_another_architecture_is_refused_before_nvcc(command, arch, tmp_path, monkeypatch, capsys):
+    source = tmp_path / "kernel.cu"
+    source.write_text("int main() {}")
+    monkeypatch.setattr(nvcc, "find_nvcc", lambda: pytest.fail("nvcc was looked for"))
+    assert main([command, "--arch", arch, str(source)]) == 2
+    assert f"got {arch!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["# flashdsa\n\nKernels; for PyTorch.\n", "\n {}\n"])
+def test_a_text_that_is_no_ptx_is_asked_about_by_its_beginning(text, tmp_path, capsys):
+    assert main(["check", written(tmp_path, text)]) == 2
+    assert f"is this PTX? It begins with {text.split(chr(10))[0].strip() or '{}'!r}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_nvcc_gets_its_own_options(monkeypatch, capfd):
+    monkeypatch.setattr(nvcc_command, "find_nvcc", lambda: ("echo", ["-Iinclude"]))
+    assert main(["nvcc", "-gencode", "arch=a,code=b", "--help", "-o", "x", "--", "y"]) == 0
+    assert capfd.readouterr().out == "-Iinclude -gencode arch=a,code=b --help -o x -- y\n"
+
+
+@pytest.mark.parametrize("columns", [60, 90])
+def test_a_report_is_folded_on_a_terminal_only(columns, tmp_path, monkeypatch, capsys):
+    command = ["check", written(tmp_path, RACE), "--arg", "u32[1]=zeros", "--quiet"]
+    main(command)
+    whole = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    main(command)
+    report = capsys.readouterr().out
+    assert max(map(len, report.splitlines())) <= columns < max(map(len, whole.splitlines()))
+    words, of_whole = (re.sub("0x[0-9a-f]+", "", text).split() for text in (report, whole))
+    assert words == of_whole
+
+
+def test_a_script_names_the_extra_with_what_it_imports(tmp_path, monkeypatch):
+    monkeypatch.setitem(script._EXTRAS, "no_such_module", "triton")
+    path = tmp_path / "script.py"
+    path.write_text("import no_such_module.language as tl\n")
+    error = script.run_script([], str(path), []).error
+    assert error.endswith("brings it: ptxemu[triton]\n") and "ModuleNotFoundError" in error

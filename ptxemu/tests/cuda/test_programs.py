@@ -164,6 +164,21 @@ def test_a_program_with_kernels_that_launches_none_fails(
     assert main(["run", str(source), "--", "launch"]) == 0
 
 
+def test_a_program_without_cuda_is_not_checked(
+    made_standin: Standin, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    for program in ("/bin/true", str(script)):
+        for command in (["check"], ["run"], ["trace", f"--out={tmp_path / 'trace'}"]):
+            assert main([*command, program]) == 2
+            assert "launch" in capfd.readouterr().err
+        assert main(["check", "--allow-no-launch", program]) == main(["exec", program]) == 0
+    assert main(["check", "/bin/false"]) == 1
+    assert not (tmp_path / "trace").exists()
+
+
 def test_what_cannot_be_run_is_said_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

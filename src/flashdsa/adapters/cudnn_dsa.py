@@ -231,7 +231,8 @@ def local_to_global_wrapper(
     with _on_stream(stream, local_indices):
         if cu_seqlens_q is not None and cu_seqlens_k is not None:
             token = torch.arange(len(local_indices), device=local_indices.device)
-            sequence = torch.searchsorted(cu_seqlens_q[1:].long(), token, right=True)
+            lasts = cu_seqlens_q[1:].long().contiguous()
+            sequence = torch.searchsorted(lasts, token, right=True)
             first = cu_seqlens_k.long()[sequence][:, None]
         else:
             batch = torch.arange(len(local_indices), device=local_indices.device)

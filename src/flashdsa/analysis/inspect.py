@@ -39,12 +39,13 @@ def inspect_target(
         ArgumentValueError: no such kernel or file, not a cubin, another architecture.
         UnsupportedError: a tool is missing; says what to install.
     """
-    Disassembler.required()
     path = Path(target)
     if path.suffix in (".cubin", ".ptx") or path.is_file():
         reports = _inspect_file(path, arch)
     else:
-        reports = inspect_variant(find_kernel(KERNELS, target, arch), reassemble)
+        variant = find_kernel(KERNELS, target, arch)
+        Disassembler.required()  # before minutes of compiling
+        reports = inspect_variant(variant, reassemble)
     found = [report for report in reports if kernel in report.name]
     if not found:
         names = ", ".join(report.name for report in reports)
@@ -68,6 +69,7 @@ def inspect_variant(kernel: Variant, reassemble: bool = False) -> list[KernelRep
 
 def _inspect_file(path: Path, arch: str | None) -> list[KernelReport]:
     image = path.read_bytes()
+    Disassembler.required()
     if path.suffix == ".ptx" and not is_elf(image):
         return inspect_ptx(image.decode(errors="replace").rstrip("\0"), arch)
     try:

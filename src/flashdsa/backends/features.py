@@ -231,9 +231,10 @@ TRITON_LEAST = (8, 0)
 """The oldest compute capability that Triton compiles bf16 products for."""
 CAPABILITY = "compute capability"
 PACKAGE = "package"
-NOT_INSTALLED = {"triton": "triton is not installed; pip install 'triton'"}
-"""Packages that an implementation may need, and what is said where they lack."""
-MACHINE = ("device", CAPABILITY, PACKAGE)
+"""A package that an implementation may need."""
+ELSEWHERE = ("device", CAPABILITY)
+"""Features of the device that the tensors are on."""
+MACHINE = (*ELSEWHERE, PACKAGE)
 """Features of the machine, not of the call."""
 SIZES = tuple(one.name for one in fields(Features) if one.type == "IntSet")
 """Sizes of a `Problem`, each with its set in `Features`."""

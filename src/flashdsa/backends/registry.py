@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
-from flashdsa.backends.features import MACHINE, NOT_INSTALLED, PACKAGE, Features, Reason, explain
+from flashdsa.backends.emulated.packages import missing_packages, say_missing
+from flashdsa.backends.features import ELSEWHERE, MACHINE, PACKAGE, Features, Reason, explain
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.problem import Problem
 from flashdsa.settings import BACKENDS, Settings
@@ -54,7 +55,8 @@ class Implementation:
         """Why it cannot serve `problem`; empty when it can."""
         reasons = list(self.features.missing(problem))
         if self.package and not is_installed(self.package):
-            reasons.append(Reason(PACKAGE, (), self.package, NOT_INSTALLED[self.package]))
+            missing = dict.fromkeys([*missing_packages(self.backend), self.package])
+            reasons.append(Reason(PACKAGE, (), self.package, say_missing([*missing])))
         return reasons
 
     def load(self) -> Bind:
@@ -108,6 +110,7 @@ def _bind_each_call(bind: Bind, operands: Any, **parameters: Any) -> Serve:
     return lambda given: bind(kind(*given), **parameters)(given)
 
 
+AUTO = "backend 'auto'"
 MOST_SELECTED = 4096
 """Problems whose implementation is remembered."""
 
@@ -182,7 +185,7 @@ class Registry:
         if backend != "auto":
             named = [i for i in candidates if i.backend == backend]
             return self._best(named, problem, f"backend {backend!r}")
-        return self._best([i for i in candidates if i.automatic], problem, "backend 'auto'")
+        return self._best([i for i in candidates if i.automatic], problem, AUTO)
 
     def refusals(self, problem: Problem) -> dict[str, str]:
         """Say why each backend cannot serve `problem`; "": it can."""
@@ -223,6 +226,10 @@ class Registry:
         # What is of another machine comes last.
         reasons = sorted(backends, key=lambda said: said.startswith(MACHINE))
         listed = "; ".join(f"{', '.join(backends[reason])}: {reason}" for reason in reasons)
+        if who != AUTO and all(reason.startswith(ELSEWHERE) for reason in backends):
+            is_free = Settings.from_environment().backend == "auto"
+            other = "backend='auto'" if is_free else "unset FLASHDSA_BACKEND"
+            listed += f": move the tensors, or {other}"
         raise UnsupportedError(f"{operation}: {who} cannot serve this call. {listed}")
 
     def _announce(self, chosen: Implementation, problem: Problem) -> None:

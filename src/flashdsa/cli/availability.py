@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from flashdsa.backends.emulated.packages import install_command, missing_packages
-from flashdsa.backends.features import NOT_INSTALLED, Formats, dotted
-from flashdsa.backends.registry import is_installed
+from flashdsa.backends.emulated.packages import missing_packages, say_missing
+from flashdsa.backends.features import Formats, dotted
 from flashdsa.errors import UnsupportedError
 from flashdsa.settings import BACKENDS
 
@@ -22,13 +21,9 @@ def reason_against(backend: str, machine: HostMachine) -> str | None:
     """Why no implementation of `backend` could run here; None where one could."""
     from flashdsa.ops import registry
 
-    if backend.endswith("triton") and not is_installed("triton"):
-        return NOT_INSTALLED["triton"]
+    if missing := missing_packages(backend):
+        return say_missing(missing)
     if backend.startswith("emulate"):
-        lacking = missing_packages()
-        if lacking:
-            which = f"package{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
-            return f"needs the Python {which}; {install_command(lacking)}"
         return None
     features = next(one.features for one in registry.implementations() if one.backend == backend)
     if not features.gpus or any(features.runs_on(gpu.capability) for gpu in machine.gpus):

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
+from difflib import get_close_matches
 from textwrap import fill, indent
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,11 @@ def _known(ctx: click.Context, option: click.Parameter, names: tuple[str, ...]) 
     """`names`, which are those of operations."""
     from flashdsa.verify.check_list import OPERATIONS
 
-    return tuple(click.Choice(OPERATIONS).convert(name, option, ctx) for name in names)
+    for name in names:
+        if name not in OPERATIONS:
+            near = " or ".join(get_close_matches(name, OPERATIONS)) or "one of check --help's list"
+            raise click.BadParameter(f"{name!r} is no operation; did you mean {near}?", ctx, option)
+    return names
 
 
 @click.command(cls=_Check)
@@ -66,7 +71,7 @@ def _known(ctx: click.Context, option: click.Parameter, names: tuple[str, ...]) 
 @click.option(
     "--device",
     type=click.Choice(DEVICES),
-    help="With --backend torch.  [default: a GPU, if torch has one]",
+    help="Where tensors are; --backend torch has a choice.  [default: a GPU, if torch has one]",
 )
 @click.option(
     "--list",
@@ -127,10 +132,12 @@ def check(
     from flashdsa.verify.check import device_of, run_checks
 
     require_runnable(backend)
-    if device is not None and backend != "torch":
-        raise click.UsageError(f"--device: {backend} has its own; expected --backend torch")
-    if device not in (None, "cpu", here := device_of("torch")):
-        raise click.UsageError(f"--device: torch has no {device} here; expected {here}")
+    here = [*dict.fromkeys(["cpu"] * (backend == "torch") + [device_of(backend)])]
+    if device not in (None, *here):
+        other = "" if backend == "torch" else "; only --backend torch leaves a choice"
+        raise click.UsageError(
+            f"--device: backend {backend!r} takes {' or '.join(here)} here; got {device}{other}"
+        )
     seed = secrets.randbelow(2**31) if seed is None else seed
     start = time.perf_counter()
     with progress_bar() as on_progress:

@@ -95,6 +95,12 @@ def _mass_bars(axes: Axes, options: DemoOptions, before: Evaluation, after: Eval
     axes.tick_params(axis="y", length=0)
 
 
+def map_title(when: str, share: float, options: DemoOptions) -> str:
+    """Say what the chosen keys hold here; the bars have the mean over the held-out text."""
+    held = f"the chosen {options.keys} hold {share:.1%} of {options.dense_attention}"
+    return f"{when}: {held} in this window"
+
+
 def _choice_map(axes: Axes, look: Evaluation, when: str, options: DemoOptions) -> None:
     """Light: chosen; a dot: a key that dense attention looks at, larger with its share."""
     shown = (one[-MAP_QUERIES:].numpy() for one in (look.chosen, look.probability, look.ends))
@@ -115,7 +121,6 @@ def _choice_map(axes: Axes, look: Evaluation, when: str, options: DemoOptions) -
     label = f"{topk} {options.keys} back"
     axes.plot(ends - topk - 0.5, query, "--", color=INK, lw=1, label=label)
     axes.set(xlim=edges[:2], ylim=edges[2:], ylabel="query position (byte)")
-    share = look.probability[look.chosen].sum() / look.probability.sum()
-    held = f"the chosen {options.keys} hold {share:.1%} of {options.dense_attention}"
-    axes.set_title(f"{when}: {held}", loc="left")
+    share = float(look.probability[look.chosen].sum() / look.probability.sum())
+    axes.set_title(map_title(when, share, options), loc="left")
     axes.text(0.995, 0.97, "future", transform=axes.transAxes, ha="right", va="top", color=MUTED)

@@ -96,7 +96,7 @@ def write_entries(
 def keep_last(state: Tensor, kv: Tensor, gate: Tensor, offsets: Tensor, seen: Tensor) -> None:
     """Put the newest token t of each sequence with ``t mod R == r`` into row r of its state: by
     token, or by row if there are fewer rows."""
-    begins, ends = offsets[:-1].long(), offsets[1:].long()
+    begins, ends = offsets[:-1].long(), offsets[1:].long().contiguous()
     before, rows = seen.long(), state.shape[1]
     if kv.shape[0] > begins.shape[0] * rows:
         newest = (before + ends - begins - 1)[:, None]

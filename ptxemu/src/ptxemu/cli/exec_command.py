@@ -95,7 +95,7 @@ def add_parser(commands: Any, name: str) -> None:
     )
     parser.add_argument("script", help="the program, script or source (or the module)")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    parser.set_defaults(carry_out=carry_out, program=None)
+    parser.set_defaults(carry_out=carry_out, program=None, is_check=False)
 
 
 def carry_out(options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 from ptxemu.check import Finding
 from ptxemu.check.findings import Site
 from ptxemu.cli import report
+from ptxemu.cli.help_text import folded
 from ptxemu.cli.hosts import How, compiled, run_host
 from ptxemu.cli.interruption import interruptible
 from ptxemu.cli.kernel_names import file_name, for_people
@@ -203,7 +204,8 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--allow-no-launch",
         action="store_true",
-        help="of a program with kernels in it, too, exit code 0 without a launch",
+        help="of a program with kernels in it, too, exit code 0 without a launch; of any program\n"
+        "that check or run runs",
     )
     parser.add_argument(
         "--junit",
@@ -231,7 +233,13 @@ def _give_report(options: argparse.Namespace, run: Outcome, seconds: float) -> i
         sys.stderr.write(run.error.rstrip("\n") + "\n")
     is_required = options.require_launch or (run.has_kernels and not options.allow_no_launch)
     ran = run.ran
-    if is_required and stopped is None and not (ran.launches or ran.failures or run.exit_code):
+    is_idle = stopped is None and not (ran.launches or ran.failures or run.exit_code)
+    if is_idle and options.is_check and run.has_kernels is False and not options.allow_no_launch:
+        raise LaunchError(
+            f"{run.name} launched no kernel and has no code of nvcc's in it: is it the right file? "
+            "(--allow-no-launch, if it is)"
+        )
+    if is_required and is_idle:
         way = "" if options.require_launch else " (--allow-no-launch, if that is right)"
         ran.failures.append(f"{run.name}: no launch of a kernel ran to its end{way}")
     if options.json is not None:
@@ -277,4 +285,4 @@ def _text(options: argparse.Namespace, run: Outcome, seconds: float) -> str:
     if run.exit_code:
         lines.append(f"{run.name} ended with exit code {run.exit_code}")
     lines.append(report.summary_line(ran, checked=options.check))
-    return "\n".join(lines) + "\n"
+    return "\n".join(folded(lines)) + "\n"

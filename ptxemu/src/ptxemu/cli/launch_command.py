@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ptxemu import api
 from ptxemu.cli import argument_spec, report
 from ptxemu.cli.argument_spec import Argument
-from ptxemu.cli.help_text import HelpFormatter
+from ptxemu.cli.help_text import HelpFormatter, folded
 from ptxemu.cli.host_report import add_report_options, carry_out_host
 from ptxemu.cli.interruption import add_time_limit_option, interruptible
 from ptxemu.cli.kernel_names import for_people, readable
@@ -106,6 +106,7 @@ def add_parser(commands: Any, name: str) -> None:
         arguments=[],
         unchecked=None,
         is_module=False,
+        is_check=True,
         program=None,
         explore=None,
         order=None,
@@ -308,7 +309,7 @@ def _report(options: argparse.Namespace, outcome: Outcome) -> int:
         lines += outcome.array_lines
         lines += report.result_lines(options, ran)
         lines.append(report.summary_line(ran, checked=options.check))
-        text = "\n".join(lines) + "\n"
+        text = "\n".join(folded(lines)) + "\n"
     sys.stdout.write(text)
     if stopped is not None:
         return stopped.exit_code

@@ -6,12 +6,13 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from ptxemu.cli import report
 from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cuda.nvcc import NvccError
 from ptxemu.errors import PtxEmuError
-from ptxemu.machine.device import limit_sms
+from ptxemu.machine.device import device_for, limit_sms
 
 COMMANDS = {
     "info": "info_command",
@@ -20,6 +21,7 @@ COMMANDS = {
     "trace": "trace_command",
     "mutate": "mutate_command",
     "exec": "exec_command",
+    "nvcc": "nvcc_command",
 }
 """The file of each command, which is loaded when it is asked for."""
 CANNOT = 2
@@ -38,16 +40,23 @@ Run and check Hopper and Blackwell PTX on a machine without the GPU.
   ptxemu run kernel.ptx ...              run it only
   ptxemu trace kernel.ptx ...            timeline, memory maps, bank conflicts
   ptxemu mutate kernel.ptx ...           break each synchronisation in turn
+  ptxemu nvcc ...                        the nvcc that ptxemu finds, pip's too
 
 Exit code: 0 all is well, 1 something was found (a hazard, a missing
 instruction), 2 the command could not be carried out, 130 it was interrupted."""
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser, and with it those of its commands, whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong; the usage has as many lines as a command has options."""
+        self.exit(CANNOT, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
 def parser(*names: str) -> argparse.ArgumentParser:
     """The parser of these commands; by default of all."""
-    root = argparse.ArgumentParser(
-        prog="ptxemu", description=_DESCRIPTION, formatter_class=HelpFormatter
-    )
+    root = _Parser(prog="ptxemu", description=_DESCRIPTION, formatter_class=HelpFormatter)
     root.add_argument("--version", action="version", version=f"ptxemu {report.own_version()}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name in names or COMMANDS:
@@ -68,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.arguments = behind
     try:
         limit_sms(getattr(options, "sms", None))
+        if (arch := getattr(options, "arch", None)) is not None:
+            device_for(arch)  # or nvcc would compile for it, and the program run first
         code: int = options.carry_out(options)
     except NvccError as error:  # the compiler's lines stay lines
         sys.stderr.write(f"ptxemu: error: {error}\n")

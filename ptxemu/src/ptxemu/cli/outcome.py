@@ -59,8 +59,8 @@ class Outcome:
     seeds: Sequence[int] = ()
     """Seeds of the schedules, where several were tried."""
     explored: Explored | None = None
-    has_kernels: bool = False
-    """It is a program with kernels in it, which is to launch some."""
+    has_kernels: bool | None = None
+    """Whether a program has kernels in it, which it is to launch; None: not of a script."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.kernel_names import demangled, file_name
 from ptxemu.cli.output_paths import output_folder, write_file
 from ptxemu.cli.target import add_target_options, resolved, run_target
+from ptxemu.errors import PtxEmuError
 from ptxemu.events import FanOut, Observer
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.trace import Counters, MemoryMap, Recorder, text, to_chrome
@@ -100,6 +101,8 @@ def carry_out(options: argparse.Namespace) -> int:
 
     with resolved(options):
         failures = run_target(options, on_launch, check=False)
+    if not launches and not failures:
+        raise PtxEmuError("no launch was chosen: see --kernel and --launch")
     options.out.mkdir(parents=True, exist_ok=True)
     facts = []
     for number, launch in enumerate(launches):

@@ -14,6 +14,8 @@ from pathlib import Path
 from ptxemu.errors import PtxEmuError
 from ptxemu.text_files import read_text
 
+_EXTRAS = {"cupy": "cupy", "cutlass": "cutedsl", "torch": "triton", "triton": "triton"}
+"""ptxemu's extra that brings what a script imports."""
 _NOT_THE_SCRIPT = ("/ptxemu/", "/cutlass/", "/torch/", "/tvm_ffi/", "/triton/", "<frozen")
 
 
@@ -71,6 +73,10 @@ def _run(target: str, *, is_module: bool) -> ScriptOutcome:
         return ScriptOutcome(0, interrupted=stop)
     except PtxEmuError as error:
         return ScriptOutcome(1, f"{_last_line_outside(error)}{type(error).__name__}: {error}")
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(error.name or "")
+        advice = f"ptxemu's extra {extra!r} brings it: ptxemu[{extra}]\n" if extra else ""
+        return ScriptOutcome(1, traceback.format_exc() + advice)
     except BaseException:
         return ScriptOutcome(1, traceback.format_exc())
     return ScriptOutcome(0)

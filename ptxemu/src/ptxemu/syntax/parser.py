@@ -215,6 +215,7 @@ class Body:
 
 
 _SHOWN = 160
+_SHOWN_OF_ANY = 60
 
 
 def parse_module(text: str, *, name: str = "<ptx>") -> Module:
@@ -223,6 +224,10 @@ def parse_module(text: str, *, name: str = "<ptx>") -> Module:
     try:
         return reader.read(text)
     except lexer.StatementError as error:
+        if not (".version" in text or ".target" in text):  # which begin every PTX text
+            begins = next(filter(None, map(str.strip, text.splitlines())), "")[:_SHOWN_OF_ANY]
+            message = f"{name}: is this PTX? It begins with {begins!r}"
+            raise PtxSyntaxError(message, Span(1)) from None
         raise reader.located(error) from None
 
 

@@ -1,4 +1,4 @@
-"""The packages that emulated backends need, whether they are installed, and how to install them."""
+"""The packages that backends need besides flashdsa's own, and how to install those that lack."""
 
 from __future__ import annotations
 
@@ -16,19 +16,28 @@ PACKAGES = {
     "cutlass": "nvidia-cutlass-dsl>=4.8,<5",
     "llvmlite": "llvmlite>=0.43",
     "tvm_ffi": "apache-tvm-ffi>=0.1.11,<0.2",
+    "triton": "triton",
 }
-"""The emulator, the kernels' compiler, and what catches their launches -> pip's names of them."""
+"""The emulator, the kernels' compilers, and what catches their launches -> pip's names of them."""
 ROOT = Path(__file__).parents[4]
 """The checkout, if these sources are in one."""
 
 
-def missing_packages() -> list[str]:
-    """Return the `PACKAGES` that cannot be imported.
+def missing_packages(backend: str = "emulate-sm90") -> list[str]:
+    """Return the `PACKAGES` that a backend needs and that cannot be imported.
 
     A folder without `__init__.py` is no package: in a checkout `ptxemu/` is one.
     """
-    specs = {name: find_spec(name) for name in PACKAGES}
+    by_triton = backend.endswith("triton")
+    needed = [*PACKAGES] if backend.startswith("emulate") else ["triton"] * by_triton
+    specs = {name: find_spec(name) for name in needed if by_triton or name != "triton"}
     return [name for name, spec in specs.items() if spec is None or spec.origin is None]
+
+
+def say_missing(missing: Sequence[str]) -> str:
+    """Say which `PACKAGES` are needed, and the command that installs all of them."""
+    which = f"package{'s' * (len(missing) > 1)} {', '.join(missing)}"
+    return f"needs the Python {which}; {install_command(missing)}"
 
 
 def install_command(missing: Sequence[str]) -> str:
@@ -66,6 +75,4 @@ def require_packages() -> None:
     """
     missing = missing_packages()
     if missing:
-        raise UnsupportedError(
-            f"the emulator needs {', '.join(missing)}: {install_command(missing)}"
-        )
+        raise UnsupportedError(f"the emulator {say_missing(missing)}")

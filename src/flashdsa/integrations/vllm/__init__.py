@@ -21,11 +21,10 @@ from torch.nn.functional import pad
 from flashdsa.ops.attention import PACKED, sparse_mla_fwd
 from flashdsa.ops.merge import lse_for_merge
 from flashdsa.problem import D_QK, D_V
+from flashdsa.settings import VLLM_V4
 
 NAME = "FLASHDSA_MLA_SPARSE"
 INDEXER_NAME = "FLASHDSA_MLA_SPARSE_INDEXER"
-V4_SWITCH = "FLASHDSA_VLLM_V4"
-"""Environment variable that makes DeepSeek-V4's and V4.1's layers call flashdsa."""
 KNOWN = "0.33"
 """Release of vLLM that is known and was tried, the lowest and the highest."""
 LOGGER = "vllm.flashdsa"
@@ -38,10 +37,10 @@ CLASSES = {
 
 def register() -> None:
     """The entry point, run in each of vLLM's processes: makes the backends' names known, and serves
-    DeepSeek-V4's layers where `V4_SWITCH` is set."""
+    DeepSeek-V4's layers where `VLLM_V4` is set."""
     for name in CLASSES:
         member(name)
-    if os.environ.get(V4_SWITCH, "0") != "0":
+    if os.environ.get(VLLM_V4, "0") != "0":
         from flashdsa.integrations.vllm import v4
 
         v4.install()

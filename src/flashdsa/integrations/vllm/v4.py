@@ -18,8 +18,9 @@ from torch import Tensor
 
 from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import start
-from flashdsa.integrations.vllm import KNOWN, LOGGER, V4_SWITCH, installed_version, say_untried
+from flashdsa.integrations.vllm import KNOWN, LOGGER, installed_version, say_untried
 from flashdsa.ops.attention import sparse_mla_fwd
+from flashdsa.settings import VLLM_V4
 
 MODULES = tuple(f"vllm.models.deepseek_{model}.nvidia.flashmla" for model in ("v4", "v41"))
 FORMATS = {528: "v41"}
@@ -46,7 +47,7 @@ def install() -> None:
             missing = [name for name in wanted if name not in known]
             if theirs is not own and missing:
                 raise UnsupportedError(
-                    f"{V4_SWITCH}: {module.__name__}.{own.__name__} of vLLM {installed_version()} "
+                    f"{VLLM_V4}: {module.__name__}.{own.__name__} of vLLM {installed_version()} "
                     f"has no parameter {', '.join(missing)}; {KNOWN} has"
                 )
             setattr(module, own.__name__, own)
