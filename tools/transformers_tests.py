@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = "tests/integrations/common_model_tests.py"
 NEEDED = "parameterized==0.9.0"
-"""What the archive's tests import beside our pins."""
+"""Package that the archive's tests import beside our pins."""
 NO_WEIGHTS = "an enabled model has no attention weights to return, as with sdpa"
 OTHER_NAME = "asks which implementation a new model has; these are enabled when they are built"
 MEANT: Mapping[str, str] = {

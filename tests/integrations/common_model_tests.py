@@ -21,8 +21,8 @@ import transformers
 from transformers import PreTrainedModel
 
 from flashdsa.integrations.transformers import enable
-from tests.integrations.test_transformers import SMALL
 from tests.integrations.test_transformers_two_sources import COMMON, LAYERS
+from tests.support.tiny_models import SMALL
 
 ARCHIVE = Path(os.environ["FLASHDSA_TRANSFORMERS_ARCHIVE"])
 INDEXER = os.environ.get("FLASHDSA_COMMON_INDEXER", "model")

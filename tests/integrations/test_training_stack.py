@@ -22,8 +22,8 @@ datasets = pytest.importorskip("datasets", reason="see make test-training")
 tokenizers = pytest.importorskip("tokenizers", reason="needs transformers")
 
 from flashdsa.integrations.transformers import disable, enable  # noqa: E402
-from tests.integrations.test_transformers import build, error  # noqa: E402
 from tests.integrations.test_transformers_two_sources import deepseek_v4  # noqa: E402
+from tests.support.tiny_models import build, error  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

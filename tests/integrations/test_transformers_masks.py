@@ -16,7 +16,7 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers", reason="needs transformers >= 5.17")
 
 from flashdsa.integrations.transformers import enable  # noqa: E402
-from tests.integrations.test_transformers import build, error  # noqa: E402
+from tests.support.tiny_models import build, error  # noqa: E402
 
 ALL = 64
 """Keys to choose: more than any sequence here has."""
