@@ -146,6 +146,19 @@ def test_an_index_without_own_kernels_is_refused(
     assert sys.modules[ATTENTION].sparse_attn_indexer is made.theirs  # type: ignore[attr-defined]
 
 
+def test_scales_of_capability_10_are_refused(made: Any) -> None:
+    """A key's scale is four UE8M0 bytes there, in pages of the same 132 bytes: as fp32 it would be
+    about its square."""
+    made.mx_scales = True
+    with pytest.raises(
+        NotImplementedError, match="as four UE8M0 bytes; use FLASHDSA_MLA_SPARSE$"
+    ) as raised:
+        serve(made)
+    assert "\n" not in str(raised.value)
+    assert sys.modules[ATTENTION].sparse_attn_indexer is made.theirs  # type: ignore[attr-defined]
+    layer_of(made.backend.FlashDsaMLASparseImpl, indexer=Indexer())
+
+
 # The function that is replaced
 
 
