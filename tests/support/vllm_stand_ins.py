@@ -125,7 +125,9 @@ def layer_of(kind: Any, cache: str = "auto", columns: int = 576, **named: Any) -
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Backend and indexer over stand-ins, the batch, and calls of vLLM's own indexer."""
     forget_starts()
-    made = SimpleNamespace(batch=None, left=[], parallel=SimpleNamespace(), layers={}, mx_scales=False)
+    made = SimpleNamespace(
+        batch=None, left=[], parallel=SimpleNamespace(), layers={}, mx_scales=False
+    )
     made.workspace = Workspace()
     made.parallel.decode_context_parallel_size = 1
     made.parallel.prefill_context_parallel_size = 1

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import start
 from flashdsa.integrations.sglang.indexer import (
     INDEXER_NAME,
@@ -27,6 +28,7 @@ from flashdsa.integrations.sglang.indexer import (
     prepare_index,
 )
 from flashdsa.ops.attention import sparse_mla_fwd
+from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
 
 NAME = "flashdsa"
 BACKEND = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
@@ -52,6 +54,8 @@ PARAMETERS = {
     ),
 }  # fmt: skip
 """Parameters of the methods that are replaced, as they are known here."""
+FORMATS: dict[int, RowFormat] = {64: V32, 0: ROW_FORMATS["v32_no_rope"]}
+"""Packed rows of SGLang's DSA backend, by columns of RoPE."""
 LATER = ("topk_length", "attn_sink")
 """Those that 0.5.13 lacks."""
 
@@ -155,20 +159,28 @@ def prepare(result: None, backend: Any, *given: Any, **named: Any) -> None:
         given, named: other arguments of the constructor.
 
     Raises:
-        UnsupportedError: kernels are missing.
+        UnsupportedError: kernels are missing, or nothing serves rows of these sizes.
     """
+    rope = backend.qk_rope_head_dim
     sizes: dict[str, Any] = {
         "S": start.counts_up_to(MOST_QUERIES),
         "H": getattr(backend, "num_dcp_q_heads", backend.num_q_heads),
         "topk": backend.dsa_index_topk,
-        "d_qk": backend.kv_lora_rank + backend.qk_rope_head_dim,
+        "d_qk": backend.kv_lora_rank + rope,
         "d_v": backend.kv_lora_rank,
         "S_kv": MANY_ROWS,
         "topk_length": (False, True),
     }
     packed = backend.dsa_kv_cache_store_fp8
+    if packed and rope not in FORMATS:
+        raise UnsupportedError(
+            f"{NAME}: serves an fp8 cache with {' or '.join(map(str, FORMATS))} columns of RoPE; "
+            f"got {rope}"
+        )
     # Prompts of a packed cache may come as bf16 rows, which SGLang has gathered.
-    forms: list[dict[str, Any]] = [{"kv_dtype": torch.uint8}, {}] if packed else [{}]
+    forms: list[dict[str, Any]] = [{}]
+    if packed:
+        forms.insert(0, {"kv_dtype": torch.uint8, "kv_format": FORMATS[rope].name})
     found = [name for form in forms for name in start.load("sparse_mla_fwd", **sizes, **form)]
     served = (("sparse_mla_fwd", " and ".join(dict.fromkeys(found))),)
     cache = f"kv cache {'of packed rows' if packed else 'bf16'}"
@@ -192,7 +204,8 @@ def forward(
 
     Args:
         backend: SGLang's, not used.
-        q_all: (T, H, 576). kv_cache: (N, 1, 576), or (N, 1, 656) bytes of packed rows.
+        q_all: (T, H, 576), or 512 without RoPE. kv_cache: (N, 1, 576), or 512, or (N, 1, 656)
+            bytes of packed rows, without RoPE 528.
         page_table_1: (T, topk) int32, rows of kv_cache.
         topk_length: (T,) int32; one of another length is left out, as SGLang does.
 
@@ -201,14 +214,16 @@ def forward(
     """
     if topk_length is not None and len(topk_length) != len(q_all):
         topk_length = None
+    packed = kv_cache.itemsize == 1
     return sparse_mla_fwd(
         q_all,
-        kv_cache.view(torch.uint8) if kv_cache.itemsize == 1 else kv_cache,
+        kv_cache.view(torch.uint8) if packed else kv_cache,
         page_table_1,
         d_v=v_head_dim,
         sm_scale=sm_scale,
         topk_length=topk_length,
         attn_sink=attn_sink,
+        kv_format=FORMATS[q_all.shape[-1] - v_head_dim].name if packed else None,
     )[0]
 
 
@@ -225,8 +240,8 @@ def forward_packed(
     """Replace `_forward_flashmla_kv`: packed rows as they are, and bf16 rows without packing them.
 
     Args:
-        q_all: (T, H, 576). kv_cache: (N, 1, 656) bytes, or (N, 1, 576).
-        layer: not used. metadata: SGLang's, with the lists' lengths.
+        q_all, kv_cache: as for `forward`.
+        layer: not used. metadata: SGLang's, with the lists' lengths, behind which only -1 stands.
         page_table_1: (T, topk) int32, rows of kv_cache.
 
     Returns:
