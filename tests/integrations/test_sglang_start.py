@@ -65,7 +65,7 @@ def test_packed_rows_without_rope_are_served_or_refused_at_the_start(calls: Any)
     (_, packed), (_, bf16) = calls
     assert packed["kv_format"] == "v32_no_rope" and "kv_format" not in bf16
     assert packed["d_qk"] == bf16["d_qk"] == 512
-    with pytest.raises(NotImplementedError, match="an fp8 cache with 64 or 0 columns .* got 32"):
+    with pytest.raises(NotImplementedError, match=r"an fp8 cache with 64 or 0 columns .* got 32"):
         sglang.prepare(None, backend(True, rope=32))
 
 

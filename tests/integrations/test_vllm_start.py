@@ -151,7 +151,7 @@ def test_scales_of_capability_10_are_refused(made: Any) -> None:
     about its square."""
     made.mx_scales = True
     with pytest.raises(
-        NotImplementedError, match="as four UE8M0 bytes; use FLASHDSA_MLA_SPARSE$"
+        NotImplementedError, match=r"as four UE8M0 bytes; use FLASHDSA_MLA_SPARSE$"
     ) as raised:
         serve(made)
     assert "\n" not in str(raised.value)
