@@ -158,3 +158,29 @@ def test_tensors_are_on_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda here=here: here)
         assert device_of("torch") == expected
         assert (device_of("sm90"), device_of("emulate-sm90")) == ("cuda", "cpu")
+
+
+@pytest.mark.parametrize("operation", ["mla_bwd", "indexer_bwd"])
+def test_deterministic_gradients_do_not_depend_on_threads(operation: str) -> None:
+    """Many queries add to few rows; index_put_ would add them in the order of its threads."""
+    torch.manual_seed(0)
+    ids = torch.randint(50, (8, 300), dtype=torch.int32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        runs = []
+        for _ in range(20):
+            torch.manual_seed(1)
+            if operation == "mla_bwd":
+                q, kv = torch.randn(8, 4, 512), torch.randn(50, 512)
+                O, lse = flashdsa.sparse_mla_fwd(q, kv, ids, backend="torch")
+                given: tuple[Any, ...] = q, kv, torch.randn_like(O), lse, O, ids
+                found = flashdsa.mla_bwd(*given, deterministic=True, backend="torch")[1]
+            else:
+                q, k = torch.randn(8, 16, 128).bfloat16(), torch.randn(50, 128).bfloat16()
+                given = q, k, torch.randn(8, 16), ids, torch.randn(8, 300)
+                found = flashdsa.indexer_bwd(*given, deterministic=True, backend="torch")[1]
+            runs.append(found)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(run, runs[0]) for run in runs)
