@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.adapters.arguments import require_default
+from flashdsa.adapters.arguments import require_default, with_a_column
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.ops.attention import sparse_mla_fwd
 from flashdsa.ops.kv_cache import read_kv_cache
@@ -61,7 +61,7 @@ def flash_mla_sparse_fwd(
     result, lse, max_logits = sparse_mla_fwd(
         q,
         kv,
-        indices,
+        with_a_column(indices),
         d_v=d_v,
         sm_scale=sm_scale,
         topk_length=topk_length,
@@ -159,9 +159,10 @@ def flash_mla_with_kvcache(
             f"is_fp8_kvcache: {is_fp8_kvcache}, but k_cache has dtype {k_cache.dtype}"
         )
     queries = q.flatten(0, 1).contiguous()
-    sources = [_Source(k_cache, indices, topk_length)]
+    sources = [_Source(k_cache, with_a_column(indices), topk_length)]
     if extra_k_cache is not None and extra_indices_in_kvcache is not None:
-        sources.append(_Source(extra_k_cache, extra_indices_in_kvcache, extra_topk_length))
+        more = with_a_column(extra_indices_in_kvcache)
+        sources.append(_Source(extra_k_cache, more, extra_topk_length))
     row_format = _row_format(k_cache, use_legacy, kv_format) if is_packed else kv_format
 
     def attend(sources: Sequence[_Source], row_format: str | None) -> tuple[Tensor, ...]:
