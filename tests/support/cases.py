@@ -191,6 +191,8 @@ INDEXER_CASES: list[IndexerCase] = [
                 sorted=True, plateaus=True),
     IndexerCase("4 queries a request", (130, 64, 700, 0, 90, 91, 92, 93), 64, next_n=4,
                 positions=True, nan_keys=True, strided=True),
+    IndexerCase("8 heads, 4 queries a request", (130, 64, 700, 0, 90, 91, 92, 93), 64, num_heads=8,
+                next_n=4),
     IndexerCase("a slot a token", (0, 1, 64, 300, 701), 100, table_page_size=1, nan_keys=True),
     IndexerCase("a slot a token, sorted, 2 queries a request", (70, 71, 64, 701), 80, next_n=2,
                 table_page_size=1, sorted=True, plateaus=True, strided=True),
