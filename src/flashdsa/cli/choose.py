@@ -56,7 +56,7 @@ _BLOCK = _size("--block", 1, "Positions of a block.")
 _CANDIDATES = _size("--candidates", None, "Listed blocks of a query, to choose tokens from.")
 _FORMAT = click.option(
     "--format", "form", type=click.Choice(("bf16", *FORMATS)), default="bf16", show_default=True,
-    help="Of kv's rows; bf16: those of --dtype.",
+    metavar="FORMAT", help=f"Of kv's rows: bf16, those of --dtype, or {', '.join(FORMATS)}.",
 )  # fmt: skip
 _SOURCES = (
     _flag("--range", "The list is a range of rows; --topk does not matter."),
@@ -68,7 +68,7 @@ _SOURCES = (
 _ATTENTION = (*_LISTS, _HEADS, _D_QK, _DTYPE, _SINK)
 _PACKED = (
     _FORMAT,
-    click.option("--extra-format", type=click.Choice(FORMATS),
+    click.option("--extra-format", type=click.Choice(FORMATS), metavar="FORMAT",
                  help="Of packed rows of the second source.  [default: --format's]"),
     _flag("--max-logits", "The largest logits are asked for."),
     _flag("--batch-invariant", "A query's bits do not depend on the others."),
