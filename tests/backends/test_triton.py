@@ -87,7 +87,7 @@ PATHS = [
             poison=True, marks=SLOW),
     forward("both interleaved formats", 2, 64, 8, 16, d_qk=512, packed="ue8m0", page_size=64,
             kv_format="v41_interleaved", extra_keys=40, extra_topk=9, invalid=True, poison=True,
-            extra_format="v41_fp4_interleaved"),
+            extra_format="v41_fp4_interleaved", marks=SLOW),
     backward("backward, 3 blocks of heads", 2, 40, 40, 24, invalid=True, poison=True,
              duplicates=True, topk_length=True, attn_sink="finite", ordered=False),
     backward("in order, blocks beside a range", 2, 40, 8, 4, d_qk=512, index_block=4,

@@ -20,7 +20,10 @@ from flashdsa.ops.attention import sparse_mla_fwd
 from flashdsa.ops.kv_cache import read_kv_cache
 from flashdsa.ops.merge import lse_to_base2
 from flashdsa.problem import D_V
-from flashdsa.row_formats import INTERLEAVED, SHIPPED, find_row_format
+from flashdsa.row_formats import INTERLEAVED, ROW_FORMATS, find_row_format
+
+SPLIT = ROW_FORMATS["v41"], ROW_FORMATS["v41_fp4"]
+"""What the legacy kernels take rows of 528 and 288 bytes for."""
 
 
 @dataclass
@@ -124,8 +127,8 @@ def flash_mla_with_kvcache(
             softmax, its (b, s_q, n) ids and their lengths; a row that both name counts twice.
         use_legacy, kv_format: what packed rows of 528 and 288 bytes are. By default DeepSeek-V4.1's
             with each row's scales behind its codes, as FlashMLA has them since its release of
-            2026-09-30. The legacy kernels have them behind all codes of a page, and need
-            "V32_NO_ROPE" or "V41" of 528 bytes, as here either does without `use_legacy`, too.
+            2026-09-30. The legacy kernels have them behind all codes of a page; kv_format names one
+            of their formats, with and without `use_legacy`: "V32_NO_ROPE" has 528 bytes, too.
         descale_q, descale_k: None; they belong to other formats.
         out: (b, s_q, H, 512) contiguous buffer for the result, as in vLLM's FlashMLA.
 
@@ -193,13 +196,11 @@ def flash_mla_with_kvcache(
 
 
 def _row_format(cache: Tensor, use_legacy: bool, kv_format: str | None) -> str | None:
-    """The name of a cache's packed rows; None where the kernels that are asked for have two of
-    these bytes, or none."""
+    """The name of a cache's packed rows; None where their bytes tell it."""
     if kv_format is not None:
         return kv_format.lower()
-    forms = SHIPPED if use_legacy else INTERLEAVED
-    found = [form.name for form in forms if form.row_bytes == cache.shape[-1]]
-    return found[0] if len(found) == 1 else None
+    forms = SPLIT if use_legacy else INTERLEAVED
+    return next((form.name for form in forms if form.row_bytes == cache.shape[-1]), None)
 
 
 class _Source(NamedTuple):
