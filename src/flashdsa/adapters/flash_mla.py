@@ -23,7 +23,7 @@ from flashdsa.problem import D_V
 from flashdsa.row_formats import INTERLEAVED, ROW_FORMATS, find_row_format
 
 SPLIT = ROW_FORMATS["v41"], ROW_FORMATS["v41_fp4"]
-"""What the legacy kernels take rows of 528 and 288 bytes for."""
+"""Formats for which the legacy kernels take rows of 528 and 288 bytes."""
 
 
 @dataclass
