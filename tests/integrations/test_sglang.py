@@ -286,6 +286,40 @@ def test_plugins_that_are_named_replace_methods(
         assert registered == expected
 
 
+HOOKS: dict[str, dict[str, Any] | None] = {
+    "no module": None,
+    "no registry": {},
+    "other kinds": {
+        "HookRegistry": SimpleNamespace(register=lambda *_: None), "HookType": SimpleNamespace(),
+    },
+    "another call": {
+        "HookRegistry": SimpleNamespace(register=lambda path: None),
+        "HookType": SimpleNamespace(REPLACE=0, AROUND=1, AFTER=2),
+    },
+}  # fmt: skip
+"""Registries of hooks of older and newer releases."""
+
+
+@pytest.mark.parametrize("hooks", HOOKS)
+def test_other_hooks_end_only_a_start_that_asks_for_them(
+    monkeypatch: pytest.MonkeyPatch, registered: list[Any], hooks: str
+) -> None:
+    stub(monkeypatch, sglang.BACKEND.rpartition(".")[0], DeepseekSparseAttnBackend=NEWER)
+    module, members = "sglang.srt.plugins.hook_registry", HOOKS[hooks]
+    monkeypatch.delitem(sys.modules, module)
+    if members is None:
+        monkeypatch.setitem(sys.modules, module, None)
+    else:
+        stub(monkeypatch, module, **members)
+    monkeypatch.setenv("SGLANG_PLUGINS", "")
+    sglang.register()
+    sglang.register_indexer()
+    monkeypatch.setenv("SGLANG_PLUGINS", "flashdsa, flashdsa_indexer")
+    for register in (sglang.register, sglang.register_indexer):
+        with pytest.raises(SystemExit, match=r"SGLang is not known: \w+: .* \(flashdsa .*sglang "):
+            register()
+
+
 def test_another_sglang_ends_the_start(
     monkeypatch: pytest.MonkeyPatch, registered: list[Any]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+import flashdsa
 from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import start, vllm
+from flashdsa.settings import VLLM_V4
 from tests.integrations.test_vllm import batch_of, operands, run, serve
 from tests.support.stubs import stub, taking
 from tests.support.vllm_stand_ins import (
@@ -229,3 +232,56 @@ def test_another_engine_of_the_process_keeps_its_own_indexer(made: Any) -> None:
     assert run(made, described, *inputs)[0] == "vLLM's"
     made.layers.clear()
     assert run(made, described, *inputs)[0] == "vLLM's"
+<<<<<<< HEAD
+=======
+
+
+REGISTRY = "vllm.v1.attention.backends.registry"
+
+
+class Full(Enum):
+    """vLLM's backends, of a release in which nothing can be added."""
+
+    THEIRS = "theirs"
+
+
+def refuse(name: str, path: str) -> None:
+    raise ValueError(f"{name} is no backend")
+
+
+REGISTRIES: dict[str, dict[str, Any] | None] = {
+    "no module": None,
+    "an empty module": {},
+    "no function": {"AttentionBackendEnum": Full},
+    "a table": {"AttentionBackendEnum": {}, "register_backend": lambda name, path: None},
+    "another function": {"AttentionBackendEnum": Full, "register_backend": lambda one: None},
+    "a refusal": {"AttentionBackendEnum": Full, "register_backend": refuse},
+    "names not kept": {"AttentionBackendEnum": Full, "register_backend": lambda name, path: None},
+}
+"""Registries of older and newer releases; none takes our names."""
+
+
+@pytest.mark.parametrize("registry", REGISTRIES)
+def test_a_vllm_without_our_names_starts_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, lines: Any, registry: str
+) -> None:
+    start.say.cache_clear()
+    stub(monkeypatch, "vllm", __version__="0.12.0")
+    members = REGISTRIES[registry]
+    if members is None:
+        monkeypatch.setitem(sys.modules, REGISTRY, None)
+    else:
+        stub(monkeypatch, REGISTRY, **members)
+    for _ in range(2):
+        vllm.register()
+    (line,) = lines()
+    said = f"flashdsa {flashdsa.__version__} has no backend for vLLM 0.12.0; 0.33 is known: "
+    assert line.levelno == logging.WARNING and line.message.startswith(said)
+
+
+def test_what_the_switch_asks_for_may_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub(monkeypatch, "vllm", __version__="0.12.0")
+    monkeypatch.setenv(VLLM_V4, "1")
+    with pytest.raises(ImportError, match="vllm"):
+        vllm.register()
+>>>>>>> 3d109693 (integrations: start engines that do not name flashdsa)

@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+<<<<<<< HEAD
 from flashdsa.errors import UnsupportedError
+=======
+from flashdsa import __version__
+>>>>>>> 3d109693 (integrations: start engines that do not name flashdsa)
 from flashdsa.integrations import start
 from flashdsa.integrations.sglang.indexer import (
     INDEXER_NAME,
@@ -27,6 +33,7 @@ from flashdsa.integrations.sglang.indexer import (
     choose_ragged,
     prepare_index,
 )
+from flashdsa.jit.user_cache import package_version
 from flashdsa.ops.attention import sparse_mla_fwd
 from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
 
@@ -70,10 +77,11 @@ def register() -> None:
     methods = {"_forward_flashmla_sparse": forward, "_forward_flashmla_kv": forward_packed}
     if (hooks := known_hooks(NAME, BACKEND, tuple(methods))) is None:
         return
-    for name, function in methods.items():
-        hooks.HookRegistry.register(f"{BACKEND}.{name}", function, hooks.HookType.REPLACE)
-    hooks.HookRegistry.register(CHECK, require_served, hooks.HookType.AFTER)
-    hooks.HookRegistry.register(f"{BACKEND}.__init__", prepare, hooks.HookType.AFTER)
+    with known_sglang(NAME):
+        for name, function in methods.items():
+            hooks.HookRegistry.register(f"{BACKEND}.{name}", function, hooks.HookType.REPLACE)
+        hooks.HookRegistry.register(CHECK, require_served, hooks.HookType.AFTER)
+        hooks.HookRegistry.register(f"{BACKEND}.__init__", prepare, hooks.HookType.AFTER)
 
 
 def register_indexer() -> None:
@@ -85,9 +93,10 @@ def register_indexer() -> None:
     methods = {"_get_topk_paged": choose_paged, "_get_topk_ragged": choose_ragged}
     if (hooks := known_hooks(INDEXER_NAME, INDEXER, tuple(methods))) is None:
         return
-    for name, function in methods.items():
-        hooks.HookRegistry.register(f"{INDEXER}.{name}", function, hooks.HookType.AROUND)
-    hooks.HookRegistry.register(f"{INDEXER}.__init__", prepare_index, hooks.HookType.AFTER)
+    with known_sglang(INDEXER_NAME):
+        for name, function in methods.items():
+            hooks.HookRegistry.register(f"{INDEXER}.{name}", function, hooks.HookType.AROUND)
+        hooks.HookRegistry.register(f"{INDEXER}.__init__", prepare_index, hooks.HookType.AFTER)
 
 
 def known_hooks(plugin: str, path: str, methods: tuple[str, ...]) -> Any:
@@ -103,15 +112,29 @@ def known_hooks(plugin: str, path: str, methods: tuple[str, ...]) -> Any:
     if plugin not in [part.strip() for part in named.split(",")]:
         return None
     module, _, kind = path.rpartition(".")
-    try:
+    with known_sglang(plugin):
         hooks = import_module("sglang.srt.plugins.hook_registry")
         owner = getattr(import_module(module), kind)
         found = {name: inspect.signature(getattr(owner, name)) for name in methods}
-    except (ImportError, AttributeError) as error:
-        raise SystemExit(f"{plugin}: this SGLang is not known: {error}") from None
     for name, signature in found.items():
         require_known(plugin, name, tuple(signature.parameters))
     return hooks
+
+
+@contextmanager
+def known_sglang(plugin: str) -> Iterator[None]:
+    """End the start, in one line with the versions, for whatever fails inside.
+
+    Raises:
+        SystemExit: something failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        versions = f"flashdsa {__version__}, sglang {package_version('sglang')}"
+        raise SystemExit(
+            f"{plugin}: this SGLang is not known: {type(error).__name__}: {error} ({versions})"
+        ) from None
 
 
 def require_known(plugin: str, method: str, parameters: tuple[str, ...]) -> None:
