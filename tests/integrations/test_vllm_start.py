@@ -232,8 +232,6 @@ def test_another_engine_of_the_process_keeps_its_own_indexer(made: Any) -> None:
     assert run(made, described, *inputs)[0] == "vLLM's"
     made.layers.clear()
     assert run(made, described, *inputs)[0] == "vLLM's"
-<<<<<<< HEAD
-=======
 
 
 REGISTRY = "vllm.v1.attention.backends.registry"
@@ -284,4 +282,3 @@ def test_what_the_switch_asks_for_may_end_the_start(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(VLLM_V4, "1")
     with pytest.raises(ImportError, match="vllm"):
         vllm.register()
->>>>>>> 3d109693 (integrations: start engines that do not name flashdsa)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,8 +80,10 @@ def _compile(source: Path, output: Path, options: Sequence[str]) -> None:
 
 
 def run_nvcc(command: Sequence[str]) -> str:
-    """Run nvcc; what it says if it fails, else nothing."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run nvcc; what it says if it fails, else nothing. Its files go with it, if it is stopped."""
+    with tempfile.TemporaryDirectory(prefix="ptxemu-", ignore_cleanup_errors=True) as folder:
+        environment = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return (done.stderr + done.stdout).strip() if done.returncode else ""
 
 

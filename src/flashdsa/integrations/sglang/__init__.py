@@ -20,11 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
-from flashdsa.errors import UnsupportedError
-=======
 from flashdsa import __version__
->>>>>>> 3d109693 (integrations: start engines that do not name flashdsa)
+from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import start
 from flashdsa.integrations.sglang.indexer import (
     INDEXER_NAME,

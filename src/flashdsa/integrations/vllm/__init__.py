@@ -36,13 +36,6 @@ CLASSES = {
 
 
 def register() -> None:
-<<<<<<< HEAD
-    """The entry point, run in each of vLLM's processes: makes the backends' names known, and serves
-    DeepSeek-V4's layers where `VLLM_V4` is set."""
-    for name in CLASSES:
-        member(name)
-    if os.environ.get(VLLM_V4, "0") != "0":
-=======
     """The entry point, run in each process of any vLLM: make the backends' names known, and serve
     DeepSeek-V4's layers where `VLLM_V4` is set.
 
@@ -66,7 +59,6 @@ def register() -> None:
             logging.WARNING,
         )
     if os.environ.get(VLLM_V4, "0") != "0":
->>>>>>> 3d109693 (integrations: start engines that do not name flashdsa)
         from flashdsa.integrations.vllm import v4
 
         v4.install()
