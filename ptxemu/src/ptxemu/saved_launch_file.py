@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ _MOST_PTX_BYTES = 1 << 28
 _PART_BYTES = 1 << 20
 _DAMAGED = (
     ValueError, KeyError, AttributeError, TypeError, EOFError, RuntimeError, MemoryError,
-    OverflowError, zipfile.BadZipFile, zlib.error,
+    OverflowError, SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 """What readers of archives, of NumPy's headers and of JSON raise for files that are not whole.
 
