@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -17,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.catalog import registry
-from flashdsa.dispatch import call_cache, registration
+from flashdsa.dispatch import call_cache, heap, registration
 from flashdsa.dispatch.call_cache import CallCache
 from flashdsa.dispatch.registration import custom_op
 from flashdsa.dispatch.spec import OpSpec
@@ -403,7 +406,7 @@ def refuse(*_: object, **__: object) -> None:
     raise RuntimeError("the better one")
 
 
-@pytest.mark.parametrize("most", ["MOST_KEYS", "MOST_ALIKE"])
+@pytest.mark.parametrize("most", ["MOST_CALLS", "MOST_ALIKE"])
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch, most: str) -> None:
     monkeypatch.setattr(call_cache, most, 3)
     kept: list[Any] = []
@@ -420,6 +423,61 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch, most: str) -> Non
         scores = torch.rand(rows, 60 // rows if most == "MOST_ALIKE" else 60)
         cache.keep((scores, scores + 1), ("cpu",), "cpu", print)
     assert kept == [1, 2, 3, 1, 2]
+
+
+def test_calls_with_equal_keys_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4,096 keys of 16 calls each were 170 MB per operation."""
+    monkeypatch.setattr(call_cache, "MOST_CALLS", 5)
+    cache = CallCache(OPERATIONS["indexer_kl"])
+    for elements in (60, 120, 60):
+        for rows in (1, 2, 3, 4):
+            scores = torch.rand(rows, elements // rows)
+            cache.keep((scores, scores + 1), ("cpu",), "cpu", print)
+            assert 0 < sum(len(alike) for alike in cache._calls.values()) <= 5
+
+
+def test_free_memory_is_given_back_as_the_process_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for every new call: pages that are used again cost time."""
+    given: list[int] = []
+    resident = iter((100, 150, 90, 191, 100, 180))
+    monkeypatch.setattr(heap, "resident_bytes", lambda: next(resident))
+    monkeypatch.setattr(heap, "give_back", lambda: given.append(number))
+    monkeypatch.setattr(heap, "LOOK_BYTES", 1000)
+    monkeypatch.setattr(heap, "GROWTH_BYTES", 100)
+    monkeypatch.setattr(call_cache, "heap", heap.Heap())
+    cache = CallCache(OPERATIONS["indexer_kl"])
+    for number in range(10):  # 400 bytes of two operands: each third call looks
+        scores = torch.rand(1, 50 + number, 1)[:, :50, 0]
+        cache.keep((scores, scores + 1), ("cpu",), "cpu", print)
+    assert given == []
+    scores = torch.rand(1, 50)
+    for number in range(10, 15):
+        cache.keep((scores, scores + number), ("cpu",), "cpu", print)
+    assert given == [11]
+
+
+NEW_SIZES = """
+import random, torch, flashdsa
+torch.set_num_threads(1)
+sizes = [(8 * s, h, n) for s in range(1, 65) for h in range(1, 9) for n in range(1, 41)]
+random.Random(0).shuffle(sizes)
+kv = torch.randn(64, 576)
+for s, h, n in sizes[:20_000]:
+    q, ids = torch.randn(s, h, 576), torch.randint(64, (s, n), dtype=torch.int32)
+    flashdsa.sparse_mla_fwd(q, kv, ids)
+print(open("/proc/self/status").read())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # it takes four minutes
+def test_memory_of_many_new_sizes_is_bounded() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NEW_SIZES], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (kilobytes,) = re.findall(r"VmRSS:\s+(\d+) kB", done.stdout)
+    assert int(kilobytes) < 600_000
 
 
 BOUND: list[tuple[int, ...]] = []

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad, profiler
 
+from flashdsa.dispatch.heap import heap
 from flashdsa.dispatch.overlap import num_bytes, share_memory
 from flashdsa.settings import RAW_NAMES, raw_setting, raw_settings
 
@@ -29,8 +30,8 @@ Matches = Callable[..., bool]
 OUTSIDE, INSIDE, BACKWARD = range(3)
 """Ways into the cache: a public call; below torch's dispatcher, which has dealt with gradients and
 modes; whether a backward is served."""
-MOST_KEYS, MOST_ALIKE = 4096, 16
-"""Keys, and calls with one key, that a cache holds: the next one empties it."""
+MOST_CALLS, MOST_ALIKE = 4096, 16
+"""Calls, and calls with one key, that a cache holds: the next one empties it."""
 _Guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 
@@ -41,6 +42,7 @@ class CallCache:
         """Remember nothing yet."""
         self._spec = spec
         self._calls: dict[tuple[Any, ...], list[tuple[Matches, Serve]]] = {}
+        self._count = 0
         rows = enumerate(spec.operands)
         self._keyed = max(n for n, x in rows if not (x.optional or x.written or x.free))
         self.find = self._finder(spec.parameters)
@@ -105,16 +107,19 @@ class CallCache:
         keyed = operands[self._keyed]
         assert keyed is not None
         key = (keyed.numel(), values, backend, way, raw_settings())
-        if key not in self._calls and len(self._calls) >= MOST_KEYS:
-            self._calls.clear()
-        alike = self._calls.setdefault(key, [])
-        if len(alike) >= MOST_ALIKE:
-            alike.clear()
-        alike.insert(0, (matches, serve))
+        if len(self._calls.get(key, ())) >= MOST_ALIKE:
+            self._count -= len(self._calls.pop(key))
+        if self._count >= MOST_CALLS:
+            self.clear()
+        self._calls.setdefault(key, []).insert(0, (matches, serve))
+        self._count += 1
+        if keyed.device.type == "cpu":
+            heap.note(sum(num_bytes(x) for x in operands if x is not None))
 
     def clear(self) -> None:
         """Every call is new again."""
         self._calls.clear()
+        self._count = 0
 
     def _matcher(self, operands: Sequence[Tensor | None], recorded: bool | None) -> Matches:
         """Return a function of operands that compares them with these.
