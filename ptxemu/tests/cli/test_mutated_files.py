@@ -22,7 +22,7 @@ def _die(path: Path) -> int:
 
 
 def _take_memory(path: Path) -> int:
-    return len(bytes(MEMORY_BYTES))
+    return len(bytes(2 * MEMORY_BYTES))
 
 
 def _talk(path: Path) -> int:
