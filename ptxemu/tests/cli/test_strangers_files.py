@@ -1,5 +1,6 @@
 """Files of strangers: a clear end, with little memory and in little time, whatever they say."""
 
+import contextlib
 import io
 import json
 import os
@@ -23,6 +24,7 @@ from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.address import PARAM_WINDOW
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.saved_launch_file import _OF_ALLOCATION, _OF_HEADER
+from tests import producer_consumer
 
 N = 64
 ENDLESS = (
@@ -326,6 +328,30 @@ def test_signals_give_their_codes(tmp_path, command, number):
     code, said = run(tmp_path, *words, text=SLOW_TO_READ, number=number)
     reason = "interrupted" if number == signal.SIGINT else "stopped by SIGTERM"
     assert (code, said) == (128 + number, f"ptxemu: {reason}\n")
+
+
+@pytest.mark.parametrize("to_all", [True, False], ids=["group", "process"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_processes_of_mutants_end_with_their_parent(tmp_path, number, to_all):
+    """To all of a terminal's group, too, which once left the parent waiting for ever."""
+    path = _file(tmp_path, producer_consumer.TEXT.encode())
+    words = ["mutate", str(path), "--quiet", "--jobs", "2", "--grid", "2000", "--block", "128"]
+    arrays = ["--arg", "u32[128]=random", "--arg", "u32[128]=zeros"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ptxemu", *words, *arrays],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        while len(children.read_text().split()) < 2:
+            time.sleep(0.02)
+        (os.killpg if to_all else os.kill)(process.pid, number)
+        _, said = process.communicate(timeout=30)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    reason = "interrupted" if number == signal.SIGINT else "stopped by SIGTERM"
+    assert (process.returncode, said) == (128 + number, f"ptxemu: {reason}\n")
 
 
 def test_the_time_limit_counts_while_ptx_is_read(tmp_path):

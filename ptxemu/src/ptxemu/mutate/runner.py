@@ -7,6 +7,7 @@ import multiprocessing
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -342,20 +343,27 @@ def in_processes(task: Callable[[int], _T], count: int, jobs: int) -> Iterator[t
     global _current
     _current = task  # arrays stay at their addresses in a forked process
     context = multiprocessing.get_context("fork")
+    executor = ProcessPoolExecutor(min(jobs, count), context)
     try:
-        with context.Pool(min(jobs, count), _leave_signals_to_parent) as pool:
-            yield from pool.imap_unordered(_run_current, range(count))
+        # Processes start here, and leave signals to this one, which kills them: one to the whole
+        # group would take a process whose answer is waited for, and one amid a fork is lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
+            futures = [executor.submit(_run_current, index) for index in range(count)]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for future in as_completed(futures):
+            yield future.result()
+    except BaseException:  # they would go on with what nobody waits for
+        for process in multiprocessing.active_children():
+            process.kill()
+        raise
     finally:
+        executor.shutdown(cancel_futures=True)
         _current = None
 
 
 _current: Callable[[int], Any] | None = None
-
-
-def _leave_signals_to_parent() -> None:
-    """A process of the pool: the terminal's Ctrl-C is the parent's, which ends it by SIGTERM."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run_current(index: int) -> tuple[int, Any]:
