@@ -37,13 +37,13 @@ _DAMAGED = (
     ValueError, KeyError, AttributeError, TypeError, EOFError, RuntimeError, MemoryError,
     OverflowError, SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""What readers of archives, of NumPy's headers and of JSON raise for files that are not whole.
+"""Errors that readers of archives, of NumPy's headers and of JSON raise for damaged files.
 
 RuntimeError is of encrypted members, unknown methods of compression, and too much nesting."""
 
 _HEX = re.compile(r"(?:[0-9a-f]{2})*")
 _WINDOWS = CODE_WINDOW, CONST_WINDOW, PARAM_WINDOW, LOCAL_WINDOW, SHARED_WINDOW
-"""Where the emulator has memory of its own."""
+"""Addresses of memory of the emulator's own."""
 _Predicate = Callable[[Any], bool]
 
 

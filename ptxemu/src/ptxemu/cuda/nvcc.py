@@ -19,7 +19,7 @@ _OPTIONS = ("-lineinfo", "-O3")
 _PROGRAM_OPTIONS = ("-cudart", "none", "-no-compress")
 _RELOCATABLE = re.compile(r"-+(rdc|relocatable-device-code)(=true)?|-+(dc|device-c)")
 _SHELL = re.compile(r"[$`\"\\\n]")
-"""What a shell sees between the double quotes into which nvcc puts names."""
+"""Characters that a shell obeys between the double quotes into which nvcc puts names."""
 _NO_MAIN = re.compile(r"undefined (reference to|symbol:) [`']?main\b")
 
 
