@@ -15,6 +15,7 @@ import torch
 import flashdsa
 from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import start, vllm
+from flashdsa.jit import loader
 from flashdsa.settings import VLLM_V4
 from tests.integrations.test_vllm import batch_of, operands, run, serve
 from tests.support.stubs import stub, taking
@@ -32,8 +33,11 @@ BOTH = pytest.mark.parametrize("name", ["FlashDsaMLASparseImpl", "FlashDsaMLASpa
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Any:
+def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lines of the log that vLLM shows: those of its own hierarchy, from INFO on."""
+    # Other tests of the process may have said the same, and loaded kernels.
+    monkeypatch.setattr(start, "_said", set())
+    monkeypatch.setattr(loader, "_loaded", {})
     caplog.set_level(logging.INFO, logger="vllm")
     return lambda: [one for one in caplog.records if one.name.split(".")[0] == "vllm"]
 
@@ -263,7 +267,6 @@ REGISTRIES: dict[str, dict[str, Any] | None] = {
 def test_a_vllm_without_our_names_starts_with_one_warning(
     monkeypatch: pytest.MonkeyPatch, lines: Any, registry: str
 ) -> None:
-    start.say.cache_clear()
     stub(monkeypatch, "vllm", __version__="0.12.0")
     members = REGISTRIES[registry]
     if members is None:
