@@ -73,7 +73,7 @@ def names() -> list[str]:
 
 
 def complaints(ptx: str, gpu: str) -> list[str]:
-    """What is wrong with a module's code: refused, spills, wgmma that wait for each other."""
+    """List what is wrong with a module's code: refused, spills, wgmma that wait for each other."""
     assembler = Assembler.find()
     if assembler is None:
         return ["no ptxas: pip install nvidia-cuda-nvcc"]
