@@ -38,7 +38,7 @@ SHOWN = {
     "python -m workbench lab majorness": "2.861e-06",
     "python -m workbench lab majorness --no-boundary": "2.861e-06",
     "python -m workbench lab split-heads": "dQ",
-    "python -m workbench model attention": "backward, topk 2048",
+    "python -m workbench model attention": "red.global from registers",
     "python -m workbench ranking --rows 2 --tokens 4096": "4,096",
     "python -m workbench reference": "194,208 of 232,448 bytes",
     "python -m workbench reference --keys 64": "dO [480, 608) ends behind the 512 columns",
