@@ -13,7 +13,7 @@ SMOKE := $(addprefix ptxemu/tests/,check/test_hazard_programs.py check/test_litm
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo kernels wheel dist test-wheel test test-gpu test-ptxemu test-peers test-integrations test-training test-transformers peer-signatures test-newest test-pages test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
+.PHONY: help setup demo kernels wheel dist test-wheel test test-all test-gpu test-ptxemu test-peers test-integrations test-training test-transformers peer-signatures test-newest test-pages test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -92,6 +92,8 @@ dist: wheel  ## What a release has: also ptxemu's wheel and both source distribu
 
 test-wheel: $(READY)  ## A wheel with few kernels, installed where neither CuTe DSL nor a compiler is
 	$(BIN)/python -m pytest -m slow tests/wheel
+
+test-all: test test-slow test-ptxemu test-peers test-integrations test-training test-transformers test-newest test-pages  ## All tests that need no GPU (hours)
 
 test-gpu: $(READY)  ## The tests that need a GPU, here on one
 	$(BIN)/python -m pytest -m gpu

@@ -146,8 +146,9 @@ def formats_table() -> str:
     for name, form in ROW_FORMATS.items():
         taken = [one for one in served if form in one.row_formats]
         lists = any(one.extra_kv and one.ranges for one in taken)
+        mixed = (one.mixed_formats for one in taken if form in one.mixed_formats)
         beside = {
-            other for one in taken if form in one.mixed_formats for other in one.mixed_formats.names
+            other for one in mixed for other in one.names if ROW_FORMATS[other].split == form.split
         } - {name}
         cells = ["yes" if taken else "no", "yes" if lists else "no"]
         cells.append(", ".join(f"`{other}`" for other in sorted(beside)) or "no")

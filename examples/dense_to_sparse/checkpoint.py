@@ -50,6 +50,29 @@ def config_of(folder: Path) -> DeepseekV32Config:
     return DeepseekV32Config(**fields | {"architectures": ["DeepseekV32ForCausalLM"]})
 
 
+def _files_of(index: Path) -> dict[str, str]:
+    """Names of tensors, each with the name of its file, which lies beside the index.
+
+    Raises:
+        ValueError: the index says something else.
+    """
+    try:
+        document = json.loads(index.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{index}: expected JSON; got {error}") from None
+    found = document.get("weight_map") if isinstance(document, dict) else None
+    files: dict[str, str] = found if isinstance(found, dict) else {}
+    wrong = [
+        one
+        for one in files.values()
+        if not isinstance(one, str) or one == ".." or Path(one).name != one
+    ]
+    if not files or wrong:
+        said = f"got {wrong[0]!r}" if wrong else "it has none"
+        raise ValueError(f"{index}: expected weight_map, names of files beside it; {said}")
+    return files
+
+
 class Published:
     """Tensors of a checkpoint by their names, dequantised."""
 
@@ -58,7 +81,7 @@ class Published:
         self.folder = folder
         self._open: dict[str, Any] = {}
         if (folder / INDEX).exists():
-            self.files: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+            self.files = _files_of(folder / INDEX)
         else:
             name = "model.safetensors"
             self._open[name] = safe_open(folder / name, "pt")

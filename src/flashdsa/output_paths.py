@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ def written(path: Path) -> Iterator[Path]:
     path = path.resolve()  # a link stays one
     draft = path
     if path.is_file() or not path.exists():
-        draft = path.with_name(f".{os.getpid()}-{path.name}")
+        draft = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     try:
         yield draft
         draft.replace(path)

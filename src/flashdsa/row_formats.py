@@ -174,7 +174,12 @@ SHIPPED = (
     RowFormat("v41_fp4", 512, 16, "e4m3", fp4=True, split=True),
 )
 """Formats that kernels are compiled for in advance."""
-ROW_FORMATS = _Table((form.name, form) for form in SHIPPED)
+INTERLEAVED = (
+    RowFormat("v41_interleaved", 512, 32, "e8m0"),
+    RowFormat("v41_fp4_interleaved", 512, 16, "e4m3", fp4=True),
+)
+"""DeepSeek-V4.1's rows since FlashMLA of 2026-09-30: each with its own scales behind its codes."""
+ROW_FORMATS = _Table((form.name, form) for form in (*SHIPPED, *INTERLEAVED))
 """Every format of packed rows by its name."""
 INDEX_MXFP4 = RowFormat("mxfp4", 128, 32, "e8m0", fp4=True, split=True)
 """The indexer's keys of 68 bytes."""
@@ -203,6 +208,7 @@ def find_row_format(
         name: of the argument, for messages.
         kv_format: the name of a format, or None.
         alone: the named format must be that of these rows; else only if they have its bytes.
+            Other rows' pages are then split if those of the named format are.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: no format has these bytes, or two.
@@ -216,6 +222,8 @@ def find_row_format(
             )
         return wanted
     found = [form for form in ROW_FORMATS.values() if form.row_bytes == shape[-1]]
+    if len(found) > 1 and wanted is not None:
+        found = [form for form in found if form.split == wanted.split]
     if not found:
         known = ", ".join(f"{form.row_bytes} ({form.name})" for form in ROW_FORMATS.values())
         raise ArgumentValueError(

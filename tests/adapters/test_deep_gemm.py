@@ -147,7 +147,7 @@ def test_no_key_and_no_query() -> None:
     assert none.shape == (0, 215)
 
 
-def _paged(next_n: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _paged(next_n: int, heads: int = 4) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """3 sequences on 8 pages; tokens from each length on have NaN scales."""
     torch.manual_seed(2)
     lengths = torch.tensor([130, 64, 3], dtype=torch.int32)
@@ -156,7 +156,8 @@ def _paged(next_n: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     flashdsa.write_index_k_cache(torch.randn(512, 128), torch.arange(512), cache)
     scales = cache.view(8, -1)[:, 8192:].view(torch.float32)
     scales[7, 2:], scales[0, 3:], scales[6] = torch.nan, torch.nan, torch.nan
-    return _e4m3(3, next_n, 4, 128), cache, torch.randn(3 * next_n, 4), lengths, table
+    weights = torch.randn(3 * next_n, heads)
+    return _e4m3(3, next_n, heads, 128), cache, weights, lengths, table
 
 
 def _expected(q: Tensor, cache: Tensor, weights: Tensor, lengths: Tensor, table: Tensor) -> Tensor:
@@ -171,12 +172,14 @@ def _expected(q: Tensor, cache: Tensor, weights: Tensor, lengths: Tensor, table:
     return out
 
 
-@pytest.mark.parametrize("next_n", [1, 2])
-def test_paged_scores(next_n: int) -> None:
-    q, cache, weights, lengths, table = _paged(next_n)
+@pytest.mark.parametrize(("next_n", "heads"), [(1, 4), (2, 4), (6, 8), (8, 8)])
+def test_paged_scores(next_n: int, heads: int) -> None:
+    """Of more queries a request than it has tokens the first see nothing."""
+    q, cache, weights, lengths, table = _paged(next_n, heads)
     metadata = deep_gemm.get_paged_mqa_logits_metadata(lengths, 64, deep_gemm.get_num_sms())
     assert metadata.shape == (deep_gemm.get_num_sms() + 1, 2) and metadata.dtype == torch.int32
     of_rows = lengths[:, None] - next_n + 1 + torch.arange(next_n, dtype=torch.int32)
+    of_rows = of_rows.clamp_min(0)
     expected = _expected(q, cache, weights, of_rows, table)
     for context_lens in (of_rows, lengths):
         got = deep_gemm.fp8_paged_mqa_logits(q, cache, weights, context_lens, table, metadata, 192)

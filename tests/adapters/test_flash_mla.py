@@ -13,6 +13,7 @@ from flashdsa.adapters import flash_mla
 from flashdsa.errors import UnsupportedError
 from flashdsa.row_formats import ROW_FORMATS
 from tests.support.formulas import assert_close, attention, largest_logits
+from tests.support.interleaved_caches import interleaved_caches
 
 SCALE = 0.07
 
@@ -179,15 +180,19 @@ def test_wrong_caches_are_errors() -> None:
         _decode(torch.zeros(2, 64, 1, 576).bfloat16(), q, indices, is_fp8_kvcache=True)
     with pytest.raises(ValueError, match="extra_k_cache and extra_indices_in_kvcache together"):
         _decode(cache, q, indices, extra_k_cache=cache)
-    with pytest.raises(ValueError, match="528"):
-        _decode(torch.zeros(2, 64, 1, 528, dtype=torch.uint8), q[..., :512], indices)
 
 
-PAIRS = [
-    (None, None, None),
-    ("v4", "v4", None),
-    ("v41", "v41_fp4", "V41"),
-    ("v32_no_rope", "v32_no_rope", "V32_NO_ROPE"),
+LEGACY: dict[str, Any] = {"use_legacy": True}
+PAIRS: list[tuple[str | None, str | None, dict[str, Any]]] = [
+    (None, None, {}),
+    ("v4", "v4", {}),
+    ("v41_interleaved", "v41_fp4_interleaved", {}),
+    ("v41_interleaved", "v41_interleaved", {"use_legacy": False}),
+    ("v41", "v41_fp4", {"kv_format": "V41"}),
+    ("v41", "v41_fp4", LEGACY),
+    ("v41", "v41_fp4", LEGACY | {"kv_format": "V41_FP4"}),
+    ("v41_fp4", "v41_fp4", LEGACY),
+    ("v32_no_rope", "v32_no_rope", LEGACY | {"kv_format": "V32_NO_ROPE"}),
 ]
 PAGES = [(64, 64), (256, 2), (256, 64)]
 """Of both caches; servers keep a window's 256 tokens, and 2 or 64 entries, in a page."""
@@ -209,11 +214,11 @@ def _cache_of(rows: Tensor, name: str | None, page_size: int) -> Tensor:
 
 @pytest.mark.parametrize("served", [True, False], ids=["by the backend", "rows made bf16 first"])
 @pytest.mark.parametrize("page_sizes", PAGES, ids=str)
-@pytest.mark.parametrize(("main", "extra", "kv_format"), PAIRS, ids=str)
+@pytest.mark.parametrize(("main", "extra", "told"), PAIRS, ids=str)
 def test_decode_from_two_caches(
     main: str | None,
     extra: str | None,
-    kv_format: str | None,
+    told: dict[str, Any],
     page_sizes: tuple[int, int],
     served: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -242,7 +247,7 @@ def test_decode_from_two_caches(
     sink = torch.randn(5)
     out, lse = _decode(
         caches[0], q, ids[0], topk_length=lengths[0], attn_sink=sink, extra_k_cache=caches[1],
-        extra_indices_in_kvcache=ids[1], extra_topk_length=lengths[1], kv_format=kv_format,
+        extra_indices_in_kvcache=ids[1], extra_topk_length=lengths[1], **told,
     )  # fmt: skip
     found = [
         _valid(x.flatten(0, 1), n.repeat_interleave(3).tolist(), len(rows))
@@ -253,3 +258,19 @@ def test_decode_from_two_caches(
     expected, expected_lse = attention(q.flatten(0, 1), joined, rows, 512**-0.5, sink=sink)
     assert_close(out, expected.view(2, 3, 5, 512), 4e-3)
     assert_close(lse, expected_lse.view(2, 3, 5).transpose(1, 2), 1e-3)
+
+
+@pytest.mark.parametrize("entries", [False, True], ids=["the window alone", "both caches"])
+def test_pages_of_the_current_kernels_are_interleaved(entries: bool) -> None:
+    """Bytes by the reference's addresses; those between pages are NaN."""
+    torch.manual_seed(7)
+    caches, rows = interleaved_caches(128, 64)
+    q = torch.randn(2, 1, 4, 512).bfloat16()
+    ids = [torch.randint(len(x), (2, 1, 9)).int() for x in rows]
+    more = {"extra_k_cache": caches[1], "extra_indices_in_kvcache": ids[1]} if entries else {}
+    out, lse = _decode(caches[0], q, ids[0], **more)
+    lists = zip(*(x[:, 0].tolist() for x in ids), strict=True)
+    chosen = [[*a, *(128 + i for i in b if entries)] for a, b in lists]
+    expected, expected_lse = attention(q[:, 0], torch.cat(rows), chosen, 512**-0.5)
+    assert_close(out[:, 0], expected, 4e-3)
+    assert_close(lse[..., 0], expected_lse, 1e-3)

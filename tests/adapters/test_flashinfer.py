@@ -59,6 +59,17 @@ def test_top_k_as_slots_of_a_page_table() -> None:
     assert by_token.tolist() == [[10, 11, 12, 13, 14, -1, -1]]
 
 
+def test_each_row_of_the_transform_may_have_a_page_table_of_its_own() -> None:
+    torch.manual_seed(4)
+    scores, lengths = torch.randn(6, 96), _int32(96, 64, 33, 5, 1, 0)
+    pages = torch.randperm(6 * 12).view(6, 12).int()
+    got = flashinfer.top_k_page_table_transform(scores, pages, lengths, 9, page_size=8)
+    for row, length in enumerate(lengths.tolist()):
+        best = sorted(scores[row, :length].topk(min(9, length)).indices.tolist())
+        slots = [int(pages[row, at // 8]) * 8 + at % 8 for at in best]
+        assert got[row].tolist() == slots + [-1] * (9 - len(slots))
+
+
 def test_top_k_as_ids_of_packed_keys() -> None:
     scores = torch.tensor([[1.0, 9, 8, torch.nan], [5, 6, 7, 8]])
     got = flashinfer.top_k_ragged_transform(scores, _int32(100, 200), _int32(3, 1), 2)

@@ -12,6 +12,9 @@ import torch
 import flashdsa
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.cpu import topk
+from flashdsa.backends.cpu.gather import GatheredRows
+from flashdsa.backends.cpu.sparse_mla import add_rows
+from flashdsa.backends.cpu.tiling import DEVICE
 from flashdsa.problem import Problem
 from flashdsa.verify.check import OPERATIONS, CheckRow, device_of, run_checks
 from flashdsa.verify.check_list import COMPOSED, checks_of
@@ -75,7 +78,7 @@ def host_reads(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 def test_sums_of_a_row_have_one_order_if_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU index_put_ sorts, and index_add_ has no order."""
+    """On a GPU index_put_ sorts, and index_add_ has no order. On a CPU see below."""
     called: list[bool] = []
     put = torch.Tensor.index_put_
 
@@ -84,14 +87,11 @@ def test_sums_of_a_row_have_one_order_if_that_is_asked(monkeypatch: pytest.Monke
         return put(self, *given, **named)
 
     monkeypatch.setattr(torch.Tensor, "index_put_", counted)
-    q, kv = torch.randn(4, 2, 8), torch.randn(6, 8)
-    ids = torch.randint(-1, 6, (4, 5)).int()
-    out, lse = flashdsa.sparse_mla_fwd(q, kv, ids, d_v=8, backend="torch")
-    found = [
-        flashdsa.mla_bwd(q, kv, out, lse, out, ids, deterministic=one, backend="torch")[1]
-        for one in (False, True)
-    ]
-    assert called == [True] and torch.allclose(found[0], found[1], atol=1e-6)
+    total, rows = torch.zeros(6, 8, device="meta"), torch.zeros(4, 5, 8, device="meta")
+    gathered = GatheredRows(rows, torch.zeros(4, 5, dtype=torch.int64, device="meta"), None)
+    for one in (False, True):
+        add_rows(total, gathered, rows, DEVICE, one)
+    assert called == [True]
 
 
 def test_values_are_checked_if_that_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,3 +158,29 @@ def test_tensors_are_on_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda here=here: here)
         assert device_of("torch") == expected
         assert (device_of("sm90"), device_of("emulate-sm90")) == ("cuda", "cpu")
+
+
+@pytest.mark.parametrize("operation", ["mla_bwd", "indexer_bwd"])
+def test_deterministic_gradients_do_not_depend_on_threads(operation: str) -> None:
+    """Many queries add to few rows; index_put_ would add them in the order of its threads."""
+    torch.manual_seed(0)
+    ids = torch.randint(50, (8, 300), dtype=torch.int32)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        runs = []
+        for _ in range(20):
+            torch.manual_seed(1)
+            if operation == "mla_bwd":
+                q, kv = torch.randn(8, 4, 512), torch.randn(50, 512)
+                O, lse = flashdsa.sparse_mla_fwd(q, kv, ids, backend="torch")
+                given: tuple[Any, ...] = q, kv, torch.randn_like(O), lse, O, ids
+                found = flashdsa.mla_bwd(*given, deterministic=True, backend="torch")[1]
+            else:
+                q, k = torch.randn(8, 16, 128).bfloat16(), torch.randn(50, 128).bfloat16()
+                given = q, k, torch.randn(8, 16), ids, torch.randn(8, 300)
+                found = flashdsa.indexer_bwd(*given, deterministic=True, backend="torch")[1]
+            runs.append(found)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(run, runs[0]) for run in runs)

@@ -272,8 +272,30 @@ def test_a_row_with_other_fields_is_refused(result: BenchResult) -> None:
         parse_result(document)
 
 
-def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text("{")
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("rows", 7, "rows: expected list; got int"),
+        ("rows", [7], r"rows\[0\]: expected fields; got int"),
+        ("threads", "2", "threads: expected int; got str"),
+        ("threads", True, "threads: expected int; got bool"),
+        ("machine", None, "machine: expected dict; got NoneType"),
+        ("clocks", {"before": 1}, "clocks: before: expected dict; got int"),
+        ("git", [], "git: expected dict; got list"),
+        ("host_floor_us", "fast", "host_floor_us: expected float; got str"),
+    ],
+)
+def test_a_field_of_another_kind_is_named(
+    result: BenchResult, name: str, value: object, message: str
+) -> None:
+    document = json.loads(result.to_json()) | {name: value}
+    with pytest.raises(ArgumentValueError, match=message):
+        parse_result(document)
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000])
+def test_a_file_that_is_no_json_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(text)
     with pytest.raises(ArgumentValueError, match=r"x\.json: expected JSON"):
         read_result(tmp_path / "x.json")
 

@@ -59,6 +59,8 @@ def reasons_of(document: dict[str, Any]) -> str:
          "mla_decode_512_joined"),
         ("sparse_mla --queries 8 --format v41 --extra-keys 9000 --extra-format v41_fp4",
          "mla_decode_v41_and_v41_fp4_joined"),
+        ("sparse_mla --queries 8 --format v41_fp4_interleaved --extra-keys 9000 --extra-format "
+         "v41_interleaved", "mla_decode_v41_interleaved_and_v41_fp4_interleaved_joined"),
         ("sparse_mla --queries 8 --range --keys 200 --lengths", "mla_decode_joined"),
         ("sparse_mla --queries 8 --index-block 4 --lengths", "mla_decode_joined"),
         ("sparse_mla --queries 8 --batch-invariant --lengths", "mla_fwd"),

@@ -286,3 +286,13 @@ def test_a_device_is_written_itself_and_a_link_stays_one(tmp_path: Path) -> None
         draft.write_text("new")
     assert link.is_symlink() and target.read_text() == "new"
     assert sorted(os.listdir(tmp_path)) == ["link", "target"]
+
+
+def test_two_containers_write_drafts_of_their_own(tmp_path: Path) -> None:
+    """Each one's process may have the number 1; both write the same file here."""
+    with written(tmp_path / "out") as first, written(tmp_path / "out") as second:
+        first.write_text("first")
+        second.write_text("second")
+        assert first != second and first.name.endswith("-out")
+    assert (tmp_path / "out").read_text() == "first"  # the last to end
+    assert os.listdir(tmp_path) == ["out"]

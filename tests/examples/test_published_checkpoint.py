@@ -185,3 +185,17 @@ def read_written(folder: Path) -> Any:
     names = {n for n in values if not n.startswith("model.layers.2.")}
     assert set(Published(folder / "out").files) == names
     return model
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{", "[" * 100_000, "7", "[]", "{}", '{"weight_map": 7}', '{"weight_map": {}}',
+        '{"weight_map": {"a": 7}}', '{"weight_map": {"a": "../other/x"}}',
+        '{"weight_map": {"a": "/etc/x"}}', '{"weight_map": {"a": ".."}}',
+    ],
+)  # fmt: skip
+def test_an_index_names_files_beside_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"index\.json: expected"):
+        Published(tmp_path)

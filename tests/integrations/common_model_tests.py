@@ -96,19 +96,28 @@ class Tester:
         return self.get_config(), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
+# The embedding of a padding token is 0: its scores would all be equal, and ties broken otherwise.
+NO_TIES: dict[str, Any] = {"pad_token_id": None}
+
+
 def deepseek_v32() -> Any:
-    changes = {"num_hidden_layers": 2, "index_topk": 4, "index_head_dim": 128}
+    changes = {"num_hidden_layers": 2, "index_topk": 4, **NO_TIES}
     return transformers.DeepseekV32Config(**SMALL | changes)
 
 
 def glm_moe_dsa() -> Any:
-    changes = {"num_hidden_layers": 2, "index_topk": 4, "indexer_types": ["full", "shared"]}
+    changes = {
+        "num_hidden_layers": 2,
+        "index_topk": 4,
+        "indexer_types": ["full", "shared"],
+        **NO_TIES,
+    }
     return transformers.GlmMoeDsaConfig(**SMALL | changes)
 
 
 def deepseek_v4() -> Any:
     return transformers.DeepseekV4Config(
-        **COMMON, head_dim=64, o_lora_rank=16, o_groups=2, index_topk=4, sliding_window=8,
+        **COMMON | NO_TIES, head_dim=64, o_lora_rank=16, o_groups=2, index_topk=4, sliding_window=8,
         layer_types=LAYERS, compress_rates=dict(zip(LAYERS[1:], (4, 8), strict=True)),
     )  # fmt: skip
 
@@ -116,7 +125,7 @@ def deepseek_v4() -> Any:
 def glm5_next() -> Any:
     from transformers.models.glm5_next.configuration_glm5_next import Glm5NextTextConfig
 
-    sizes = COMMON | {"num_hidden_layers": 2}
+    sizes = COMMON | NO_TIES | {"num_hidden_layers": 2}
     return Glm5NextTextConfig(
         **sizes, intermediate_size=64, num_key_value_heads=4, kv_lora_rank=32, qk_rope_head_dim=0,
         qk_nope_head_dim=24, v_head_dim=20, n_group=1, topk_group=1, index_topk=8, index_kpool=4,

@@ -108,6 +108,10 @@ def test_megatron_knows_the_backend_by_its_table(monkeypatch: pytest.MonkeyPatch
         configs._validate_dsa_kernel_backend_dependencies(name)
     assert asked == ["cudnn", "other"]
     assert get_args(field.type) == ("none", "cudnn", "flashdsa")
+    del table["flashdsa"], configs.TransformerConfig.__dataclass_fields__["dsa_kernel_backend"]
+    with pytest.raises(NotImplementedError, match="megatron-core"):
+        megatron.register()
+    assert list(table) == ["cudnn"]
     del kernels._BACKEND_MODULE_NAME_BY_BACKEND
     with pytest.raises(NotImplementedError, match="megatron-core"):
         megatron.register()

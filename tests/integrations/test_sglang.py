@@ -16,6 +16,7 @@ from torch import Tensor
 import flashdsa
 from flashdsa.integrations import sglang
 from flashdsa.integrations.sglang import indexer
+from flashdsa.row_formats import ROW_FORMATS
 from tests.support.formulas import assert_close, attention
 from tests.support.stubs import stub
 from tests.support.vllm_batches import gather_index_keys, require_best
@@ -44,17 +45,22 @@ def test_attention_on_bf16_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
-def test_attention_on_packed_rows(dtype: torch.dtype) -> None:
-    """Rows of 656 bytes, as SGLang's fp8 cache has them, by both methods."""
+@pytest.mark.parametrize(("name", "row_bytes"), [("v32", 656), ("v32_no_rope", 528)])
+def test_attention_on_packed_rows(dtype: torch.dtype, name: str, row_bytes: int) -> None:
+    """Rows as SGLang's fp8 cache has them, in 0.5.23 also without RoPE, by both methods."""
     torch.manual_seed(2)
-    q = torch.randn(3, 5, 576).bfloat16()
-    packed = flashdsa.quantize_kv(torch.randn(20, 576).bfloat16())
-    assert packed.shape == (20, 656)
+    columns = ROW_FORMATS[name].d_qk
+    q = torch.randn(3, 5, columns).bfloat16()
+    packed = flashdsa.quantize_kv(torch.randn(20, columns).bfloat16(), kv_format=name)
+    assert packed.shape == (20, row_bytes)
     cache = packed.view(dtype).unsqueeze(1)
     table = torch.tensor([[0, 3, -1], [5, 6, -1], [19, 2, 4]], dtype=torch.int32)
     rows = [[0, 3], [5, 6], [19, 2, 4]]
     expected, _ = attention(
-        q.float(), flashdsa.read_kv_cache(packed, torch.arange(20)).float(), rows, 0.1
+        q.float(),
+        flashdsa.read_kv_cache(packed, torch.arange(20), kv_format=name).float(),
+        rows,
+        0.1,
     )
     described = SimpleNamespace(dsa_cache_seqlens_int32=torch.tensor([2, 2, 3], dtype=torch.int32))
     got = sglang.forward_packed(None, q, cache, 512, 0.1, None, described, table)
@@ -278,6 +284,40 @@ def test_plugins_that_are_named_replace_methods(
         sglang.register()
         sglang.register_indexer()
         assert registered == expected
+
+
+HOOKS: dict[str, dict[str, Any] | None] = {
+    "no module": None,
+    "no registry": {},
+    "other kinds": {
+        "HookRegistry": SimpleNamespace(register=lambda *_: None), "HookType": SimpleNamespace(),
+    },
+    "another call": {
+        "HookRegistry": SimpleNamespace(register=lambda path: None),
+        "HookType": SimpleNamespace(REPLACE=0, AROUND=1, AFTER=2),
+    },
+}  # fmt: skip
+"""Registries of hooks of older and newer releases."""
+
+
+@pytest.mark.parametrize("hooks", HOOKS)
+def test_other_hooks_end_only_a_start_that_asks_for_them(
+    monkeypatch: pytest.MonkeyPatch, registered: list[Any], hooks: str
+) -> None:
+    stub(monkeypatch, sglang.BACKEND.rpartition(".")[0], DeepseekSparseAttnBackend=NEWER)
+    module, members = "sglang.srt.plugins.hook_registry", HOOKS[hooks]
+    monkeypatch.delitem(sys.modules, module)
+    if members is None:
+        monkeypatch.setitem(sys.modules, module, None)
+    else:
+        stub(monkeypatch, module, **members)
+    monkeypatch.setenv("SGLANG_PLUGINS", "")
+    sglang.register()
+    sglang.register_indexer()
+    monkeypatch.setenv("SGLANG_PLUGINS", "flashdsa, flashdsa_indexer")
+    for register in (sglang.register, sglang.register_indexer):
+        with pytest.raises(SystemExit, match=r"SGLang is not known: \w+: .* \(flashdsa .*sglang "):
+            register()
 
 
 def test_another_sglang_ends_the_start(

@@ -21,10 +21,10 @@ def _first_time(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="sglang")
 
 
-def backend(packed: bool = False, **more: Any) -> Any:
+def backend(packed: bool = False, rope: int = 64, **more: Any) -> Any:
     """SGLang's attention of DeepSeek-V3.2 with 16 heads a rank."""
     return SimpleNamespace(
-        num_q_heads=16, dsa_index_topk=24, kv_lora_rank=512, qk_rope_head_dim=64,
+        num_q_heads=16, dsa_index_topk=24, kv_lora_rank=512, qk_rope_head_dim=rope,
         dsa_kv_cache_store_fp8=packed, **more,
     )  # fmt: skip
 
@@ -57,6 +57,16 @@ def test_the_attentions_kernels_are_loaded_once(
     (line,) = caplog.messages
     cache = "of packed rows" if packed else "bf16"
     assert f"sparse_mla_fwd by cpu; kernels: none loaded yet; kv cache {cache}; SGLang's:" in line
+
+
+def test_packed_rows_without_rope_are_served_or_refused_at_the_start(calls: Any) -> None:
+    """SGLang 0.5.23 has rows of 528 bytes for a model without RoPE columns."""
+    sglang.prepare(None, backend(True, rope=0))
+    (_, packed), (_, bf16) = calls
+    assert packed["kv_format"] == "v32_no_rope" and "kv_format" not in bf16
+    assert packed["d_qk"] == bf16["d_qk"] == 512
+    with pytest.raises(NotImplementedError, match=r"an fp8 cache with 64 or 0 columns .* got 32"):
+        sglang.prepare(None, backend(True, rope=32))
 
 
 def test_ranks_of_decode_context_parallelism_have_all_their_heads(calls: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+import flashdsa
 from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import start, vllm
+from flashdsa.settings import VLLM_V4
 from tests.integrations.test_vllm import batch_of, operands, run, serve
 from tests.support.stubs import stub, taking
 from tests.support.vllm_stand_ins import (
@@ -146,6 +149,19 @@ def test_an_index_without_own_kernels_is_refused(
     assert sys.modules[ATTENTION].sparse_attn_indexer is made.theirs  # type: ignore[attr-defined]
 
 
+def test_scales_of_capability_10_are_refused(made: Any) -> None:
+    """A key's scale is four UE8M0 bytes there, in pages of the same 132 bytes: as fp32 it would be
+    about its square."""
+    made.mx_scales = True
+    with pytest.raises(
+        NotImplementedError, match=r"as four UE8M0 bytes; use FLASHDSA_MLA_SPARSE$"
+    ) as raised:
+        serve(made)
+    assert "\n" not in str(raised.value)
+    assert sys.modules[ATTENTION].sparse_attn_indexer is made.theirs  # type: ignore[attr-defined]
+    layer_of(made.backend.FlashDsaMLASparseImpl, indexer=Indexer())
+
+
 # The function that is replaced
 
 
@@ -216,3 +232,53 @@ def test_another_engine_of_the_process_keeps_its_own_indexer(made: Any) -> None:
     assert run(made, described, *inputs)[0] == "vLLM's"
     made.layers.clear()
     assert run(made, described, *inputs)[0] == "vLLM's"
+
+
+REGISTRY = "vllm.v1.attention.backends.registry"
+
+
+class Full(Enum):
+    """vLLM's backends, of a release in which nothing can be added."""
+
+    THEIRS = "theirs"
+
+
+def refuse(name: str, path: str) -> None:
+    raise ValueError(f"{name} is no backend")
+
+
+REGISTRIES: dict[str, dict[str, Any] | None] = {
+    "no module": None,
+    "an empty module": {},
+    "no function": {"AttentionBackendEnum": Full},
+    "a table": {"AttentionBackendEnum": {}, "register_backend": lambda name, path: None},
+    "another function": {"AttentionBackendEnum": Full, "register_backend": lambda one: None},
+    "a refusal": {"AttentionBackendEnum": Full, "register_backend": refuse},
+    "names not kept": {"AttentionBackendEnum": Full, "register_backend": lambda name, path: None},
+}
+"""Registries of older and newer releases; none takes our names."""
+
+
+@pytest.mark.parametrize("registry", REGISTRIES)
+def test_a_vllm_without_our_names_starts_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, lines: Any, registry: str
+) -> None:
+    start.say.cache_clear()
+    stub(monkeypatch, "vllm", __version__="0.12.0")
+    members = REGISTRIES[registry]
+    if members is None:
+        monkeypatch.setitem(sys.modules, REGISTRY, None)
+    else:
+        stub(monkeypatch, REGISTRY, **members)
+    for _ in range(2):
+        vllm.register()
+    (line,) = lines()
+    said = f"flashdsa {flashdsa.__version__} has no backend for vLLM 0.12.0; 0.33 is known: "
+    assert line.levelno == logging.WARNING and line.message.startswith(said)
+
+
+def test_what_the_switch_asks_for_may_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub(monkeypatch, "vllm", __version__="0.12.0")
+    monkeypatch.setenv(VLLM_V4, "1")
+    with pytest.raises(ImportError, match="vllm"):
+        vllm.register()

@@ -16,6 +16,7 @@ from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import start, vllm
 from flashdsa.integrations.vllm import v4
 from tests.support.formulas import assert_close, attention
+from tests.support.interleaved_caches import interleaved_caches
 from tests.support.stubs import forget_starts, stub, taking
 from tests.support.vllm_batches import stub_registry
 
@@ -115,6 +116,25 @@ def test_a_decode_reads_the_window_and_the_compressed_cache(compressed: bool) ->
     both = torch.cat((rows, extra_rows))
     expected, _ = attention(q[:, 0].float(), both.float(), chosen, 0.1, sink=sink)
     assert got is out and lse is None
+    assert_close(out[:, 0].float(), expected, 2e-2)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_rows_of_capability_10_are_interleaved(compressed: bool) -> None:
+    """DeepSeek-V4.1's, of 528 bytes and of 288 beside them; bytes between pages are NaN."""
+    torch.manual_seed(5)
+    caches, rows = interleaved_caches(128, 64)
+    q = torch.randn(3, 1, 4, 512).bfloat16() / 4
+    ids = [torch.randint(len(x), (3, 1, 8)).int() for x in rows]
+    out = torch.full((3, 1, 4, 512), torch.nan, dtype=torch.bfloat16)
+    v4.flash_mla_with_kvcache(
+        q=q, k_cache=caches[0], indices=ids[0], softmax_scale=0.1, out=out,
+        extra_k_cache=caches[1] if compressed else None,
+        extra_indices_in_kvcache=ids[1] if compressed else None,
+    )  # fmt: skip
+    lists = zip(*(x[:, 0].tolist() for x in ids), strict=True)
+    chosen = [[*a, *(128 + i for i in b if compressed)] for a, b in lists]
+    expected, _ = attention(q[:, 0].float(), torch.cat(rows), chosen, 0.1)
     assert_close(out[:, 0].float(), expected, 2e-2)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import logging
 import os
@@ -20,7 +21,8 @@ from flashdsa.errors import UnsupportedError
 from flashdsa.jit import cuda_library, loader, manifest
 from flashdsa.jit.loader import compile_plan, installed_hash, installed_object, load
 from flashdsa.jit.shared_object import build_shared_object, is_from, load_shared_object
-from flashdsa.jit.sources import package_hash, source_hash
+from flashdsa.jit.sources import package_hash
+from flashdsa.jit.user_cache import cache_key, file_name
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import Sharing
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -82,8 +84,13 @@ def _object_of(path: Path, sources: str) -> Path:
     return path
 
 
-def _hash(plan: Any) -> str:
-    return source_hash([Variant(SPEC, plan)])
+def cached_object(cache: Path, plan: Any) -> Path:
+    """What `build_shared_object` would have left in the cache, as far as the loader looks."""
+    cache.mkdir(0o700, parents=True, exist_ok=True)
+    variant = Variant(SPEC, plan)
+    path = _object_of(cache / file_name(variant), cache_key(variant))
+    path.write_bytes(path.read_bytes() + hashlib.sha256(path.read_bytes()).digest())
+    return path
 
 
 def test_the_installed_object_serves_where_its_sources_are_these(
@@ -108,7 +115,7 @@ def test_a_stale_installed_object_is_never_loaded(
 ) -> None:
     _compiling(monkeypatch, None)
     _object_of(installed_object("sm90"), "0123456789abcdef")
-    cached = _object_of(cache / f"known-{_hash(KNOWN)}.so", _hash(KNOWN))
+    cached = cached_object(cache, KNOWN)
     with caplog.at_level(logging.WARNING, logger="flashdsa.jit"):
         assert load(SPEC, KNOWN) == cached
     assert loaded == [cached] and loader._loaded[Variant(SPEC, KNOWN)] == "cached"
@@ -156,8 +163,8 @@ def test_compiling_happens_once_a_user_and_says_so(
     with caplog.at_level(logging.INFO, logger="flashdsa.jit"):
         assert load(SPEC, SEVEN_PLAN)() == 7
     assert "compiling seven, once" in caplog.text
-    stem = f"seven-{_hash(SEVEN_PLAN)}"
-    assert {path.name for path in cache.iterdir()} <= {f"{stem}.so", f"{stem}.lock"}
+    kept = Path(file_name(Variant(SPEC, SEVEN_PLAN)))
+    assert {path.name for path in cache.iterdir()} <= {kept.name, kept.with_suffix(".lock").name}
     load.cache_clear()
     _compiling(monkeypatch, None)
     assert load(SPEC, SEVEN_PLAN)() == 7

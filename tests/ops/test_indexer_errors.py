@@ -241,6 +241,19 @@ def test_quantize_index_k(subtests: CaseLoop) -> None:
             flashdsa.quantize_index_k(k)
 
 
+def test_scales_of_index_keys() -> None:
+    k, cache = torch.zeros(1, 128), torch.zeros(1, 64, 1, 132, dtype=torch.uint8)
+    for call in (
+        lambda scale: flashdsa.quantize_index_k(k, scale=scale),
+        lambda scale: flashdsa.quantize_index_q(k[None], torch.zeros(1, 1), scale=scale),
+        lambda scale: flashdsa.write_index_k_cache(k, torch.tensor([0]), cache, scale=scale),
+    ):
+        with pytest.raises(ValueError, match='scale: expected "ue8m0" or "fp32"; got \'mxfp4\''):
+            call("mxfp4")
+        with pytest.raises(TypeError, match='scale: expected "ue8m0" or "fp32"; got None'):
+            call(None)
+
+
 QUERIES = [
     (torch.zeros(2, 4, 64), torch.zeros(2, 4), ValueError, r"q: expected shape \[B, H, 128\]"),
     (torch.zeros(2, 4, 128), torch.zeros(2, 3), ValueError, r"weights: expected .*\[2, 4\]"),

@@ -144,6 +144,7 @@ def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public
         ).parameters
         # Of the backward that autograd runs, of unchecked launches, `ids`, `return_max_logits`.
         hidden = {"deterministic", "backward_backend", "check", "positions", "max_logits"}
+        hidden |= {"power_of_two"}  # of a scale
         hidden |= {"ends", "extra_ends", "cos", "sin"}  # parts of a pair
         parameters = {parameter.name for parameter in spec.parameters}
         assert (set(names) | parameters) - hidden <= set(public)

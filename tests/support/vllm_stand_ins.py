@@ -125,7 +125,9 @@ def layer_of(kind: Any, cache: str = "auto", columns: int = 576, **named: Any) -
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Backend and indexer over stand-ins, the batch, and calls of vLLM's own indexer."""
     forget_starts()
-    made = SimpleNamespace(batch=None, left=[], parallel=SimpleNamespace(), layers={})
+    made = SimpleNamespace(
+        batch=None, left=[], parallel=SimpleNamespace(), layers={}, mx_scales=False
+    )
     made.workspace = Workspace()
     made.parallel.decode_context_parallel_size = 1
     made.parallel.prefill_context_parallel_size = 1
@@ -173,6 +175,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         f"{layers}.sparse_attn_indexer": {
             "PrefillRowShard": SimpleNamespace(from_metadata=lambda prefill, first: prefill.shard)
         },
+        "vllm.utils.deep_gemm": {"mqa_logits_use_mx_scales": lambda: made.mx_scales},
         "vllm.v1.worker.workspace": {"current_workspace_manager": lambda: made.workspace},
         ATTENTION: {"DeepseekV32Indexer": Indexer, "sparse_attn_indexer": left},
     }.items():

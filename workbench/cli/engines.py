@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from flashdsa.cli.output_options import OutputFile, OutputFolder
 from flashdsa.output_paths import written
 
 FOLDER = click.option(
-    "--folder", type=OutputFolder(), default=Path(tempfile.gettempdir()) / "flashdsa-engines",
-    help="Checkpoint and answers, kept there.  [default: a temporary folder]",
+    "--folder", type=OutputFolder(), default=Path("out/engines"), show_default=True,
+    help="Checkpoint and answers, kept there.",
 )  # fmt: skip
 PACK = click.option(
     "--pack", "pack_to", type=OutputFolder(), help="Only pack the engine into this folder."

@@ -6,6 +6,7 @@ import gzip
 import json
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -179,9 +180,18 @@ def rows_of(document: Mapping[str, Any], where: str = "result") -> list[Row]:
 
 
 def read_document(path: Path) -> Document:
-    """The document of a file; `.gz` is compressed."""
+    """The document of a file; `.gz` is compressed.
+
+    Raises:
+        ArgumentValueError: the file is damaged, or no document.
+    """
     data = path.read_bytes()
-    document: Document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    try:
+        document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    except (ValueError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ArgumentValueError(f"{path}: expected JSON; got {error}") from None
+    if not isinstance(document, dict):
+        raise ArgumentValueError(f"{path}: expected fields; got {type(document).__name__}")
     return document
 
 

@@ -36,7 +36,7 @@ from ptxemu.sched.policy import Guided, Policy
 from ptxemu.sched.scheduler import Scheduler
 from ptxemu.syntax.ast import Function, Parameter
 from ptxemu.syntax.ast import Module as Syntax
-from ptxemu.syntax.inlining import inlined
+from ptxemu.syntax.inlining import Inliner
 from ptxemu.syntax.parser import parse_module
 from ptxemu.text_files import read_text
 from ptxemu.unwritten import Before
@@ -265,6 +265,7 @@ def load(
     Raises:
         UnreadableFileError: the file is missing, a folder, or no text (a cubin, say).
         IllegalInstructionError: ptxas would refuse `.version`, `.target` or `.address_size`.
+        ModuleError: its calls, inlined, are too many instructions.
     """
     text = read_text(ptx, "PTX") if isinstance(ptx, Path) else ptx
     name = name or (str(ptx) if isinstance(ptx, Path) else "<ptx>")
@@ -280,8 +281,9 @@ def load(
 def _read(text: str, name: str) -> tuple[Syntax, dict[object, Program]]:
     """The module in a text, which nobody changes, and where its decoded kernels are kept."""
     syntax = parse_module(text, name=name)
+    inliner = Inliner(syntax)
     for kernel in syntax.kernels.values():
-        syntax.functions[kernel.name] = inlined(syntax, kernel)
+        syntax.functions[kernel.name] = inliner.inlined(kernel)
     return syntax, {}
 
 

@@ -69,6 +69,10 @@ class UnsupportedInstructionError(PtxEmuError, NotImplementedError):
     """The kernel needs instructions that ptxemu does not have; raised before anything runs."""
 
 
+class ModuleError(PtxEmuError, ValueError):
+    """A module that is too large for ptxemu as a whole."""
+
+
 class IllegalInstructionError(PtxEmuError, ValueError):
     """An instruction or a combination that the PTX ISA or ptxas refuses."""
 

@@ -8,7 +8,6 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +17,10 @@ from ptxemu.errors import LaunchError
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.address import CONST_WINDOW, PARAM_WINDOW, in_window
 from ptxemu.memory.global_memory import GlobalMemory
+from ptxemu.saved_launch_file import FORMAT, VERSION, read_launch
 
 SUFFIX = ".launch"
 """Suffix of the files that the command line writes."""
-VERSION = 1
-_FORMAT = "ptxemu launch"
 _LOWEST_HOST, _HIGHEST_HOST = 1 << 32, 1 << 47
 _TENSOR_MAP_BYTES = 128
 _FIXED_DATE = (1980, 1, 1, 0, 0, 0)
@@ -57,7 +55,7 @@ def save_launch(setup: LaunchSetup, path: str | Path) -> None:
         if not (in_window(a.base, PARAM_WINDOW) or in_window(a.base, CONST_WINDOW))
     ]
     header = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "version": VERSION,
         "kernel": setup.kernel,
         "grid": dim3("grid", setup.grid),
@@ -89,21 +87,15 @@ def load_launch(path: str | Path) -> LaunchSetup:
     Raises:
         LaunchError: not a saved launch, or of another version of the format.
     """
-    header, members = _read(Path(path))
-    text = members["ptx"].tobytes().decode()
+    header, text, arrays = read_launch(Path(path))
     # The name is that of the text's origin, for the file's own name says nothing about lines.
     illegal = header["allow_illegal"]
     module = load(text, arch=header["arch"], allow_illegal=illegal, name=header["ptx_name"])
     module.device = replace(module.device, num_sms=header["num_sms"])
-    module.placed = header.get("placed", {})
+    module.placed = header["placed"]
     memory = GlobalMemory()
-    for number, facts in enumerate(header["allocations"]):
-        memory.register(
-            members[f"memory_{number}"],
-            facts["name"],
-            base=facts["base"],
-            writable=facts["writable"],
-        )
+    for facts, data in zip(header["allocations"], arrays, strict=True):
+        memory.register(data, facts["name"], base=facts["base"], writable=facts["writable"])
     cluster = header["cluster"]
     return LaunchSetup(
         module,
@@ -136,25 +128,6 @@ def _write(path: Path, members: dict[str, NDArray[np.uint8]]) -> None:
             entry.compress_type = zipfile.ZIP_DEFLATED
             with archive.open(entry, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, data, allow_pickle=False)
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[np.uint8]]]:
-    wrong = f"{path}: not a launch that `ptxemu exec --save` wrote"
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            members = {name: archive[name] for name in archive.files}
-        header: dict[str, Any] = json.loads(members["header"].tobytes())
-        is_ours = header.get("format") == _FORMAT
-    except (ValueError, KeyError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise LaunchError(wrong) from error
-    if not is_ours:
-        raise LaunchError(wrong)
-    if header["version"] != VERSION:
-        raise LaunchError(
-            f"{path}: saved by another ptxemu: version {header['version']} of the format, this "
-            f"ptxemu reads version {VERSION}: save the launch again"
-        )
-    return header, members
 
 
 def _unregistered(values: list[bytes], memory: GlobalMemory) -> Iterator[int]:

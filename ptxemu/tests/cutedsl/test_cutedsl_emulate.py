@@ -277,7 +277,7 @@ def test_torch_tensors_and_keywords_pass():
 
 @needs_tvm_ffi
 def test_exported_functions_are_emulated_wherever_the_file_is_moved(tmp_path, monkeypatch):
-    monkeypatch.setenv("PTXEMU_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PTXEMU_CACHE", str(tmp_path / "cache"))
     a = torch.arange(64, dtype=torch.int32)
     b, c = torch.zeros_like(a), torch.zeros_like(a)
     with cutedsl.emulate() as run:
@@ -295,10 +295,48 @@ def test_exported_functions_are_emulated_wherever_the_file_is_moved(tmp_path, mo
 
 @needs_tvm_ffi
 def test_an_exported_function_without_ptx_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("PTXEMU_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PTXEMU_CACHE", str(tmp_path / "cache"))
     (tmp_path / "k.o").write_bytes(b"compiled long ago")
     with cutedsl.emulate(), pytest.raises(cutedsl.MissingPtxError, match="delete it"):
         cute.runtime.load_module(str(tmp_path / "k.o"), enable_tvm_ffi=True)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def change(path):
+    path.write_text(path.read_text().replace(".entry", ".func "))
+
+
+def spoil(path):
+    path.write_bytes(b"\xff" + path.read_bytes())
+
+
+def open_to_all(path):
+    path.chmod(0o666)
+
+
+def open_the_cache_to_all(path):
+    path.parents[1].chmod(0o777)
+
+
+@needs_tvm_ffi
+def test_kept_ptx_is_used_as_it_was_written_by_this_user_or_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PTXEMU_CACHE", str(tmp_path / "cache"))
+    path = str(tmp_path / "k.o")
+    with cutedsl.emulate():
+        function = compiled()
+        for damage in (cut, change, spoil, open_to_all, open_the_cache_to_all):
+            function.export_to_c(path, function_name="twice")
+            (kept,) = (tmp_path / "cache" / "exported").iterdir()
+            cute.runtime.load_module(path, enable_tvm_ffi=True)
+            damage(kept)
+            with pytest.raises(cutedsl.MissingPtxError, match="delete it"):
+                cute.runtime.load_module(path, enable_tvm_ffi=True)
+        kept.unlink()
+        function.export_to_c(path, function_name="twice")  # where nothing can be kept
+        assert not list(kept.parent.iterdir())
 
 
 @needs_tvm_ffi
@@ -319,7 +357,7 @@ def test_a_library_that_cannot_be_loaded_is_an_error_of_the_call(monkeypatch):
 @needs_tvm_ffi
 def test_an_exported_function_of_another_architecture_is_refused(tmp_path, monkeypatch):
     """A cache whose names know no architecture then compiles it again, as quack's does."""
-    monkeypatch.setenv("PTXEMU_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PTXEMU_CACHE", str(tmp_path / "cache"))
     path = str(tmp_path / "k.o")
     with cutedsl.emulate(arch="sm_90a"):
         compiled().export_to_c(path, function_name="twice")

@@ -17,6 +17,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def record(arguments: argparse.Namespace) -> None:
     """Everything, into one archive."""
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
-    spool = Path(f"/tmp/silicon_spool_{os.getpid()}")
+    spool = Path(tempfile.mkdtemp(prefix="silicon-spool-"), "spool")
     programs = wanted(arguments)
     end = time.monotonic() + arguments.seconds
     command = [sys.executable, "-m", "tests.silicon.record", "--out", str(out)]

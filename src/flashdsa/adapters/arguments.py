@@ -42,6 +42,11 @@ def copy_into(out: Tensor | None, result: Tensor) -> Tensor:
     return result if out is None else out.copy_(result.view(out.shape))
 
 
+def with_a_column(indices: Tensor) -> Tensor:
+    """Return lists of ids (..., topk), or one invalid slot per list where they have no column."""
+    return indices if indices.shape[-1] else indices.new_full((*indices.shape[:-1], 1), -1)
+
+
 class TopKTieBreak(IntEnum):
     """Choice among equal scores at the cut-off."""
 

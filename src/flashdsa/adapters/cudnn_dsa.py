@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from flashdsa.adapters.arguments import best_positions, copy_into
+from flashdsa.adapters.arguments import best_positions, copy_into, with_a_column
 from flashdsa.dispatch.checks import as_int32
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.attention import sparse_mla_fwd
@@ -62,7 +63,7 @@ def sparse_attention(
     out, lse, max_logits = sparse_mla_fwd(
         q,
         kv,
-        _with_a_column(indices),
+        with_a_column(indices),
         d_v=D_V,
         sm_scale=softmax_scale,
         topk_length=topk_length,
@@ -150,7 +151,7 @@ def sparse_attention_backward_wrapper(
             dout,
             lse,
             out,
-            topk_idxs,
+            with_a_column(topk_idxs),
             sm_scale=softmax_scale,
             topk_length=topk_length,
             attn_sink=attn_sink,
@@ -198,7 +199,8 @@ def indexer_top_k_wrapper(
         indices = best_positions(input_values, lengths, top_k, tie_break)
         values = None
         if return_val:
-            chosen = input_values.gather(1, indices.clamp_min(0).long())
+            columns = input_values if input_values.shape[1] else pad(input_values, (0, 1))
+            chosen = columns.gather(1, indices.clamp_min(0).long())
             values = chosen.masked_fill(indices < 0, -torch.inf)
     return TupleDict(indices=indices, values=values)
 
@@ -254,11 +256,6 @@ def compactify_wrapper(indices: Tensor, stream: Any = None) -> TupleDict:
     with _on_stream(stream, indices):
         compact, lengths = valid_first(indices.reshape(-1, indices.shape[-1]))
         return TupleDict(indices=compact, topk_length=lengths)
-
-
-def _with_a_column(indices: Tensor) -> Tensor:
-    """The ids, or one invalid slot a query where there is no column."""
-    return indices if indices.shape[1] else indices.new_full((len(indices), 1), -1)
 
 
 def _on_stream(stream: Any, tensor: Tensor) -> AbstractContextManager[Any]:

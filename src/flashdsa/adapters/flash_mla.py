@@ -14,13 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.adapters.arguments import require_default
+from flashdsa.adapters.arguments import require_default, with_a_column
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.ops.attention import sparse_mla_fwd
 from flashdsa.ops.kv_cache import read_kv_cache
 from flashdsa.ops.merge import lse_to_base2
 from flashdsa.problem import D_V
-from flashdsa.row_formats import find_row_format
+from flashdsa.row_formats import INTERLEAVED, ROW_FORMATS, find_row_format
+
+SPLIT = ROW_FORMATS["v41"], ROW_FORMATS["v41_fp4"]
+"""Formats for which the legacy kernels take rows of 528 and 288 bytes."""
 
 
 @dataclass
@@ -61,7 +64,7 @@ def flash_mla_sparse_fwd(
     result, lse, max_logits = sparse_mla_fwd(
         q,
         kv,
-        indices,
+        with_a_column(indices),
         d_v=d_v,
         sm_scale=sm_scale,
         topk_length=topk_length,
@@ -109,7 +112,7 @@ def flash_mla_with_kvcache(
         q: (b, s_q, H, d) bf16, d 576 or 512.
         k_cache: (pages, page_size, 1, d) bf16, or (pages, page_size, 1, bytes) of a row of
             `flashdsa.quantize_kv`'s formats. Gaps between pages are allowed, of bf16 whole rows.
-        block_table, cache_seqlens, tile_scheduler_metadata, num_splits, use_legacy: not used.
+        block_table, cache_seqlens, tile_scheduler_metadata, num_splits: not used.
         enable_batch_invariant: `batch_invariant` of `flashdsa.sparse_mla_fwd`; otherwise bits of
             results depend on the batch.
         head_dim_v: 512.
@@ -122,7 +125,10 @@ def flash_mla_with_kvcache(
         topk_length: (b,) int32, slots in use of each sequence's queries.
         extra_k_cache, extra_indices_in_kvcache, extra_topk_length: a second cache in the same
             softmax, its (b, s_q, n) ids and their lengths; a row that both name counts twice.
-        kv_format: of packed rows, "V32_NO_ROPE" or "V41" where both have 528 bytes.
+        use_legacy, kv_format: what packed rows of 528 and 288 bytes are. By default DeepSeek-V4.1's
+            with each row's scales behind its codes, as FlashMLA has them since its release of
+            2026-09-30. The legacy kernels have them behind all codes of a page; kv_format names one
+            of their formats, with and without `use_legacy`: "V32_NO_ROPE" has 528 bytes, too.
         descale_q, descale_k: None; they belong to other formats.
         out: (b, s_q, H, 512) contiguous buffer for the result, as in vLLM's FlashMLA.
 
@@ -156,10 +162,11 @@ def flash_mla_with_kvcache(
             f"is_fp8_kvcache: {is_fp8_kvcache}, but k_cache has dtype {k_cache.dtype}"
         )
     queries = q.flatten(0, 1).contiguous()
-    sources = [_Source(k_cache, indices, topk_length)]
+    sources = [_Source(k_cache, with_a_column(indices), topk_length)]
     if extra_k_cache is not None and extra_indices_in_kvcache is not None:
-        sources.append(_Source(extra_k_cache, extra_indices_in_kvcache, extra_topk_length))
-    row_format = None if kv_format is None else kv_format.lower()
+        more = with_a_column(extra_indices_in_kvcache)
+        sources.append(_Source(extra_k_cache, more, extra_topk_length))
+    row_format = _row_format(k_cache, use_legacy, kv_format) if is_packed else kv_format
 
     def attend(sources: Sequence[_Source], row_format: str | None) -> tuple[Tensor, ...]:
         (kv, slots, lengths), *extra = (one.arguments(num_queries) for one in sources)
@@ -186,6 +193,14 @@ def flash_mla_with_kvcache(
         result, lse = attend([one.selected(num_queries, row_format) for one in sources], None)
     by_sequence = lse.view(batch, num_queries, num_heads).transpose(1, 2).contiguous()
     return result.view(batch, num_queries, num_heads, head_dim_v), by_sequence
+
+
+def _row_format(cache: Tensor, use_legacy: bool, kv_format: str | None) -> str | None:
+    """The name of a cache's packed rows; None where their bytes tell it."""
+    if kv_format is not None:
+        return kv_format.lower()
+    forms = SPLIT if use_legacy else INTERLEAVED
+    return next((form.name for form in forms if form.row_bytes == cache.shape[-1]), None)
 
 
 class _Source(NamedTuple):

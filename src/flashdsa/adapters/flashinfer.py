@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.adapters.arguments import TopKTieBreak as TopKTieBreak
-from flashdsa.adapters.arguments import best_positions, copy_into, require_default
+from flashdsa.adapters.arguments import best_positions, copy_into, require_default, with_a_column
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.dispatch.checks import require_shape
 from flashdsa.dispatch.transforms import as_autocast_casts
@@ -94,7 +94,8 @@ def top_k_page_table_transform(
             "page_table_row_starts: expected where row_starts is given and page_size > 1"
         )
     positions = best_positions(input, lengths, k, tie_break, row_starts=row_starts)
-    table = src_page_table if row_to_batch is None else src_page_table[row_to_batch.long()]
+    table = with_a_column(src_page_table)
+    table = table if row_to_batch is None else table[row_to_batch.long()]
     first = row_starts if page_table_row_starts is None else page_table_row_starts
     entry = positions.clamp_min(0) // page_size
     if first is not None:
@@ -224,7 +225,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     result, natural = sparse_mla_fwd(
         query.flatten(0, 1),
         rows.reshape(-1, rows.shape[-1]),
-        block_tables.reshape(batch * q_len, -1),
+        with_a_column(block_tables.flatten(0, -2)),
         sm_scale=float(bmm1_scale),
         topk_length=None if lengths is None else lengths.flatten(),
         attn_sink=sinks[0] if sinks else None,
@@ -301,6 +302,7 @@ def dsa_sparse_attention(
         out (T, H, 512), or with `return_lse` out and lse (T, H), the natural logarithm, -inf for a
         query without a valid slot.
     """
+    indices = with_a_column(indices)
     q = torch.cat([q_latent, q_rope], dim=-1)
     kv = torch.cat([kv_latent, k_rope], dim=-1)
     if dkv_acc is not None:

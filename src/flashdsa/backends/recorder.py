@@ -64,7 +64,7 @@ class Recorder:
         self.of_triton[kernel.__name__] = None
         size = " x ".join(map(str, grid))
         tile = {name: value for name, value in options.items() if name.startswith("BLOCK")}
-        tile |= {"warps": options["num_warps"], "stages": options["num_stages"]}
+        tile |= {name[4:]: options[name] for name in ("num_warps", "num_stages") if name in options}
         detail = [f"grid {size}", *(f"{name} {value}" for name, value in tile.items())]
         self.launches[Launch(kernel.__name__, ", ".join(detail))] += 1
 

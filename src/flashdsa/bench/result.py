@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from flashdsa.bench.timer import Times
 from flashdsa.errors import ArgumentValueError
@@ -130,7 +130,7 @@ def read_result(path: Path) -> BenchResult:
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ArgumentValueError(f"{path}: expected JSON; got {error}") from None
     return parse_result(document, str(path))
 
@@ -139,29 +139,40 @@ def parse_result(document: Any, where: str = "result") -> BenchResult:
     """The document as dataclasses.
 
     Raises:
-        ArgumentValueError: another schema, or a missing or unknown field.
+        ArgumentValueError: another schema, or a missing, unknown or wrong field.
     """
     found = document.get("schema") if isinstance(document, dict) else None
     if found != SCHEMA:
         raise ArgumentValueError(f"{where}: expected schema {SCHEMA!r}; got {found!r}")
-    rows = []
-    for i, row in enumerate(document["rows"]):
-        at = f"{where}: rows[{i}]"
-        times = {
-            condition: {name: _parse(Times, one, f"{at}: {name}") for name, one in taken.items()}
-            for condition, taken in row.get("times", {}).items()
-        }
-        rows.append(_parse(Row, row | {"times": times}, at))
-    memory = [
-        _parse(MemoryRow, row, f"{where}: memory[{i}]") for i, row in enumerate(document["memory"])
-    ]
-    result: BenchResult = _parse(BenchResult, document | {"rows": rows, "memory": memory}, where)
+    result: BenchResult = _parse(BenchResult, document, where)
     return result
 
 
-def _parse(kind: type[Any], values: dict[str, Any], where: str) -> Any:
-    """The dataclass `kind` with just these fields."""
-    wrong = {f.name for f in fields(kind)} ^ set(values)
-    if wrong:
-        raise ArgumentValueError(f"{where}: missing or unknown fields: {', '.join(sorted(wrong))}")
-    return kind(**values)
+def _parse(kind: Any, value: Any, where: str) -> Any:
+    """Return a value of JSON as what an annotation says.
+
+    Args:
+        kind: a dataclass, of whose fields none may be missing; a type; a union with None; a list or
+            dict of these, keys being text.
+    """
+    if isinstance(kind, type) and is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        if not isinstance(value, dict):
+            raise ArgumentValueError(f"{where}: expected fields; got {type(value).__name__}")
+        if wrong := set(kinds) ^ set(value):
+            names = ", ".join(sorted(wrong))
+            raise ArgumentValueError(f"{where}: missing or unknown fields: {names}")
+        return kind(**{n: _parse(kinds[n], one, f"{where}: {n}") for n, one in value.items()})
+    parts = get_args(kind)
+    if type(None) in parts:
+        return None if value is None else _parse(parts[0], value, where)
+    origin: Any = get_origin(kind) or kind
+    expected: Any = (int, float) if origin is float else object if origin is Any else origin
+    if not isinstance(value, expected) or (isinstance(value, bool) and origin in (int, float)):
+        raise ArgumentValueError(f"{where}: expected {origin.__name__}; got {type(value).__name__}")
+    items: Any = value  # whose type isinstance has narrowed to object
+    if origin is list and parts:
+        return [_parse(parts[0], one, f"{where}[{i}]") for i, one in enumerate(items)]
+    if origin is dict and parts:
+        return {key: _parse(parts[1], one, f"{where}: {key}") for key, one in items.items()}
+    return value

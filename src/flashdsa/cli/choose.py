@@ -15,7 +15,7 @@ from flashdsa.settings import BACKENDS
 if TYPE_CHECKING:
     from torch import Tensor
 
-FORMATS = ("v32", "v32_no_rope", "v4", "v41", "v41_fp4")
+FORMATS = ("v32", "v32_no_rope", "v4", "v41", "v41_fp4", "v41_interleaved", "v41_fp4_interleaved")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 GPUS = ("h200", "b200", "a100")
 MOST_BYTES = 2**40
@@ -56,7 +56,7 @@ _BLOCK = _size("--block", 1, "Positions of a block.")
 _CANDIDATES = _size("--candidates", None, "Listed blocks of a query, to choose tokens from.")
 _FORMAT = click.option(
     "--format", "form", type=click.Choice(("bf16", *FORMATS)), default="bf16", show_default=True,
-    help="Of kv's rows; bf16: those of --dtype.",
+    metavar="FORMAT", help=f"Of kv's rows: bf16, those of --dtype, or {', '.join(FORMATS)}.",
 )  # fmt: skip
 _SOURCES = (
     _flag("--range", "The list is a range of rows; --topk does not matter."),
@@ -68,7 +68,7 @@ _SOURCES = (
 _ATTENTION = (*_LISTS, _HEADS, _D_QK, _DTYPE, _SINK)
 _PACKED = (
     _FORMAT,
-    click.option("--extra-format", type=click.Choice(FORMATS),
+    click.option("--extra-format", type=click.Choice(FORMATS), metavar="FORMAT",
                  help="Of packed rows of the second source.  [default: --format's]"),
     _flag("--max-logits", "The largest logits are asked for."),
     _flag("--batch-invariant", "A query's bits do not depend on the others."),
@@ -180,9 +180,8 @@ def _attention(o: Given) -> tuple[Tensor, Tensor, dict[str, Any]]:
         if o.lengths and not o.extra_range:
             lists["extra_topk_length"] = _ids("extra_topk_length", o.queries)
     if form is not None:
-        sizes = [one.row_bytes for one in ROW_FORMATS.values()]
-        is_needed = sizes.count(ROW_FORMATS[form].row_bytes) > 1  # the bytes of a row do not tell
-        lists["kv_format"] = form if is_needed or not o.extra_keys else extra_form
+        # The name of e4m3 rows tells those of e2m1 beside them, not the other way.
+        lists["kv_format"] = extra_form if ROW_FORMATS[form].fp4 and o.extra_keys else form
     kv = _rows("kv", o.keys, d_qk, dtype, form)
     return _tensor("q", o.queries, o.heads, d_qk, dtype=dtype), kv, lists | _sink(o)
 

@@ -8,21 +8,36 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flashdsa.errors import UnsupportedError
 from flashdsa.jit.manifest import described
-from flashdsa.jit.shared_object import build_shared_object, is_from, load_shared_object
+from flashdsa.jit.shared_object import build_shared_object, is_from, is_intact, load_shared_object
 from flashdsa.jit.sources import PACKAGE, package_hash, source_hash
-from flashdsa.kernels.catalog import variants_of
+from flashdsa.jit.user_cache import (
+    cache_folder,
+    cache_key,
+    delete_leftovers,
+    file_name,
+    make_private,
+    require_own,
+)
+from flashdsa.kernels.catalog import BACKENDS, variants_of
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
 from flashdsa.row_formats import SHIPPED
 
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
 logger = logging.getLogger("flashdsa.jit")
+
+QUIET_SECONDS, WAIT_SECONDS = 30, 300
+"""Time that a process waits for another one's compilation: until it says so, and at most."""
 
 INSTALLED = PACKAGE / "_kernels"
 """The shared objects that `make kernels` makes and wheels carry, one a backend."""
@@ -85,43 +100,88 @@ def _found(variant: Variant) -> tuple[Callable[..., Any], str]:
             return _function(installed, variant.name), INSTALLED_KERNEL
         except AttributeError:
             logger.info("%s is not in %s", variant.name, installed_object(spec.backend))
-    sources = source_hash([variant])
-    cached = cache_folder() / f"{variant.name}-{sources}.so"
-    if is_from(cached, sources):
-        return _function(load_shared_object(cached), variant.name), CACHED_KERNEL
-    if shutil.which("gcc") is None and shutil.which("cc") is None:
-        logger.info("no C compiler: %s serves this process only", variant.name)
-        return _compile(variant), COMPILED_KERNEL
-    from filelock import FileLock  # 20 ms, which a process that compiles nothing does not pay
-
-    lock = FileLock(cached.with_suffix(".lock"))
     try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
+        folder, name = cache_folder(), file_name(variant)
+        make_private(folder)
+        function = _kept(variant, folder / name)
+        if function is not None:
+            return function, CACHED_KERNEL
+        if shutil.which("gcc") is None and shutil.which("cc") is None:
+            logger.info("no C compiler: %s serves this process only", variant.name)
+            return _compile(variant), COMPILED_KERNEL
+        lock = _locked((folder / name).with_suffix(".lock"))
     except OSError as error:
         logger.warning("%s serves this process only: %s", variant.name, error)
         return _compile(variant), COMPILED_KERNEL
     try:
-        return _compile_and_keep(variant, cached, sources)
+        return _compile_and_keep(variant, folder / name)
     finally:
         lock.release()
 
 
-def _compile_and_keep(
-    variant: Variant, cached: Path, sources: str
-) -> tuple[Callable[..., Any], str]:
-    """The function, from a file that exists afterwards, and its origin; the caller holds the file's
-    lock."""
-    origin = CACHED_KERNEL
-    if not is_from(cached, sources):
-        logger.info("compiling %s, once; it will be in %s", variant.name, cached.parent)
-        compiled, origin = _compile(variant), COMPILED_KERNEL
+def _locked(path: Path) -> BaseFileLock:
+    """Return the lock at `path`, which is held.
+
+    Raises:
+        TimeoutError: another process holds it for `WAIT_SECONDS`.
+        OSError: it cannot be locked.
+    """
+    from filelock import FileLock, Timeout  # 20 ms, which others than the first do not pay
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=QUIET_SECONDS)
+    except Timeout:
+        logger.warning("waiting for another process, which holds %s", path)
+        lock.acquire(timeout=WAIT_SECONDS - QUIET_SECONDS)
+    return lock
+
+
+def _kept(variant: Variant, cached: Path) -> Callable[..., Any] | None:
+    """Return the function of a cached object; None if there is none that can be used.
+
+    An object that is damaged or cannot be loaded is removed, so that it is compiled again, once.
+    """
+    try:
+        require_own(cached)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        logger.warning("not loaded: %s", error)
+        return None
+    if is_from(cached, cache_key(variant)) and is_intact(cached):
         try:
-            build_shared_object(cached, {variant.name: compiled}, sources)
-        except OSError as error:
-            logger.warning("%s serves this process only: %s", variant.name, error)
-            return compiled, origin
-    return _function(load_shared_object(cached), variant.name), origin
+            function = _function(load_shared_object(cached), variant.name)
+        except UnsupportedError:
+            raise
+        except (OSError, RuntimeError, AttributeError) as error:
+            logger.warning("%s cannot be loaded, and is removed: %s", cached, error)
+        else:
+            with suppress(OSError):
+                os.utime(cached)
+            return function
+    else:
+        logger.warning("%s is damaged, and is removed", cached)
+    with suppress(OSError):  # a folder that cannot be written
+        cached.unlink()
+    return None
+
+
+def _compile_and_keep(variant: Variant, cached: Path) -> tuple[Callable[..., Any], str]:
+    """Return the function and its origin, from a file that exists afterwards if it can be written;
+    the caller holds the file's lock."""
+    function = _kept(variant, cached)
+    if function is not None:
+        return function, CACHED_KERNEL
+    logger.info("compiling %s, once; it will be in %s", variant.name, cached.parent)
+    compiled = _compile(variant)
+    try:
+        build_shared_object(cached, {variant.name: compiled}, cache_key(variant))
+        current = {file_name(one) for name in BACKENDS for one in variants_of(name).values()}
+        delete_leftovers(cached.parent, current | {cached.name})
+    except Exception as error:  # of the disk, of gcc: the kernel itself is there
+        logger.warning("%s serves this process only: %s", variant.name, error)
+    return _kept(variant, cached) or compiled, COMPILED_KERNEL
 
 
 def _compile(variant: Variant) -> Callable[..., Any]:
@@ -179,15 +239,15 @@ def _installed(backend: str, path: Path) -> Callable[[str], Any] | None:
     if not is_from(path, installed_hash(backend)):
         logger.warning("%s was built from other sources and is not used: make kernels", path)
         return None
-    return load_shared_object(path)
+    try:
+        return load_shared_object(path)
+    except UnsupportedError:
+        raise
+    except (OSError, RuntimeError) as error:  # of another machine, in a home that both have
+        logger.warning("%s cannot be loaded and is not used: %s", path, error)
+        return None
 
 
 def _function(module: Callable[[str], Any], name: str) -> Callable[..., Any]:
     function: Callable[..., Any] = module(name)
     return function
-
-
-def cache_folder() -> Path:
-    """Folder that keeps compiled kernels between processes."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "flashdsa"

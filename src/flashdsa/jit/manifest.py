@@ -8,13 +8,13 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from flashdsa.jit.elf import exported_symbols
 from flashdsa.jit.shared_object import sources_of
 from flashdsa.jit.sources import package_hash, source_hash
+from flashdsa.jit.user_cache import package_version
 from flashdsa.kernels.catalog import BACKENDS, variants_of
 
 NAME = "manifest.json"
@@ -76,12 +76,7 @@ def function_names(path: Path) -> list[str]:
 
 
 def _tools() -> dict[str, str]:
-    found = {}
-    for name in TOOLS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
+    found = {name: one for name in TOOLS if (one := package_version(name)) is not None}
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is not None:
         said = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from flashdsa.jit.loader import cache_folder, installed_hash, installed_object
+from flashdsa.jit.loader import installed_hash, installed_object
 from flashdsa.jit.manifest import function_names, read_manifest
 from flashdsa.jit.shared_object import is_from
-from flashdsa.jit.sources import source_hash
+from flashdsa.jit.user_cache import COMPILER, cache_folder, file_name, package_version
 from flashdsa.kernels.catalog import BACKENDS, variants_of
 
 INSTALLED, CACHED, COMPILED, NONE = "installed", "cached", "compiled at first use", "not here"
@@ -32,12 +31,13 @@ def _origins_of(backend: str) -> dict[str, Any]:
     if path.exists():
         state = "used" if is_from(path, installed_hash(backend)) else "of other sources"
         there = set(function_names(path)) if state == "used" else set()
-    otherwise = NONE if compiler_version() is None else COMPILED
+    otherwise = NONE if package_version(COMPILER) is None else COMPILED
+    kept = _cached_names()
     functions = {}
     for name, variant in variants_of(backend).items():
         if name in there:
             functions[name] = INSTALLED
-        elif (cache_folder() / f"{name}-{source_hash([variant])}.so").exists():
+        elif file_name(variant) in kept:
             functions[name] = CACHED
         else:
             functions[name] = otherwise
@@ -52,9 +52,9 @@ def _origins_of(backend: str) -> dict[str, Any]:
     }
 
 
-def compiler_version() -> str | None:
-    """CuTe DSL's version; None if it is not installed."""
+def _cached_names() -> set[str]:
+    """Return the names of the files in this user's cache; none if it has none."""
     try:
-        return version("nvidia-cutlass-dsl")
-    except PackageNotFoundError:
-        return None
+        return {path.name for path in cache_folder().iterdir()}
+    except OSError:
+        return set()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
@@ -22,6 +24,8 @@ function."""
 SHIM = Path(__file__).with_name("runtime_shim.c")
 """Linked into every object."""
 _MARK = "flashdsa kernels of sources "
+_DIGEST_BYTES = hashlib.sha256().digest_size
+"""Length of an object's end, which is the SHA-256 of all before it."""
 
 
 def build_shared_object(target: Path, compiled: Mapping[str, Any], sources: str) -> None:
@@ -43,17 +47,16 @@ def build_shared_object(target: Path, compiled: Mapping[str, Any], sources: str)
         raise UnsupportedError("building the kernels' shared object needs gcc; none is on PATH")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as folder:
-        objects = []
+        objects = [f"{name}.o" for name in compiled]
         for name, function in compiled.items():
-            path = f"{folder}/{name}.o"
-            function.export_to_c(path, function_name=name)
-            objects.append(path)
+            function.export_to_c(f"{folder}/{name}.o", function_name=name)
         made, exports = Path(folder) / "made.so", Path(folder) / "exports.map"
         exports.write_text(_EXPORTS)
         mark = f'-DFLASHDSA_SOURCES="{_MARK}{sources};"'
-        command = [compiler, "-shared", "-fPIC", "-O1", f"-Wl,--version-script={exports}", mark]
-        command += ["-o", str(made), *objects, str(SHIM)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [compiler, "-shared", "-fPIC", "-O1", f"-Wl,--version-script={exports.name}"]
+        command += [mark, "-o", made.name, *objects, str(SHIM)]
+        # Names in the folder: gcc would split its path at a comma.
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
         if done.returncode:
             raise RuntimeError(f"{compiler} could not link the kernels: {done.stderr.strip()}")
         unknown = [name for name in undefined_symbols(made) if not name.startswith("TVMFFI")]
@@ -61,6 +64,10 @@ def build_shared_object(target: Path, compiled: Mapping[str, Any], sources: str)
             raise RuntimeError(
                 f"the kernels call functions that {SHIM.name} does not have: {', '.join(unknown)}"
             )
+        digest = hashlib.sha256(made.read_bytes()).digest()
+        with made.open("ab") as file:
+            file.write(digest)
+        made.chmod(made.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))  # whatever the umask
         os.replace(made, target)
 
 
@@ -71,6 +78,13 @@ def is_from(path: Path, sources: str) -> bool:
             return text.find(f"{_MARK}{sources};".encode()) >= 0
     except (OSError, ValueError):  # no such file, or an empty one
         return False
+
+
+def is_intact(path: Path) -> bool:
+    """Return whether an object is, byte by byte, what `build_shared_object` wrote."""
+    content = memoryview(path.read_bytes())
+    digest = hashlib.sha256(content[:-_DIGEST_BYTES]).digest()
+    return content[-_DIGEST_BYTES:] == digest
 
 
 def sources_of(path: Path) -> str:

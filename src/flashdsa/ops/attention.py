@@ -396,9 +396,10 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
             has no blocks.
         batch_invariant: a query's bits follow from its q, its lists and their rows alone, whatever
             other queries the call has; few queries take longer.
-        kv_format: of packed rows, "v32", "v32_no_rope", "v4", "v41", "v41_fp4" or a format of your
-            own (`flashdsa.row_formats`); found by the bytes of a row, but 528 bytes need it. A
-            second source with other bytes has the format that they tell.
+        kv_format: of packed rows, "v32", "v32_no_rope", "v4", "v41", "v41_fp4", the last two also
+            with "_interleaved" behind, or a format of your own (`flashdsa.row_formats`); found by
+            the bytes of a row, but 528 and 288 bytes need it. A second source with other bytes has
+            the format that they tell, with pages of the same kind.
         backend: "auto" or the name of one (`flashdsa info` lists them).
 
     Returns:

@@ -96,13 +96,13 @@ class CacheReadOperands(NamedTuple):
     slots: Annotated[Tensor, _SLOTS]
 
 
-_MXFP4 = Parameter("mxfp4", "bool")
+_MXFP4, _POWER_OF_TWO = Parameter("mxfp4", "bool"), Parameter("power_of_two", "bool")
 QUANTIZE_INDEX_K = register(
     OpSpec(
         "quantize_index_k",
         IndexKOperands,
         cpu="quantize:quantize_index_k",
-        parameters=(_MXFP4,),
+        parameters=(_MXFP4, _POWER_OF_TWO),
         outputs=_KEYS_AND_SCALES,
     )
 )
@@ -111,7 +111,7 @@ QUANTIZE_INDEX_Q = register(
         "quantize_index_q",
         IndexQOperands,
         cpu="quantize:quantize_index_q",
-        parameters=(_MXFP4,),
+        parameters=(_MXFP4, _POWER_OF_TWO),
         outputs=(
             Output("fp8", f"B H {problem.INDEX_HEAD_DIM}", E4M3),
             Output("folded_weights", "B H", FP32),
@@ -119,7 +119,12 @@ QUANTIZE_INDEX_Q = register(
     )
 )
 WRITE_INDEX_K_CACHE = register(
-    OpSpec("write_index_k_cache", CacheWriteOperands, cpu="index_k_cache:write")
+    OpSpec(
+        "write_index_k_cache",
+        CacheWriteOperands,
+        cpu="index_k_cache:write",
+        parameters=(_POWER_OF_TWO,),
+    )
 )
 READ_INDEX_K_CACHE = register(
     OpSpec(
@@ -129,12 +134,14 @@ READ_INDEX_K_CACHE = register(
 
 
 def quantize_index_k(
-    k: Tensor, *, mxfp4: bool = False, backend: str = "auto"
+    k: Tensor, *, scale: str = "fp32", mxfp4: bool = False, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
     """Indexer keys as e4m3 with a scale each: ``scale = max(amax|k|, 1e-4) / 448``.
 
     Args:
         k: (T, 128) bf16 or fp32.
+        scale: "fp32", as it is; "ue8m0": rounded up to a power of two, as DeepSeek's released
+            configuration and vLLM write keys, still as fp32. MXFP4's are powers with either.
         mxfp4: rounded to MXFP4 instead, as a cache of 68 bytes a key holds them: the result is
             what `read_index_k_cache` would read from it.
         backend: "auto" or the name of one.
@@ -142,26 +149,42 @@ def quantize_index_k(
     Returns:
         fp8 (T, 128) float8_e4m3fn = round(k / scale), to nearest even, and scale (T,) fp32.
     """
-    fp8_and_scale: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_K, (k,), (mxfp4,), backend)
+    fp8_and_scale: tuple[Tensor, Tensor] = call(
+        QUANTIZE_INDEX_K, (k,), (mxfp4, _is_power_of_two(scale)), backend
+    )
     return fp8_and_scale
 
 
 def quantize_index_q(
-    q: Tensor, weights: Tensor, *, mxfp4: bool = False, backend: str = "auto"
+    q: Tensor, weights: Tensor, *, scale: str = "fp32", mxfp4: bool = False, backend: str = "auto"
 ) -> tuple[Tensor, Tensor]:
     """Indexer queries as e4m3, each head's scale (see `quantize_index_k`) folded into its weight.
 
     Args:
         q: (B, H, 128) bf16 or fp32.
         weights: (B, H) fp32.
+        scale: as for `quantize_index_k`.
         mxfp4: rounded to MXFP4 first, as DeepSeek-V4.1 rounds its queries.
         backend: "auto" or the name of one.
 
     Returns:
         fp8 (B, H, 128) float8_e4m3fn and folded weights (B, H) fp32.
     """
-    fp8_and_folded: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_Q, (q, weights), (mxfp4,), backend)
+    fp8_and_folded: tuple[Tensor, Tensor] = call(
+        QUANTIZE_INDEX_Q, (q, weights), (mxfp4, _is_power_of_two(scale)), backend
+    )
     return fp8_and_folded
+
+
+def _is_power_of_two(scale: object, *others: str) -> bool:
+    """Whether `scale` asks for one; ArgumentTypeError or ArgumentValueError for none of "fp32",
+    "ue8m0" and `others`."""
+    names = ("ue8m0", "fp32", *others)
+    if scale not in names:
+        error = ArgumentValueError if isinstance(scale, str) else ArgumentTypeError
+        *first, last = (f'"{name}"' for name in names)
+        raise error(f"scale: expected {', '.join(first)} or {last}; got {scale!r}")
+    return scale == "ue8m0"
 
 
 def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
@@ -173,7 +196,7 @@ def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
     Args:
         x: (..., 128) bf16, fp16, fp32 or fp64: index queries or keys.
         scale: "ue8m0", ``max(amax|x|, 1e-4) / 448`` rounded up to a power of two; "fp32", as it
-            is (what `quantize_index_k` does); or "mxfp4": e2m1 with 4 scales, as
+            is (the default of `quantize_index_k`); or "mxfp4": e2m1 with 4 scales, as
             ``quantize_index_k(mxfp4=True)`` rounds.
 
     Returns:
@@ -188,9 +211,7 @@ def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
         raise ArgumentValueError(
             f"x: expected a last dimension of {problem.INDEX_HEAD_DIM}; got shape {list(x.shape)}"
         )
-    if scale not in ("ue8m0", "fp32", "mxfp4"):
-        error = ArgumentValueError if isinstance(scale, str) else ArgumentTypeError
-        raise error(f'scale: expected "ue8m0", "fp32" or "mxfp4"; got {scale!r}')
+    power_of_two = _is_power_of_two(scale, "mxfp4")
     if scale != "fp32":
         require_byte_views("fake_quantize_index", x)
     wide = x.detach().float()
@@ -199,13 +220,15 @@ def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
         rounded = fp8.float() * factor[..., None]
     else:
         factor = scale_of(wide)[..., None]
-        factor = next_power_of_two(factor) if scale == "ue8m0" else factor
+        factor = next_power_of_two(factor) if power_of_two else factor
         rounded = (wide / factor).to(torch.float8_e4m3fn).float() * factor
     # Less 0, with x's gradient; NaN only where the rounded vector is NaN throughout.
     return rounded.to(x.dtype) - (x.detach() - x)
 
 
-def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor, *, backend: str = "auto") -> None:
+def write_index_k_cache(
+    k: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "fp32", backend: str = "auto"
+) -> None:
     """Quantise `k` and write it into the packed pages.
 
     Args:
@@ -213,9 +236,10 @@ def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor, *, backend: str
         slots: (T,) int32 or int64, distinct: ``page * 64 + offset``. -1 skips the key (padding).
         cache: (num_pages, 64, 1, 132) uint8 or int8, changed in place; or (num_pages, 64, 1, 68)
             for MXFP4, two e2m1 codes in a byte and 4 scales a key.
+        scale: as for `quantize_index_k`.
         backend: "auto" or the name of one.
     """
-    call(WRITE_INDEX_K_CACHE, (k, slots, cache), (), backend)
+    call(WRITE_INDEX_K_CACHE, (k, slots, cache), (_is_power_of_two(scale),), backend)
 
 
 def read_index_k_cache(

@@ -30,8 +30,9 @@ def quantize_kv(kv: Tensor, *, scale: str = "ue8m0", kv_format: str = "v32") -> 
             below, else that of your own.
         scale: of formats with fp32 scales. "fp32": ``max(amax, 1e-4) / 448``; "ue8m0": rounded up
             to a power of two, which other kernels rely on (FlashMLA's).
-        kv_format: "v32" (656 bytes), "v32_no_rope" (528), "v4" (584), "v41" (528), "v41_fp4" (288)
-            or a format of your own (`flashdsa.row_formats`).
+        kv_format: "v32" (656 bytes), "v32_no_rope" (528), "v4" (584), "v41" (528), "v41_fp4" (288),
+            the last two also with "_interleaved" behind, or a format of your own
+            (`flashdsa.row_formats`).
 
     Returns:
         (T, bytes) uint8; a row's values are ``code * scale``, and the bf16 columns.
@@ -62,7 +63,7 @@ def write_kv_cache(
             page_size, 1, width): d of bf16, or a packed row's bytes of uint8 or int8. Pages may
             lie apart; what is between them stays. It overlaps neither itself nor `kv` or `slots`.
         scale, kv_format: as for `quantize_kv`; the format is found by the bytes of a row, but 528
-            bytes need its name.
+            and 288 bytes need its name.
 
     Raises:
         TypeError, ValueError: a wrong argument.

@@ -15,7 +15,7 @@ class _Row(NamedTuple):
     """Sizes of a row's fields."""
 
     row_bytes: int
-    codes: int  # bytes
+    codes: int  # bytes: half as many of e2m1 as columns
     columns: int  # coded ones
     scales: int  # bytes, the one without use among them
     group: int  # columns a scale
@@ -29,6 +29,8 @@ ROWS = {
     "v4": _Row(584, 448, 448, 8, 64, 64, "e8m0"),
     "v41": _Row(528, 512, 512, 16, 32, 0, "e8m0"),
     "v41_fp4": _Row(288, 256, 512, 32, 16, 0, "e4m3"),
+    "v41_interleaved": _Row(528, 512, 512, 16, 32, 0, "e8m0"),
+    "v41_fp4_interleaved": _Row(288, 256, 512, 32, 16, 0, "e4m3"),
 }
 
 
@@ -36,12 +38,14 @@ def _addresses(form: str, page_size: int, offset: Tensor) -> tuple[Tensor, Tenso
     """Bytes of its page at which the codes, scales and bf16 columns of row `offset` begin."""
     if form == "v32":
         return 656 * offset, 656 * offset + 512, 656 * offset + 528
-    if form == "v32_no_rope":
+    if form in ("v32_no_rope", "v41_interleaved"):
         return 528 * offset, 528 * offset + 512, offset
     if form == "v4":
         return 576 * offset, 576 * page_size + 8 * offset, 576 * offset + 448
     if form == "v41":
         return 512 * offset, 512 * page_size + 16 * offset, offset
+    if form == "v41_fp4_interleaved":
+        return 288 * offset, 288 * offset + 256, offset
     return 256 * offset, 256 * page_size + 32 * offset, offset
 
 
@@ -73,7 +77,8 @@ def unpack_kv(rows: Tensor, form: str = "v32", slots: Tensor | None = None) -> T
         slots = torch.arange(rows[..., 0].numel(), device=rows.device)
     raw = rows.detach().reshape(-1).view(torch.uint8)
     codes, scales, rope = (raw[at] for at in fields(form, page_size, slots.long()))
-    values = quant.decode_e2m1(codes) if form == "v41_fp4" else quant.decode_e4m3(codes)
+    is_e2m1 = ROWS[form].codes < ROWS[form].columns
+    values = quant.decode_e2m1(codes) if is_e2m1 else quant.decode_e4m3(codes)
     values *= _decode_scales(scales, form).repeat_interleave(ROWS[form].group, dim=1)
     if not ROWS[form].rope:
         return values
@@ -101,7 +106,8 @@ def quantize_kv(kv: Tensor, scale: str, form: str = "v32") -> Tensor:
         group = x[:, first : first + row.group]
         scales, written = _scales(group.abs().amax(dim=-1), form, scale)
         scaled = group / scales[:, None]
-        codes.append(quant.encode_e2m1(scaled) if form == "v41_fp4" else quant.encode_e4m3(scaled))
+        encode = quant.encode_e2m1 if row.codes < row.columns else quant.encode_e4m3
+        codes.append(encode(scaled))
         stored.append(written)
     rows = torch.zeros(len(x), row.row_bytes, dtype=torch.uint8)
     rope = x[:, row.columns :].to(torch.bfloat16).contiguous().view(torch.uint8)

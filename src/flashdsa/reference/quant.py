@@ -78,11 +78,14 @@ def encode_e4m3(values: Tensor) -> Tensor:
     return torch.where(torch.isnan(x), 0x7F, code).to(torch.uint8)
 
 
-def _quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`[..., 128]` -> e4m3 codes `[..., 128]` and fp32 scales `[...]`, all in fp32 arithmetic."""
+def _quantize_rows(x: Tensor, rule: str) -> tuple[Tensor, Tensor]:
+    """`[..., 128]` -> e4m3 codes `[..., 128]` and fp32 scales `[...]`, all in fp32 arithmetic;
+    "ue8m0": scales are the next powers of two."""
     x32 = x.detach().to(device="cpu", dtype=torch.float32)
     floor = torch.tensor(AMAX_FLOOR, dtype=torch.float32)
     scale = torch.maximum(x32.abs().amax(dim=-1), floor) / torch.tensor(E4M3_MAX)
+    if rule == "ue8m0":  # exact: a power of two has an exact log2
+        scale = torch.exp2(scale.double().log2().ceil()).float()
     return encode_e4m3(x32 / scale[..., None]), scale
 
 
@@ -127,28 +130,27 @@ def _mxfp4_as_e4m3(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     return encode_e4m3(scaled).flatten(-2), scale
 
 
-def quantize_index_k(k: Tensor, *, mxfp4: bool = False) -> tuple[Tensor, Tensor]:
-    """Keys `[T, 128]` -> codes uint8 `[T, 128]`, scale fp32 `[T]` = max(amax|k|, 1e-4) / 448; or
-    rounded to MXFP4, then those of `_mxfp4_as_e4m3`."""
-    return _mxfp4_as_e4m3(*_mxfp4_rows(k)) if mxfp4 else _quantize_rows(k)
+def quantize_index_k(
+    k: Tensor, *, scale: str = "fp32", mxfp4: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Keys `[T, 128]` -> codes uint8 `[T, 128]`, scale fp32 `[T]` = max(amax|k|, 1e-4) / 448, of
+    `scale` "ue8m0" the next power of two; or rounded to MXFP4, then those of `_mxfp4_as_e4m3`."""
+    return _mxfp4_as_e4m3(*_mxfp4_rows(k)) if mxfp4 else _quantize_rows(k, scale)
 
 
 def fake_quantize_index(x: Tensor, scale: str) -> Tensor:
     """`[..., 128]` float64: each vector as e4m3 times its scale; "ue8m0": the next power of two;
     "mxfp4": e2m1 with four scales."""
-    codes, scales = quantize_index_k(x, mxfp4=scale == "mxfp4")
-    if scale == "ue8m0":
-        exponents = scales.double().log2().ceil()  # exact: a power of two has an exact log2
-        scales = torch.exp2(exponents).float()
-        x32 = x.detach().to(device="cpu", dtype=torch.float32)
-        codes = encode_e4m3(x32 / scales[..., None])
+    codes, scales = quantize_index_k(x, scale=scale, mxfp4=scale == "mxfp4")
     return decode_e4m3(codes) * scales.double()[..., None]
 
 
-def quantize_index_q(q: Tensor, weights: Tensor, *, mxfp4: bool = False) -> tuple[Tensor, Tensor]:
+def quantize_index_q(
+    q: Tensor, weights: Tensor, *, scale: str = "fp32", mxfp4: bool = False
+) -> tuple[Tensor, Tensor]:
     """Queries `[B, H, 128]`, weights `[B, H]` -> codes uint8, fp32 weights * scale `[B, H]`."""
-    codes, scale = quantize_index_k(q, mxfp4=mxfp4)
-    return codes, weights.detach().to(device="cpu", dtype=torch.float32) * scale
+    codes, scales = quantize_index_k(q, scale=scale, mxfp4=mxfp4)
+    return codes, weights.detach().to(device="cpu", dtype=torch.float32) * scales
 
 
 def cache_bytes(cache: Tensor) -> Tensor:
@@ -170,15 +172,15 @@ def page_tokens(cache: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scale
 
 
-def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor) -> Tensor:
+def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "fp32") -> Tensor:
     """A uint8 copy of the cache in which slot `page * 64 + offset` holds the quantized key.
 
     k `[T, 128]`, slots `[T]` integer (-1: padding, skipped), cache `[num_pages, 64, 1, 132]`, or
     `[..., 68]` of MXFP4 keys.
     """
     if cache.shape[3] == HEAD_DIM + 4:
-        codes, scale = quantize_index_k(k)
-        scales = scale[:, None].view(torch.uint8)
+        codes, factors = quantize_index_k(k, scale=scale)
+        scales = factors[:, None].view(torch.uint8)
     else:
         codes, scales = _mxfp4_rows(k)
     written = cache.detach().cpu().view(torch.uint8).clone()

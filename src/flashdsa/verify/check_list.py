@@ -302,6 +302,14 @@ def _single_steps(seed: int, backend: str, device: str) -> list[Check]:
     of_k = partial(judge_indexer.check_quantize_k, wide_k, backend, mxfp4=True)
     of_q = partial(judge_indexer.check_quantize_q, q, weights, backend, mxfp4=True)
     rows += [("quantize_index_k", "MXFP4", of_k), ("quantize_index_q", "MXFP4", of_q)]
+    of_k = partial(judge_indexer.check_quantize_k, wide_k, backend, scale="ue8m0")
+    of_q = partial(judge_indexer.check_quantize_q, q, weights, backend, scale="ue8m0")
+    write = partial(judge_indexer.check_cache_write, k, padded, cache, backend, scale="ue8m0")
+    rows += [
+        ("quantize_index_k", "powers of two", of_k),
+        ("quantize_index_q", "powers of two", of_q),
+        ("write_index_k_cache", "powers of two", write),
+    ]
     # What these call is so little that the judge serves as the call.
     return [Check(name, case, check, check) for name, case, check in rows]
 

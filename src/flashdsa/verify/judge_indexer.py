@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -109,27 +111,27 @@ def check_topk(
     return [judge_selection("positions", positions, expected, exact_order=exact_order)]
 
 
-def check_quantize_k(k: Tensor, backend: str, *, mxfp4: bool = False) -> list[Comparison]:
-    """Run and judge `quantize_index_k`: bytes and scales, bit for bit."""
-    fp8, scale = flashdsa.quantize_index_k(k, mxfp4=mxfp4, backend=backend)
-    codes, ref_scale = reference.quantize_index_k(k, mxfp4=mxfp4)
+def check_quantize_k(k: Tensor, backend: str, **rule: Any) -> list[Comparison]:
+    """Run and judge `quantize_index_k`: bytes and scales, bit for bit. `rule`: mxfp4, scale."""
+    fp8, scale = flashdsa.quantize_index_k(k, **rule, backend=backend)
+    codes, ref_scale = reference.quantize_index_k(k, **rule)
     return _judge_bytes("fp8", fp8, codes, "scale", scale, ref_scale)
 
 
-def check_quantize_q(
-    q: Tensor, weights: Tensor, backend: str, *, mxfp4: bool = False
-) -> list[Comparison]:
+def check_quantize_q(q: Tensor, weights: Tensor, backend: str, **rule: Any) -> list[Comparison]:
     """Run and judge `quantize_index_q`: bytes and folded weights, bit for bit."""
-    fp8, folded = flashdsa.quantize_index_q(q, weights, mxfp4=mxfp4, backend=backend)
-    codes, ref_folded = reference.quantize_index_q(q, weights, mxfp4=mxfp4)
+    fp8, folded = flashdsa.quantize_index_q(q, weights, **rule, backend=backend)
+    codes, ref_folded = reference.quantize_index_q(q, weights, **rule)
     return _judge_bytes("fp8", fp8, codes, "folded weights", folded, ref_folded)
 
 
-def check_cache_write(k: Tensor, slots: Tensor, cache: Tensor, backend: str) -> list[Comparison]:
+def check_cache_write(
+    k: Tensor, slots: Tensor, cache: Tensor, backend: str, *, scale: str = "fp32"
+) -> list[Comparison]:
     """Run and judge `write_index_k_cache`: every byte of the cache. The cache is not changed."""
     written = cache.clone()
-    flashdsa.write_index_k_cache(k, slots, written, backend=backend)
-    expected = reference.write_index_k_cache(k, slots, cache)
+    flashdsa.write_index_k_cache(k, slots, written, scale=scale, backend=backend)
+    expected = reference.write_index_k_cache(k, slots, cache, scale=scale)
     return [compare_exact("cache", written.view(torch.uint8), expected)]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flashdsa import reference
+from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.draw_rows import draw_list, draw_sink, plant_nan_row, poison_rows
 from flashdsa.verify.layouts import pages_apart, strided_copy
 
@@ -154,7 +155,7 @@ class SparseMlaInputs:
         """Keyword argument of packed rows of a format that is named: that of a source whose bytes
         do not tell it."""
         main, extra = self.case.kv_format, self.case.extra_format
-        name = extra if extra and main not in ("v32_no_rope", "v41") else main
+        name = extra if extra and main and ROW_FORMATS[main].fp4 else main
         return {"kv_format": name} if name else {}
 
     @property

@@ -73,6 +73,17 @@ def test_the_deterministic_backward_is_bit_identical_from_run_to_run(
                 assert all(torch.equal(again[name], first[name]) for name in first)
 
 
+def test_a_thousand_deterministic_backwards_are_bit_identical(backend, device, seed):
+    """Many queries name few rows, so that an order of additions would show."""
+    case = SparseMlaCase("again", 6, 9, 4, 8, duplicates=True, attn_sink="finite")
+    inputs = make_sparse_mla_inputs(case, seed, device)
+    O, lse = forward_results(inputs)
+    first = backward(inputs, O, lse, backend, deterministic=True)
+    for _ in range(1000):
+        again = backward(inputs, O, lse, backend, deterministic=True)
+        assert all(torch.equal(again[name], first[name]) for name in first)
+
+
 def test_deterministic_gradients_through_autograd_are_bit_identical(backend, device, seed):
     case = SparseMlaCase("autograd", 8, 60, 16, 64, duplicates=True, attn_sink="finite")
     gradients = []

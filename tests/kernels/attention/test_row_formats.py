@@ -12,6 +12,7 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.packed_rows import aligned_pages
 from flashdsa.row_formats import ROW_FORMATS, RowFormat
+from tests.support.interleaved_caches import interleaved_caches
 
 FORMATS = pytest.mark.parametrize("form", ROW_FORMATS.values(), ids=list(ROW_FORMATS))
 FP32_SCALES = [1.0, -3.7, 2.0**-149, 2.0**119, 1e-4 / 448, 0.0]
@@ -64,7 +65,7 @@ def test_codes_by_hand() -> None:
     fp4 = torch.zeros(2, 288, dtype=torch.uint8)
     fp4[:, 0], fp4[:, 256] = 0x72, torch.tensor([0x38, 0x40], dtype=torch.uint8)
     fp4[1, 255], fp4[1, 287] = 0x9C, 0x38
-    read = flashdsa.read_kv_cache(fp4, torch.arange(2))
+    read = flashdsa.read_kv_cache(fp4, torch.arange(2), kv_format="v41_fp4")
     assert read[0, :3].tolist() == [1, 6, 0] and read[1, :3].tolist() == [2, 12, 0]
     assert read[1, -2:].tolist() == [-2, -0.5]
     v41 = torch.zeros(3, 528, dtype=torch.uint8)
@@ -81,6 +82,8 @@ def test_codes_by_hand() -> None:
         ("v4", 511, 256, 149760, 149760 + 255 * 576, 149760 + 256 * 576 + 255 * 8),
         ("v41", 127, 64, 33792, 33792 + 63 * 512, 33792 + 64 * 512 + 63 * 16),
         ("v41_fp4", 65, 64, 18432, 18432 + 256, 18432 + 64 * 256 + 32),
+        ("v41_interleaved", 127, 64, 33792, 33792 + 63 * 528, 33792 + 63 * 528 + 512),
+        ("v41_fp4_interleaved", 3, 2, 576, 576 + 288, 576 + 288 + 256),
         ("v32", 3, 2, 1312, 1312 + 656, 1312 + 656 + 512),
         ("v32_no_rope", 3, 2, 1056, 1056 + 528, 1056 + 528 + 512),
     ],
@@ -176,11 +179,12 @@ def test_a_group_that_is_not_finite_reads_as_nan_and_no_other(form: RowFormat, b
 
 
 REFUSED = [
-    ((4, 528), {}, "cache: rows of 528 bytes are v32_no_rope or v41; expected kv_format"),
+    ((4, 528), {}, "cache: rows of 528 bytes are v32_no_rope or v41 or .*; expected kv_format"),
+    ((4, 288), {}, "cache: rows of 288 bytes are v41_fp4 or v41_fp4_interleaved; expected kv_f"),
     ((4, 584), {"kv_format": "v41"}, r"cache: expected rows of 528 bytes \(v41\); got .*584"),
     ((4, 584), {"kv_format": "V4"}, "kv_format: expected one of v32, v32_no_rope, v4, v41, "),
     ((4, 584), {"scale": "fp32"}, "scale: v4 has e8m0 scales; got 'fp32'"),
-    ((4, 600), {}, r"cache: expected packed rows of .* 288 \(v41_fp4\) bytes; got .* 600\]"),
+    ((4, 600), {}, r"cache: expected packed rows of .* 288 \(v41_fp4\), .*bytes; got .* 600\]"),
     ((2, 2, 1168), {}, "cache: expected pages without gaps inside, as v4 has all data"),
 ]
 
@@ -235,7 +239,7 @@ def test_attention_over_pages_is_that_over_their_rows(form: RowFormat, page_size
 
 
 NOT_ATTENDED = [
-    ((9, 528), 512, None, "kv: rows of 528 bytes are v32_no_rope or v41; expected kv_format"),
+    ((9, 528), 512, None, "kv: rows of 528 bytes are v32_no_rope or v41 or .*; expected kv_f"),
     ((9, 656), 576, "v4", r"kv: expected rows of 584 bytes \(v4\); got shape \[9, 656\]"),
     ((9, 584), 576, None, r"kv: packed rows of 584 bytes \(v4\) are of 512 columns"),
     ((9, 512), 512, "v4", "kv_format: kv has dtype bfloat16, not packed rows; got 'v4'"),
@@ -259,7 +263,23 @@ def test_kernels_name_the_formats_that_they_lack() -> None:
     kv = flashdsa.quantize_kv(torch.zeros(9, 512), kv_format="v41_fp4")
     q, indices = torch.zeros(2, 16, 512).bfloat16(), torch.zeros(2, 1, dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="kv_format: takes none; got v41_fp4"):
-        flashdsa.sparse_mla_fwd(q, kv, indices, backend="emulate-sm100")
+        flashdsa.sparse_mla_fwd(q, kv, indices, kv_format="v41_fp4", backend="emulate-sm100")
+
+
+def test_the_name_of_one_source_tells_the_other_s_layout() -> None:
+    """Rows of 288 bytes lie as those of 528 beside them: split with "v41", else interleaved."""
+    torch.manual_seed(2)
+    (window, entries), kept = interleaved_caches(128, 64)
+    q, ids = torch.randn(3, 2, 512), torch.randint(64, (3, 9)).int()
+    found, _ = flashdsa.sparse_mla_fwd(
+        q, window, ids, extra_kv=entries, extra_indices=ids, kv_format="v41_interleaved"
+    )
+    expected, _ = reference.sparse_mla_fwd(q, torch.cat(kept), torch.cat([ids, ids + 128], dim=1))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="rows of 528 bytes are v32_no_rope or v41_interleaved"):
+        flashdsa.sparse_mla_fwd(
+            q, entries, ids, extra_kv=window, extra_indices=ids, kv_format="v41_fp4_interleaved"
+        )
 
 
 def test_pages_of_a_named_format_are_compiled() -> None:

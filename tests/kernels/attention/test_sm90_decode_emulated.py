@@ -137,7 +137,7 @@ def pages_of(name: str, rows: Tensor, page_size: int) -> Tensor:
         ("v4", 2, 24),  # a row's page is found by a division
         *(
             pytest.param(*x, 32, marks=LATER)
-            for x in (("v32_no_rope", 3), ("v41", 1), ("v41_fp4", 2))
+            for x in (("v32_no_rope", 3), ("v41", 1), ("v41_fp4", 2), ("v41_interleaved", 1))
         ),
     ],
 )

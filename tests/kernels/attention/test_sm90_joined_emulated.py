@@ -17,7 +17,7 @@ from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import sparse_mla_ways
 from flashdsa.backends.sm90.decode_cuts import cut_line
 from flashdsa.kernels.attention.sm90.core.tile import Tile
-from flashdsa.kernels.attention.sm90.decode.full.plan import MIXED_FORMATS
+from flashdsa.kernels.attention.sm90.decode.full.plan import MIXED_FORMATS, MIXED_PAIRS
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.compare import failures
@@ -129,6 +129,7 @@ def test_a_source_of_its_own_may_have_blocks_or_be_a_range(alone: dict[str, Any]
 
 
 V41, FP4 = (form.name for form in MIXED_FORMATS)
+INTERLEAVED = tuple(form.name for form in MIXED_PAIRS[1])
 CASE = SparseMlaCase("ids and a window", 3, 192, 20, 150, d_qk=512, extra_keys=128, extra_topk=90,
                      ranges="extra_kv", invalid=True, empty_rows=True, topk_length=True,
                      poison=True, attn_sink="finite", packed="ue8m0", page_size=64)  # fmt: skip
@@ -140,7 +141,10 @@ CASE = SparseMlaCase("ids and a window", 3, 192, 20, 150, d_qk=512, extra_keys=1
         (V41, FP4, 1),
         *(
             pytest.param(*pair, marks=pytest.mark.slow)
-            for pair in ((V41, FP4, 2), (FP4, V41, 2), (FP4, V41, 1), (FP4, FP4, 1), (FP4, FP4, 2))
+            for pair in (
+                *((V41, FP4, 2), (FP4, V41, 2), (FP4, V41, 1), (FP4, FP4, 1), (FP4, FP4, 2)),
+                *((*INTERLEAVED, 1), (*INTERLEAVED[::-1], 2)),
+            )
         ),
     ],
 )
@@ -152,7 +156,8 @@ def test_the_decode_joins_rows_of_both_formats(main: str, extra: str, size: int)
 
 
 @pytest.mark.parametrize(
-    ("main", "extra"), [(V41, FP4), pytest.param(FP4, V41, marks=pytest.mark.slow)]
+    ("main", "extra"),
+    [(V41, FP4), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((FP4, V41), INTERLEAVED))],
 )
 def test_every_code_of_both_formats_is_read(main: str, extra: str) -> None:
     """Queries that name one row each get it: even ones of the main source, odd ones of the other;
@@ -174,7 +179,7 @@ def test_every_code_of_both_formats_is_read(main: str, extra: str) -> None:
     with emulation(Device(16, {1: 16}), on_finding="collect") as emulator:
         out, lse = flashdsa.sparse_mla_fwd(
             q, kinds[main], indices, extra_kv=kinds[extra], extra_indices=others,
-            kv_format=V41, backend="emulate-sm90",
+            kv_format=extra if main == FP4 else main, backend="emulate-sm90",
         )  # fmt: skip
     assert [str(finding) for finding in emulator.findings] == []
     rows = torch.where(
@@ -188,7 +193,9 @@ def test_every_code_of_both_formats_is_read(main: str, extra: str) -> None:
 def test_other_formats_are_not_mixed() -> None:
     rows = {name: flashdsa.quantize_kv(torch.zeros(9, 512), kv_format=name) for name in ("v4", V41)}
     q, indices = torch.zeros(2, 16, 512).bfloat16(), torch.zeros(2, 1, dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match="mixed_formats: takes v41, v41_fp4; got v4, v41"):
+    with pytest.raises(
+        NotImplementedError, match=r"mixed_formats: takes v41, v41_fp4, .*; got v4, v41"
+    ):
         flashdsa.sparse_mla_fwd(
             q, rows["v4"], indices, extra_kv=rows[V41], extra_indices=indices, kv_format=V41,
             backend="emulate-sm90",

@@ -38,9 +38,11 @@ def test_keys_and_queries_of_any_size_quantize_bit_for_bit(subtests, backend, de
     for dtype, factor in product([torch.bfloat16, torch.float32], [1.0, 1e-6, 1e-4, 1e30, 0.0]):
         with subtests.test(f"{dtype}, {factor=}"):
             k = (random_keys(700, seed, torch.float32) * factor).to(dtype).to(device)
-            assert failures(check_quantize_k(k, backend)) == []
-            weights = torch.randn(10, 70, generator=torch.Generator().manual_seed(seed)).to(device)
-            assert failures(check_quantize_q(k.view(10, 70, 128), weights, backend)) == []
+            q, generator = k.view(10, 70, 128), torch.Generator().manual_seed(seed)
+            weights = torch.randn(10, 70, generator=generator).to(device)
+            for scale in ("fp32", "ue8m0"):
+                assert failures(check_quantize_k(k, backend, scale=scale)) == []
+                assert failures(check_quantize_q(q, weights, backend, scale=scale)) == []
 
 
 @given(
@@ -84,9 +86,12 @@ def test_no_keys_and_no_queries_quantize_to_nothing(backend, device):
     assert (fp8.dtype, folded.dtype) == (torch.float8_e4m3fn, torch.float32)
 
 
+@pytest.mark.parametrize("scale", ["fp32", "ue8m0"])
 @pytest.mark.parametrize("slot_dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("cache_dtype", [torch.uint8, torch.int8])
-def test_written_pages_are_right_in_every_byte(cache_dtype, slot_dtype, backend, device, seed):
+def test_written_pages_are_right_in_every_byte(
+    cache_dtype, slot_dtype, scale, backend, device, seed
+):
     generator = torch.Generator().manual_seed(seed)
     slots = torch.randperm(NUM_PAGES * 64, generator=generator)[:150]
     slots[::7] = -1
@@ -95,6 +100,7 @@ def test_written_pages_are_right_in_every_byte(cache_dtype, slot_dtype, backend,
         slots.to(slot_dtype).to(device),
         random_cache(seed, cache_dtype).to(device),
         backend,
+        scale=scale,
     )
     assert failures(verdicts) == []
 

@@ -51,11 +51,13 @@ def assert_same_scales(got: Tensor, expected: Tensor) -> None:
     assert torch.equal(got.nan_to_num(-1), expected.nan_to_num(-1))
 
 
+@pytest.mark.parametrize("rule", ["fp32", "ue8m0"])
 @DTYPES
-def test_keys(dtype):
+def test_keys(dtype, rule):
+    """By torch where a scale is a power of two."""
     keys = awkward_keys(dtype)
-    fp8, scale = flashdsa.quantize_index_k(keys, backend="emulate-sm90")
-    expected_fp8, expected_scale = flashdsa.quantize_index_k(keys, backend="cpu")
+    fp8, scale = flashdsa.quantize_index_k(keys, scale=rule, backend="emulate-sm90")
+    expected_fp8, expected_scale = flashdsa.quantize_index_k(keys, scale=rule, backend="cpu")
     assert_same_bits(fp8, expected_fp8)
     assert_same_scales(scale, expected_scale)
 

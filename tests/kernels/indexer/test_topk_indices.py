@@ -79,6 +79,26 @@ def test_awkward_scores_at_model_size(subtests, backend, device, seed):
             assert failures(check_topk(scores, lengths, topk, backend, sorted=by_score)) == []
 
 
+def lengths_at_powers_of_two(longest: int) -> list[int]:
+    """Every power of two up to `longest`, one less and one more."""
+    found = {2**n + one for n in range(longest.bit_length()) for one in (-1, 0, 1)}
+    return sorted(length for length in found if length <= longest)
+
+
+@pytest.mark.parametrize(
+    ("topk", "longest"), [(100, 1024), pytest.param(3000, 131_072, marks=pytest.mark.slow)]
+)
+def test_scores_that_differ_in_their_ten_lowest_bits(topk, longest, backend, device, seed):
+    """Rows as long as each power of two and its neighbours: 3,000 of 131,072 as vLLM's tests."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = lengths_at_powers_of_two(longest)
+    bits = torch.randint(1024, (len(lengths), longest), generator=generator) | 0x3F800000
+    scores = bits.int().view(torch.float32).to(device)
+    counts = torch.tensor(lengths, dtype=torch.int32, device=device)
+    for served_by in (backend, "torch") if backend == "cpu" else (backend,):
+        assert failures(check_topk(scores, counts, topk, served_by, sorted=True)) == []
+
+
 def test_scores_at_and_beyond_the_length_are_not_looked_at(backend, device):
     scores = torch.tensor([[1.0, 2.0, math.inf, math.inf], [math.nan, 9.0, 9.0, 9.0]])
     lengths = torch.tensor([2, 1], dtype=torch.int32, device=device)

@@ -26,6 +26,7 @@ from ptxemu.cli.outcome import Outcome, Ran
 from ptxemu.cli.output_paths import output_file, write_file, write_file_or_stdout
 from ptxemu.cli.progress import Progress
 from ptxemu.cli.schedules import run_all
+from ptxemu.cli.terminal import write_err, write_out
 from ptxemu.errors import LaunchError
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.saved_launch import SUFFIX, save_launch
@@ -226,11 +227,11 @@ def _give_report(options: argparse.Namespace, run: Outcome, seconds: float) -> i
     sys.stdout.flush()
     stopped = run.interruption
     if stopped is not None:
-        sys.stderr.write(f"ptxemu: {stopped.reason}\n")
+        write_err(f"ptxemu: {stopped.reason}\n")
         if not run.ran.failures:
             run.ran.failures.append(f"{run.name}: {stopped.reason}")
     elif run.error is not None:
-        sys.stderr.write(run.error.rstrip("\n") + "\n")
+        write_err(run.error.rstrip("\n") + "\n")
     is_required = options.require_launch or (run.has_kernels and not options.allow_no_launch)
     ran = run.ran
     is_idle = stopped is None and not (ran.launches or ran.failures or run.exit_code)
@@ -250,7 +251,7 @@ def _give_report(options: argparse.Namespace, run: Outcome, seconds: float) -> i
     if options.sarif is not None:
         write_file(options.sarif, sarif(run.ran))
     if options.json != "-":
-        sys.stdout.write(_text(options, run, seconds))
+        write_out(_text(options, run, seconds))
     return run.exit_code or int(_is_failure(run, options.fail_on))
 
 

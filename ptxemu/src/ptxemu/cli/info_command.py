@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +13,7 @@ from ptxemu import api
 from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.kernel_names import demangled
 from ptxemu.cli.kinds import SOURCE, ptx_of
+from ptxemu.cli.terminal import write_out
 from ptxemu.cuda.fatbin import ptx_of_program
 from ptxemu.errors import IllegalInstructionError, UnsupportedInstructionError
 from ptxemu.isa import registry
@@ -64,9 +64,9 @@ def carry_out(options: argparse.Namespace) -> int:
         "kernels": kernels,
     }
     if options.json:
-        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+        write_out(json.dumps(facts, indent=2) + "\n")
     else:
-        sys.stdout.write(_text(facts, with_opcodes=options.opcodes))
+        write_out(_text(facts, with_opcodes=options.opcodes))
     return 1 if any(kernel["missing"] for kernel in kernels) else 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from ptxemu.cli.outcome import Explored, Outcome, Results
 from ptxemu.cli.output_paths import output_folder
 from ptxemu.cli.progress import Progress
 from ptxemu.cli.schedules import add_seeds_option, positive, run_all
+from ptxemu.cli.terminal import write_err, write_out
 from ptxemu.errors import ExecutionError, Interruption, LaunchError
 from ptxemu.exploration import MOST_ORDERS, Exploration, Order
 from ptxemu.launch_setup import LaunchSetup
@@ -238,8 +238,10 @@ def _run_kernel(options: argparse.Namespace) -> Outcome:
         results.unfinished = error.warp_instructions
     finally:
         progress.finish()
-    if options.save is not None:
+    if options.save is not None and stopped is None:
         _save(options.save, arguments)
+    elif options.save is not None:
+        results.failures.append(f"the arrays are not saved in {options.save}: half of them is done")
     shown = [(i, a) for i, a in enumerate(arguments) if a.array is not None]
     return Outcome(
         str(options.ptx),
@@ -286,7 +288,7 @@ def _report(options: argparse.Namespace, outcome: Outcome) -> int:
     ran, stopped, explored = outcome.ran, outcome.interruption, outcome.explored
     reason = None if stopped is None else stopped.reason
     if reason is not None:
-        sys.stderr.write(f"ptxemu: {reason}\n")
+        write_err(f"ptxemu: {reason}\n")
         if not ran.failures:
             ran.failures.append(reason)
     if options.json:
@@ -310,7 +312,7 @@ def _report(options: argparse.Namespace, outcome: Outcome) -> int:
         lines += report.result_lines(options, ran)
         lines.append(report.summary_line(ran, checked=options.check))
         text = "\n".join(folded(lines)) + "\n"
-    sys.stdout.write(text)
+    write_out(text)
     if stopped is not None:
         return stopped.exit_code
     return int(bool(ran.failures) or report.is_failure(ran.findings, options.fail_on))

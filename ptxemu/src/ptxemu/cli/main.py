@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+import zlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 from typing import NoReturn
 
 from ptxemu.cli import report
 from ptxemu.cli.help_text import HelpFormatter
+from ptxemu.cli.interruption import interruptible
+from ptxemu.cli.terminal import write_err
 from ptxemu.cuda.nvcc import NvccError
-from ptxemu.errors import PtxEmuError
+from ptxemu.errors import Interruption, PtxEmuError
 from ptxemu.machine.device import device_for, limit_sms
 
 COMMANDS = {
@@ -43,7 +47,8 @@ Run and check Hopper and Blackwell PTX on a machine without the GPU.
   ptxemu nvcc ...                        the nvcc that ptxemu finds, pip's too
 
 Exit code: 0 all is well, 1 something was found (a hazard, a missing
-instruction), 2 the command could not be carried out, 130 it was interrupted."""
+instruction), 2 the command could not be carried out, 130 it was interrupted, 143
+it was stopped by SIGTERM, 124 its time (--time-limit) was over."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -79,15 +84,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         limit_sms(getattr(options, "sms", None))
         if (arch := getattr(options, "arch", None)) is not None:
             device_for(arch)  # or nvcc would compile for it, and the program run first
-        code: int = options.carry_out(options)
+        # Commands with a limit of their time have their own context.
+        with nullcontext() if hasattr(options, "time_limit") else interruptible(None):
+            code: int = options.carry_out(options)
     except NvccError as error:  # the compiler's lines stay lines
-        sys.stderr.write(f"ptxemu: error: {error}\n")
+        write_err(f"ptxemu: error: {error}\n")
         return CANNOT
-    except (PtxEmuError, ValueError, OSError) as error:
-        sys.stderr.write(f"ptxemu: error: {' '.join(str(error).split())}\n")
+    except (PtxEmuError, ValueError, OSError, zlib.error) as error:
+        write_err(f"ptxemu: error: {' '.join(str(error).split())}\n")
         return CANNOT
+    except MemoryError as error:
+        write_err(f"ptxemu: error: there is not enough memory: {error or 'for this file'}\n")
+        return CANNOT
+    except RecursionError:
+        write_err("ptxemu: error: something in this file is nested too deeply\n")
+        return CANNOT
+    except Interruption as stop:
+        write_err(f"ptxemu: {stop.reason}\n")
+        return stop.exit_code
     except KeyboardInterrupt:
-        sys.stderr.write("ptxemu: interrupted\n")
+        write_err("ptxemu: interrupted\n")
         return INTERRUPTED
     return code
 

@@ -14,6 +14,7 @@ from ptxemu.cli.launch_command import prepare
 from ptxemu.cli.options import add_json_file_option
 from ptxemu.cli.output_paths import write_file_or_stdout
 from ptxemu.cli.target import add_target_options, resolved, run_target
+from ptxemu.cli.terminal import write_err, write_out
 from ptxemu.errors import PtxEmuError
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.mutate import CATEGORIES, Equivalents, Replay, Report, Result, mutate, mutations_of
@@ -108,7 +109,7 @@ def carry_out(options: argparse.Namespace) -> int:
     for replay in replays:
         function = replay.module.syntax.functions[replay.kernel]
         for stranger in equivalents.strangers(mutations_of(function)):
-            sys.stderr.write(f"{options.equivalent}: {replay.kernel} has no mutant {stranger!r}\n")
+            write_err(f"{options.equivalent}: {replay.kernel} has no mutant {stranger!r}\n")
         progress = _Progress(replay.kernel, quiet=options.quiet)
         baseline, results = mutate(
             replay,
@@ -127,7 +128,7 @@ def carry_out(options: argparse.Namespace) -> int:
         write_file_or_stdout(options.json, document)
     if options.json != "-":
         for report in reports:
-            sys.stdout.write("\n".join(report.lines()) + "\n\n")
+            write_out("\n".join(report.lines()) + "\n\n")
     return 1 if any(report.survivors for report in reports) else 0
 
 
@@ -140,7 +141,7 @@ def _replays(options: argparse.Namespace) -> list[Replay]:
         replays.append(Replay(setup))
 
     for failure in run_target(options, on_launch, check=False):
-        sys.stderr.write(f"failed: {failure}\n")
+        write_err(f"failed: {failure}\n")
     return replays
 
 
@@ -162,7 +163,7 @@ class _Progress:
         if self._terminal:
             sys.stderr.write(f"\r\033[K{text}")
         elif done == total or done % max(total // 10, 1) == 0:
-            sys.stderr.write(f"{text}\n")
+            write_err(f"{text}\n")
         sys.stderr.flush()
 
     def finish(self) -> None:

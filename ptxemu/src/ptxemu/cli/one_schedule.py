@@ -29,8 +29,8 @@ def main(request: Path, answer: Path) -> None:
         if stopped is not None:  # why all runs end is the parent's to say
             results.failures = [f for f in results.failures if not f.endswith(stopped.reason)]
         outcome = replace(found, ran=results, interruption=None)
-    except (PtxEmuError, ValueError, OSError) as error:
-        outcome = str(error)
+    except (PtxEmuError, ValueError, OSError, MemoryError, RecursionError) as error:
+        outcome = str(error) or type(error).__name__
     sys.stdout.flush()
     draft = answer.with_suffix(".draft")
     draft.write_bytes(pickle.dumps(outcome))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
+import secrets
 import stat
 import sys
 import tempfile
@@ -48,7 +48,7 @@ def write_file(path: Path, text: str) -> None:
     path = path.resolve()  # a link stays one
     draft = path  # of a device or a pipe
     if path.is_file() or not path.exists():
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft = path.with_name(f".{secrets.token_hex(8)}-{path.name}")
     try:
         draft.write_text(text)
         draft.replace(path)

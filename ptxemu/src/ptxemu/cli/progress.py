@@ -6,6 +6,7 @@ import sys
 import time
 
 from ptxemu.cli.kernel_names import readable
+from ptxemu.cli.terminal import plain
 from ptxemu.events import LaunchProgress
 
 _FIRST_AFTER_SECONDS = 2.0
@@ -45,7 +46,7 @@ class Progress:
         if not self._terminal and tenth == self._shown_tenth and recent:
             return
         self._shown_at, self._shown_tenth = now, tenth
-        text = f"{_short(kernel)}: {done} of {total} clusters, {instructions:,} instructions"
+        text = f"{plain(_short(kernel))}: {done} of {total} clusters, {instructions:,} instructions"
         text += f", {now - self._started:.0f} s"
         sys.stderr.write(f"\r\033[K{text}" if self._terminal else f"{text}\n")
         sys.stderr.flush()

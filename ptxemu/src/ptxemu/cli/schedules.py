@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ptxemu.cli.merging import Tried, merged
 from ptxemu.cli.outcome import Outcome, Results
+from ptxemu.cli.terminal import write_err
 from ptxemu.errors import Interruption, PtxEmuError
 
 ASYNCHRONOUS = ("random", "late", "slow", "eager")
@@ -221,7 +222,7 @@ def _show(one: _Process) -> None:
         return
     lines = one.output.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
     text = "".join(f"  {line}\n" for line in lines)
-    sys.stderr.write(f"ptxemu: end of the output with seed {one.tried.seed}:\n{text}")
+    write_err(f"ptxemu: end of the output with seed {one.tried.seed}:\n{text}")
 
 
 def _descriptor(stream: object) -> int | None:

@@ -13,6 +13,7 @@ from ptxemu.cli.kinds import SOURCE, is_host_code, launch_options, ptx_of
 from ptxemu.cli.launch_command import PTX_HELP, add_launch_options, prepare
 from ptxemu.cli.options import add_schedule_options, policy_of
 from ptxemu.cli.progress import Progress
+from ptxemu.cli.terminal import write_err
 from ptxemu.errors import ExecutionError, PtxEmuError
 from ptxemu.events import Observer
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
@@ -114,8 +115,10 @@ def _run_host(options: argparse.Namespace, on_launch: OnLaunch, *, check: bool) 
     )
     run = run_host(options.script, how)
     sys.stdout.flush()
+    if run.interruption is not None:
+        raise run.interruption
     if run.error is not None:
-        sys.stderr.write(run.error.rstrip("\n") + "\n")
+        write_err(run.error.rstrip("\n") + "\n")
     failures = list(run.ran.failures)
     if run.exit_code and not failures:
         failures.append(f"{run.name} ended with exit code {run.exit_code}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.kernel_names import demangled, file_name
 from ptxemu.cli.output_paths import output_folder, write_file
 from ptxemu.cli.target import add_target_options, resolved, run_target
+from ptxemu.cli.terminal import write_err, write_out
 from ptxemu.errors import PtxEmuError
 from ptxemu.events import FanOut, Observer
 from ptxemu.launch_setup import LaunchSetup
@@ -109,9 +109,9 @@ def carry_out(options: argparse.Namespace) -> int:
         facts.append(_write(options, number, launch, given))
     if options.json:
         report = {"launches": facts, "failures": failures}
-        sys.stdout.write(json.dumps(report, indent=2) + "\n")
+        write_out(json.dumps(report, indent=2) + "\n")
     for failure in failures:
-        sys.stderr.write(f"failed: {failure}\n")
+        write_err(f"failed: {failure}\n")
     return 1 if failures else 0
 
 
@@ -143,7 +143,7 @@ def _write(
         ]
         if launch.recorder.truncated or launch.memory_map.truncated:
             parts.append("note: the run is longer than what is recorded; the rest is left out")
-        sys.stdout.write("\n".join(parts) + "\n\n")
+        write_out("\n".join(parts) + "\n\n")
     return {**facts, "files": [str(file) for file in files]}
 
 

@@ -8,7 +8,6 @@ off files here.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import ctypes.util
 import importlib
@@ -27,6 +26,10 @@ _ENTRY = struct.Struct("<HHIQIIHHIIIQQQ")
 _PTX, _CUBIN = 1, 2
 _LZ4, _ZSTD = 0x2000, 0x8000
 _ELF = b"\x7fELF"
+_MOST_TEXT_BYTES = 1 << 28
+"""Size of a PTX text that no compiler reaches."""
+_MOST_DAMAGED = 100
+"""Fat binaries without an end that a program may have; their beginnings are constants of code."""
 _TARGET = re.compile(r"^\s*\.target\s+(sm_(\d+)([af]?))", re.MULTILINE)
 
 
@@ -49,25 +52,42 @@ def entries(image: bytes) -> Iterator[Entry]:
     """The parts of a fat binary.
 
     Raises:
-        ImageError: not a fat binary, or one that is cut off.
+        ImageError: not a fat binary, or one that is cut off or damaged.
     """
-    magic, _version, header_size, size = _HEADER.unpack_from(image)
-    if magic != FAT_BINARY or header_size + size > len(image):
-        raise ImageError("not a whole fat binary")
-    at, end = header_size, header_size + size
+    end = _end_of(image, 0)
+    at = _HEADER.unpack_from(image)[2]
     while at + _ENTRY.size <= end:
         kind, _, entry_header, stored, packed, _, _, _, arch, _, _, flags, _, unpacked = (
             _ENTRY.unpack_from(image, at)
         )
-        payload = image[at + entry_header : at + entry_header + stored]
+        begin, at = at + entry_header, at + entry_header + stored
+        if entry_header < _ENTRY.size or at > end:
+            raise ImageError("a damaged fat binary")
+        payload = image[begin:at]
         if kind == _PTX:
             if flags & (_LZ4 | _ZSTD):
+                if unpacked > _MOST_TEXT_BYTES:
+                    raise ImageError(f"a damaged fat binary: PTX of {unpacked} bytes")
                 unpack = _zstd if flags & _ZSTD else lz4_block
                 payload = unpack(payload[: packed or stored], unpacked)
             yield Entry(True, arch, payload)
         elif kind == _CUBIN:
             yield Entry(False, arch, payload)
-        at += entry_header + stored
+
+
+def _end_of(image: bytes, at: int) -> int:
+    """Return where the fat binary at `at` ends.
+
+    Raises:
+        ImageError: there is none, or it is cut off.
+    """
+    if at + _HEADER.size > len(image):
+        raise ImageError("not a whole fat binary")
+    magic, _version, header_size, size = _HEADER.unpack_from(image, at)
+    end: int = at + header_size + size
+    if magic != FAT_BINARY or header_size < _HEADER.size or end > len(image):
+        raise ImageError("not a whole fat binary")
+    return end
 
 
 def ptx_for(image: bytes, arch: str) -> str:
@@ -108,7 +128,10 @@ def _advice(arch: str) -> str:
 
 
 def _text(payload: bytes) -> str:
-    return payload.rstrip(b"\0").decode()
+    try:
+        return payload.rstrip(b"\0").decode()
+    except UnicodeDecodeError as error:
+        raise ImageError(f"PTX that is no text: {error}") from error
 
 
 def _target(text: str) -> str:
@@ -148,11 +171,11 @@ def lz4_block(data: bytes, size: int) -> bytes:
                 break
             offset = data[at] | data[at + 1] << 8
             at, length = _lz4_length(data, at + 2, token & 15)
-            start = len(out) - offset
-            if offset == 0 or start < 0:
+            if offset == 0 or offset > len(out):
                 raise ImageError("a damaged LZ4 block")
-            for index in range(length + 4):  # source and target may overlap
-                out.append(out[start + index])
+            length = min(length + 4, size - len(out))
+            pattern = out[len(out) - offset :][:length]  # source and target may overlap
+            out += (pattern * (length // offset + 1))[:length]
     except IndexError:
         raise ImageError("a damaged LZ4 block") from None
     return bytes(out[:size])
@@ -171,16 +194,20 @@ def _zstd(data: bytes, size: int) -> bytes:
     """`size` bytes out of a zstd frame, by whatever this machine has for it.
 
     Raises:
-        ImageError: it has nothing.
+        ImageError: it has nothing, or the frame is damaged.
     """
     for name in ("compression.zstd", "zstandard"):
         try:
             package = importlib.import_module(name)
         except ImportError:
             continue
-        if name == "zstandard":
-            return bytes(package.ZstdDecompressor().decompress(data, max_output_size=size))
-        return bytes(package.decompress(data))
+        unpacker = package.ZstdDecompressor()
+        try:
+            if name == "zstandard":
+                return bytes(unpacker.decompress(data, max_output_size=size))
+            return bytes(unpacker.decompress(data, max_length=size))
+        except package.ZstdError as error:
+            raise ImageError(f"a damaged zstd frame: {error}") from error
     path = ctypes.util.find_library("zstd")
     if path is None:
         raise ImageError(
@@ -223,11 +250,13 @@ def ptx_of_program(path: str) -> list[str]:
     except OSError:
         return []
     texts: list[str] = []
-    at = image.find(_MAGIC_BYTES)
-    while at >= 0:
-        size = _HEADER.unpack_from(image.ljust(at + _HEADER.size, b"\0"), at)[3]
-        with contextlib.suppress(ImageError, struct.error):
-            found = entries(image[at : at + _HEADER.size + size])
+    damaged, at = 0, image.find(_MAGIC_BYTES)
+    while at >= 0 and damaged < _MOST_DAMAGED:
+        try:
+            after = _end_of(image, at)
+            found = list(entries(image[at:after]))
             texts += [_text(entry.payload) for entry in found if entry.is_ptx]
-        at = image.find(_MAGIC_BYTES, at + 4)
+        except ImageError:
+            damaged, after = damaged + 1, at + len(_MAGIC_BYTES)
+        at = image.find(_MAGIC_BYTES, after)
     return texts

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib.abc
 import os
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
@@ -183,7 +184,7 @@ def _answering(
 
 def _script(path: Path, text: str) -> Path:
     """Make a file that can be executed, at once, for other processes may run it."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft = path.with_name(f".building-{secrets.token_hex(8)}")
     draft.write_text(text)
     draft.chmod(0o755)
     return draft.replace(path)

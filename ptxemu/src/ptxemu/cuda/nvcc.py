@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,8 @@ _PACKAGES = "nvidia.cu13"
 _OPTIONS = ("-lineinfo", "-O3")
 _PROGRAM_OPTIONS = ("-cudart", "none", "-no-compress")
 _RELOCATABLE = re.compile(r"-+(rdc|relocatable-device-code)(=true)?|-+(dc|device-c)")
+_SHELL = re.compile(r"[$`\"\\\n]")
+"""What a shell sees between the double quotes into which nvcc puts names."""
 _NO_MAIN = re.compile(r"undefined (reference to|symbol:) [`']?main\b")
 
 
@@ -63,6 +66,8 @@ def compile_ptx(source: Path, output: Path, *, arch: str, options: Sequence[str]
 def _compile(source: Path, output: Path, options: Sequence[str]) -> None:
     if not source.is_file():
         raise UnreadableFileError(f"{source}: no such file")
+    if _SHELL.search(str(source)):
+        raise NvccError(f'{source}: nvcc hands names to a shell, to which $ ` " \\ are commands')
     if relocatable := next(filter(_RELOCATABLE.fullmatch, options), None):
         raise NvccError(f"{source}: relocatable device code ({relocatable}) is not emulated")
     nvcc, more = find_nvcc()
@@ -75,8 +80,10 @@ def _compile(source: Path, output: Path, options: Sequence[str]) -> None:
 
 
 def run_nvcc(command: Sequence[str]) -> str:
-    """Run nvcc; what it says if it fails, else nothing."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """Run nvcc; what it says if it fails, else nothing. Its files go with it, if it is stopped."""
+    with tempfile.TemporaryDirectory(prefix="ptxemu-", ignore_cleanup_errors=True) as folder:
+        environment = {**os.environ, "TMPDIR": folder}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     return (done.stderr + done.stdout).strip() if done.returncode else ""
 
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import logging
 import os
+import stat
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +36,14 @@ from ptxemu.cutedsl.host_function import (
 from ptxemu.driver.rules import PtxImage, status_of
 from ptxemu.errors import LaunchError, PtxEmuError
 from ptxemu.patching import Patches
+from ptxemu.private_cache import DRAFT, cache_folder, delete_unused, require_own
+
+logger = logging.getLogger("ptxemu.cutedsl")
+
+_KEPT_SECONDS = 30 * 86_400
+"""Time after which PTX that nobody has loaded is deleted.
+
+Its object is refused then, as one without PTX."""
 
 # TVM-FFI functions that were exported to object files, as libraries do to cache compilations.
 #
@@ -42,17 +53,54 @@ from ptxemu.patching import Patches
 
 
 def _ptx_path(code: bytes) -> Path:
-    """Return the path of an object file's PTX in $PTXEMU_CACHE_DIR, by default ~/.cache/ptxemu."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    root = os.environ.get("PTXEMU_CACHE_DIR") or Path(home, "ptxemu")
-    return Path(root, "exported", f"{hashlib.sha256(code).hexdigest()}.ptx")
+    """Return the path of an object file's PTX in ptxemu's cache.
+
+    Raises:
+        OSError: there is no cache.
+    """
+    return cache_folder() / "exported" / f"{hashlib.sha256(code).hexdigest()}.ptx"
 
 
 def keep_ptx(compiled: Any, object_path: str | Path) -> None:
-    """Keep the PTX of a function that has been exported to `object_path`."""
-    path = _ptx_path(Path(object_path).read_bytes())
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(ptx_of(compiled))
+    """Keep the PTX of a function that has been exported to `object_path`.
+
+    Where it cannot be kept that is logged, and the object is refused when it is loaded.
+    """
+    text = ptx_of(compiled)
+    try:
+        path = _ptx_path(Path(object_path).read_bytes())
+        path.parent.mkdir(0o700, exist_ok=True)
+        delete_unused(path.parent, "", _KEPT_SECONDS)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=DRAFT) as folder:
+            draft = Path(folder, path.name)
+            draft.write_text(text + _digest_line(text))
+            draft.chmod(0o600)
+            draft.replace(path)
+    except OSError as error:
+        logger.warning("the PTX of %s is not kept: %s", object_path, error)
+
+
+def _kept_ptx(code: bytes) -> str | None:
+    """Return the PTX of an object file; None if none is kept, or not as it was written."""
+    try:
+        path = _ptx_path(code)
+        require_own(path.parent, stat.S_ISDIR)
+        require_own(path)
+        with suppress(OSError):
+            os.utime(path)
+        kept = path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        logger.warning("PTX is not used: %s", error)
+        return None
+    text = kept[: -len(_digest_line(""))]
+    return text if kept == text + _digest_line(text) else None
+
+
+def _digest_line(text: str) -> str:
+    """Return the last line of a kept text: the SHA-256 of all before it."""
+    return f"// {hashlib.sha256(text.encode()).hexdigest()}\n"
 
 
 class ExportedFunction:
@@ -103,13 +151,13 @@ class ExportedModule:
             DriverError: it was compiled for another architecture.
         """
         self._code = Path(path).read_bytes()
-        ptx_path = _ptx_path(self._code)
-        if not ptx_path.is_file():
+        text = _kept_ptx(self._code)
+        if text is None:
             raise MissingPtxError(
                 f"{path} holds a compiled function without PTX: delete it (or switch the cache it "
                 "is from off), so that it is compiled again inside ptxemu.cutedsl.emulate(...)"
             )
-        self._ptx = ptx_path.read_text()
+        self._ptx = text
         PtxImage(self._ptx, Path(path).name).check_target(arch)
         self._functions: dict[str, ExportedFunction] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -342,13 +343,19 @@ def in_processes(task: Callable[[int], _T], count: int, jobs: int) -> Iterator[t
     _current = task  # arrays stay at their addresses in a forked process
     context = multiprocessing.get_context("fork")
     try:
-        with context.Pool(min(jobs, count)) as pool:
+        with context.Pool(min(jobs, count), _leave_signals_to_parent) as pool:
             yield from pool.imap_unordered(_run_current, range(count))
     finally:
         _current = None
 
 
 _current: Callable[[int], Any] | None = None
+
+
+def _leave_signals_to_parent() -> None:
+    """A process of the pool: the terminal's Ctrl-C is the parent's, which ends it by SIGTERM."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run_current(index: int) -> tuple[int, Any]:

@@ -8,45 +8,152 @@ they are.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
+from ptxemu.errors import ModuleError
 from ptxemu.syntax import ast
 
+MOST_COPIED = 1_000_000
+"""Instructions that calls of one module may be replaced by, those of inner calls counted again."""
+
 _Operand = TypeVar("_Operand", bound=ast.Operand)
+_ANY = ""
+"""In place of a function's name: a call that may be of any function."""
 _PER_CALL = ("local", "param")
 """State spaces whose variables every call has for itself."""
 
 
-def inlined(module: ast.Module, function: ast.Function) -> ast.Function:
-    """`function` with the bodies of the functions that it calls in place of the calls."""
-    return _expanded(module, function, (function.name,))
+class Inliner:
+    """Puts bodies of a module's functions in place of their calls, each function's own only once.
+
+    Functions that call themselves, in whatever way, are expanded at each place.
+    """
+
+    def __init__(self, module: ast.Module) -> None:
+        """Expand nothing yet."""
+        self._module = module
+        self._expanded: dict[str, ast.Function] = {}
+        self._copied = 0
+        self._sites = Counter(
+            operand.name if isinstance(operand := one.operands[1], ast.Symbol) else _ANY
+            for function in module.functions.values()
+            for one in function.instructions
+            if one.modifiers[0] == "call"
+        )
+        """Number of calls by the function that they name."""
+
+    def inlined(self, function: ast.Function) -> ast.Function:
+        """`function` with the bodies of the functions that it calls in place of the calls.
+
+        Raises:
+            ModuleError: that takes more than `MOST_COPIED` instructions for this module.
+        """
+        frames = [_Frame(self._module, function)]
+        names = {function.name}
+        while True:
+            frame = frames[-1]
+            missing = self._advance(frame, names)
+            if missing is not None:
+                self._count(frame.function, len(missing.instructions))
+                frames.append(_Frame(self._module, missing))
+                names.add(missing.name)
+                continue
+            frames.pop()
+            names.discard(frame.function.name)
+            done = frame.result()
+            if not frames:
+                return done
+            frames[-1].is_recursive = frames[-1].is_recursive or frame.is_recursive
+            if frame.is_recursive or self._sites[done.name] + self._sites[_ANY] < 2:
+                frames[-1].bodies[done.name] = done  # and no longer
+            else:
+                self._expanded[done.name] = done
+
+    def _advance(self, frame: _Frame, names: set[str]) -> ast.Function | None:
+        """Expand calls until a function is needed that is not expanded; return that one.
+
+        Args:
+            names: functions that are being expanded, which calls them.
+        """
+        for instruction in frame.waiting():
+            callees = frame.callees_of(instruction, names)
+            bodies = []
+            for callee in callees:
+                body = frame.bodies.get(callee.name) or self._expanded.get(callee.name)
+                if body is None:
+                    return callee
+                bodies.append(body)
+            self._count(frame.function, sum(len(body.instructions) for body in bodies))
+            frame.expand(instruction, bodies)
+        return None
+
+    def _count(self, function: ast.Function, instructions: int) -> None:
+        self._copied += instructions
+        if self._copied > MOST_COPIED:
+            raise ModuleError(
+                f"{function.name}: its calls are inlined, which takes more than {MOST_COPIED:,} "
+                "instructions in this module"
+            )
 
 
-def _expanded(module: ast.Module, function: ast.Function, stack: tuple[str, ...]) -> ast.Function:
-    callees = [_callees(module, function, i, stack) for i in function.instructions]
-    if not any(callees):
-        return function
-    merged = _Merged(function)
-    for instruction, found in zip(function.instructions, callees, strict=True):
-        bodies = [_expanded(module, callee, (*stack, callee.name)) for callee in found]
+class _Frame:
+    """A function that is being expanded."""
+
+    def __init__(self, module: ast.Module, function: ast.Function) -> None:
+        """Nothing of it is done."""
+        self.function = function
+        self.bodies: dict[str, ast.Function] = {}
+        """Expanded functions, as they are here alone, by name."""
+        self.is_recursive = False
+        """A call was left, because its function is being expanded."""
+        self._module = module
+        self._merged = _Merged(function)
+        self._is_changed = False
+        self._done = 0
+        self._callees: list[ast.Function] | None = None
+
+    def waiting(self) -> Iterator[ast.Instruction]:
+        """Instructions that are not expanded yet."""
+        if not any(one.modifiers[0] == "call" for one in self.function.instructions):
+            return
+        while self._done < len(self.function.instructions):
+            yield self.function.instructions[self._done]
+
+    def callees_of(self, instruction: ast.Instruction, names: set[str]) -> list[ast.Function]:
+        """Return the functions whose bodies can stand for the next instruction."""
+        if self._callees is None:
+            found = _callees(self._module, self.function, instruction)
+            self._callees = [callee for callee in found if callee.name not in names]
+            self.is_recursive = self.is_recursive or len(self._callees) < len(found)
+        return self._callees
+
+    def expand(self, instruction: ast.Instruction, bodies: list[ast.Function]) -> None:
+        """Put bodies in place of the next instruction, or keep it if there are none."""
         if not bodies:
-            merged.keep(instruction)
+            self._merged.keep(instruction)
         elif isinstance(instruction.operands[1], ast.Register):
-            merged.insert_choice(bodies, instruction)
+            self._merged.insert_choice(bodies, instruction)
         else:
-            merged.insert(bodies[0], instruction)
-    return merged.function()
+            self._merged.insert(bodies[0], instruction)
+        self._is_changed = self._is_changed or bool(bodies)
+        self._done, self._callees = self._done + 1, None
+
+    def result(self) -> ast.Function:
+        """Return the function as it is after the last instruction."""
+        return self._merged.function() if self._is_changed else self.function
 
 
 def _callees(
-    module: ast.Module, caller: ast.Function, instruction: ast.Instruction, stack: tuple[str, ...]
+    module: ast.Module, caller: ast.Function, instruction: ast.Instruction
 ) -> list[ast.Function]:
     """The functions whose bodies can stand for a call; none for all other instructions."""
     if instruction.modifiers[0] != "call":
         return []
     if not isinstance(instruction.operands[1], ast.Register):
-        callee = _callee(module, instruction, stack)
+        callee = _callee(module, instruction)
         return [] if callee is None else [callee]
     listed = instruction.operands[3] if len(instruction.operands) > 3 else None
     if not isinstance(listed, ast.Symbol):
@@ -59,7 +166,7 @@ def _callees(
             instruction,
             operands=(instruction.operands[0], ast.Symbol(name), instruction.operands[2]),
         )
-        callee = _callee(module, direct, stack)
+        callee = _callee(module, direct)
         if callee is None or callee.is_entry:
             continue
         if prototype is None or _fits(callee, prototype):
@@ -73,13 +180,11 @@ def _fits(function: ast.Function, prototype: ast.Prototype) -> bool:
     return all([p.size for p in own] == [p.size for p in asked] for own, asked in pairs)
 
 
-def _callee(
-    module: ast.Module, instruction: ast.Instruction, stack: tuple[str, ...]
-) -> ast.Function | None:
+def _callee(module: ast.Module, instruction: ast.Instruction) -> ast.Function | None:
     """The function whose body can stand for a direct call, if it can."""
     returns, target, arguments = instruction.operands[:3]
     callee = module.functions.get(target.name) if isinstance(target, ast.Symbol) else None
-    if callee is None or not callee.instructions or callee.name in stack:
+    if callee is None or not callee.instructions:
         return None
     for actual, formal in ((arguments, callee.parameters), (returns, callee.returns)):
         if not isinstance(actual, ast.Vector) or len(actual.elements) != len(formal):

@@ -30,7 +30,7 @@ def page_views(cache: Tensor) -> tuple[Tensor, Tensor]:
     return keys, scales
 
 
-def write(operands: CacheWriteOperands, *, mode: Mode = CPU) -> None:
+def write(operands: CacheWriteOperands, *, power_of_two: bool, mode: Mode = CPU) -> None:
     """Quantise `k` (T, 128) and write token t into slot `slots[t]` = page * 64 + offset.
 
     Slots of -1 are padding and are skipped, as are those outside the cache if values are not read;
@@ -43,12 +43,16 @@ def write(operands: CacheWriteOperands, *, mode: Mode = CPU) -> None:
     k, slots, cache = operands
     if mode.reads or values_are_checked():
         check_slots(slots[slots != -1], cache, distinct=True)
-    if not len(slots) or not len(cache):
-        return
+    if len(slots) and len(cache):
+        put_keys(k, slots, cache, power_of_two=power_of_two)
+
+
+def put_keys(k: Tensor, slots: Tensor, cache: Tensor, *, power_of_two: bool) -> None:
+    """Do what `write` does, without a check, for at least one key and one page."""
     if has_mxfp4(cache):
         put(parts_of_cache(cache), slots, pack_keys(k))
         return
-    fp8, scale = quantize(k)
+    fp8, scale = quantize(k, power_of_two=power_of_two)
     keys, scales = page_views(cache)
     parts = [keys, scales.unsqueeze(2).view(torch.uint8)]
     put(parts, slots, torch.cat((fp8.view(torch.uint8), scale[:, None].view(torch.uint8)), dim=1))

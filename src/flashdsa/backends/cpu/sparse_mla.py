@@ -218,7 +218,8 @@ def add_rows(
     if valid is not None:
         rows = rows.masked_fill(~valid[..., None], 0)
     flat = ids.reshape(-1), rows.reshape(-1, rows.shape[-1])
-    if deterministic and not mode.reads:  # sorted on a GPU, where index_add_ has no order
+    # On a GPU index_put_ sorts, and index_add_ has no order; on a CPU it is the other way.
+    if deterministic and total.device.type != "cpu":
         total.index_put_((flat[0].long(),), flat[1], accumulate=True)
     else:
         total.index_add_(0, *flat)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.index_k_cache import check_slots, read_slots
+from flashdsa.backends.cpu.index_k_cache import check_slots, put_keys, read_slots
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.memory import readable
-from flashdsa.backends.mxfp4 import has_mxfp4, pack_keys, parts_of_cache
-from flashdsa.backends.packed_rows import put
+from flashdsa.backends.mxfp4 import has_mxfp4
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.quantize import dtype_name
 from flashdsa.errors import UnsupportedError
@@ -25,7 +24,9 @@ if TYPE_CHECKING:
     from flashdsa.ops.index_k_cache import CacheReadOperands, CacheWriteOperands
 
 
-def bind_write(runner: Runner, operands: CacheWriteOperands) -> Callable[[Sequence[Any]], None]:
+def bind_write(
+    runner: Runner, operands: CacheWriteOperands, *, power_of_two: bool
+) -> Callable[[Sequence[Any]], None]:
     """Quantise `k` (T, 128) and write token t into slot `slots[t]` = page * 64 + offset.
 
     Slots of -1 are padding and are skipped, as is any slot outside the cache; a slot that is named
@@ -33,23 +34,23 @@ def bind_write(runner: Runner, operands: CacheWriteOperands) -> Callable[[Sequen
     waits for the device.
 
     The function that it returns raises UnsupportedError if pages begin at addresses that are no
-    multiples of 16. A cache of MXFP4 keys is written by torch.
+    multiples of 16. Scales that are powers of two, MXFP4's among them, are written by torch.
     """
     k, _, cache = operands
-    in_fp4 = has_mxfp4(cache)
+    by_torch = has_mxfp4(cache) or power_of_two
     check, is_empty = Settings.from_environment().check, not (k.shape[0] and cache.shape[0])
-    if not is_empty and not in_fp4:
+    if not is_empty and not by_torch:
         function = runner.function(WRITE_INDEX_K_CACHE, QuantizePlan(dtype_name(k)))
 
     def serve(operands: Sequence[Any]) -> None:
         k, slots, cache = operands
-        if not in_fp4:
+        if not by_torch:
             _require_aligned_pages(cache)
         if check and values_are_checked():
             given = slots.cpu()
             check_slots(given[given != -1], cache, distinct=True)
-        if in_fp4 and not is_empty:
-            put(parts_of_cache(cache), slots, pack_keys(k))
+        if by_torch and not is_empty:
+            put_keys(k, slots, cache, power_of_two=power_of_two)
         elif not is_empty:
             words = slots.contiguous().view(torch.int32)
             function(readable(k), words, cache.view(torch.uint8).flatten(1))

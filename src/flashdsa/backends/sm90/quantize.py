@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flashdsa.backends.cpu.quantize import quantize as by_torch
 from flashdsa.backends.memory import readable
 from flashdsa.backends.mxfp4 import quantize as to_mxfp4
 from flashdsa.backends.runner import Runner
@@ -19,22 +20,19 @@ if TYPE_CHECKING:
 
 
 def bind_keys(
-    runner: Runner, operands: IndexKOperands, *, mxfp4: bool
+    runner: Runner, operands: IndexKOperands, *, mxfp4: bool, power_of_two: bool
 ) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor]]:
-    """Keys (T, 128) -> e4m3 (T, 128) and scales (T,) fp32; key = fp8 * scale. MXFP4 by torch."""
-    if mxfp4:
-        return runner.on_device(lambda operands: to_mxfp4(*operands))
-    return runner.on_device(_bind_vectors(runner, operands.k))
+    """Keys (T, 128) -> e4m3 (T, 128) and scales (T,) fp32; key = fp8 * scale."""
+    return runner.on_device(_bind_vectors(runner, operands.k, mxfp4, power_of_two))
 
 
 def bind_queries(
-    runner: Runner, operands: IndexQOperands, *, mxfp4: bool
+    runner: Runner, operands: IndexQOperands, *, mxfp4: bool, power_of_two: bool
 ) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor]]:
-    """Queries (B, H, 128) -> e4m3 and weights (B, H) fp32 with each head's scale multiplied in.
-    MXFP4 by torch."""
+    """Queries (B, H, 128) -> e4m3 and weights (B, H) fp32 with each head's scale multiplied in."""
     shape, dim = operands.q.shape, operands.q.shape[-1]
     vectors = operands.q.reshape(-1, dim)
-    quantize = (lambda x: to_mxfp4(*x)) if mxfp4 else _bind_vectors(runner, vectors)
+    quantize = _bind_vectors(runner, vectors, mxfp4, power_of_two)
 
     def serve(operands: Sequence[Any]) -> tuple[Tensor, Tensor]:
         q, weights = operands
@@ -45,8 +43,13 @@ def bind_queries(
 
 
 def _bind_vectors(
-    runner: Runner, vectors: Tensor
+    runner: Runner, vectors: Tensor, mxfp4: bool, power_of_two: bool
 ) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor]]:
+    """Vectors (T, 128) -> e4m3 and scales (T,) fp32; scales that are powers of two by torch."""
+    if mxfp4:
+        return lambda operands: to_mxfp4(*operands)
+    if power_of_two:
+        return lambda operands: by_torch(*operands, power_of_two=True)
     count = vectors.shape[0]
     empty_fp8 = runner.allocator(*vectors.shape, dtype=torch.uint8)
     empty_scale = runner.allocator(count, dtype=torch.float32)

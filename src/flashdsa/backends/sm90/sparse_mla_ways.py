@@ -22,7 +22,7 @@ from flashdsa.heuristics.sparse_mla import SparseMlaConstants
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.stream_k.plan import StreamKFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import MIXED_FORMATS, DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import MIXED_PAIRS, DecodePlan
 from flashdsa.kernels.attention.sm90.decode.full.stream_k.plan import StreamKPlan
 from flashdsa.kernels.attention.sm90.decode.shared import plan as sizes
 from flashdsa.kernels.attention.sm90.fwd.plan import ITEM_US, STEP_US, UNION_BIT_US, FwdPlan
@@ -360,7 +360,8 @@ def whole_plan(call: Call) -> DecodePlan:
     """The decode of whole items of 64 heads."""
     form, extra = call.form or V32, ""
     if call.extra:
-        form, extra = MIXED_FORMATS[0], MIXED_FORMATS[1].name
+        form, other = next(pair for pair in MIXED_PAIRS if form in pair)
+        extra = other.name
     return made(
         DecodePlan, packed=call.packed, joined=call.joined, form=form, extra=extra, tile=call.tile
     )

@@ -51,15 +51,18 @@ def register() -> None:
     Raises:
         UnsupportedError: this Megatron-Core has no table of backends.
     """
-    from megatron.core.transformer import transformer_config as configs
-    from megatron.core.transformer.experimental_attention_variant import dsa_kernels
+    try:
+        from megatron.core.transformer import transformer_config as configs
+        from megatron.core.transformer.experimental_attention_variant import dsa_kernels
 
-    modules = getattr(dsa_kernels, "_BACKEND_MODULE_NAME_BY_BACKEND", None)
-    check = getattr(configs, "_validate_dsa_kernel_backend_dependencies", None)
-    if modules is None or check is None:
+        modules = dsa_kernels._BACKEND_MODULE_NAME_BY_BACKEND
+        check = configs._validate_dsa_kernel_backend_dependencies
+        field = configs.TransformerConfig.__dataclass_fields__["dsa_kernel_backend"]
+    except (ImportError, AttributeError, KeyError) as error:
         raise UnsupportedError(
-            "megatron-core: no table of DSA kernel backends in this version; 0.19 and 0.20 have one"
-        )
+            "megatron-core: no table of DSA kernel backends in this version; 0.19 and 0.20 have "
+            f"one ({error})"
+        ) from error
     if NAME in modules:
         return
 
@@ -69,7 +72,6 @@ def register() -> None:
 
     modules[NAME] = __name__
     configs._validate_dsa_kernel_backend_dependencies = check_others
-    field = configs.TransformerConfig.__dataclass_fields__["dsa_kernel_backend"]
     if get_origin(field.type) is Literal:  # the choices of Megatron-LM's argument
         field.type = Literal[(*get_args(field.type), NAME)]
 

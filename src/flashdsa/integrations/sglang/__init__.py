@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flashdsa import __version__
+from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import start
 from flashdsa.integrations.sglang.indexer import (
     INDEXER_NAME,
@@ -26,7 +30,9 @@ from flashdsa.integrations.sglang.indexer import (
     choose_ragged,
     prepare_index,
 )
+from flashdsa.jit.user_cache import package_version
 from flashdsa.ops.attention import sparse_mla_fwd
+from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
 
 NAME = "flashdsa"
 BACKEND = "sglang.srt.layers.attention.dsa_backend.DeepseekSparseAttnBackend"
@@ -52,6 +58,8 @@ PARAMETERS = {
     ),
 }  # fmt: skip
 """Parameters of the methods that are replaced, as they are known here."""
+FORMATS: dict[int, RowFormat] = {64: V32, 0: ROW_FORMATS["v32_no_rope"]}
+"""Packed rows of SGLang's DSA backend, by columns of RoPE."""
 LATER = ("topk_length", "attn_sink")
 """Those that 0.5.13 lacks."""
 
@@ -66,10 +74,11 @@ def register() -> None:
     methods = {"_forward_flashmla_sparse": forward, "_forward_flashmla_kv": forward_packed}
     if (hooks := known_hooks(NAME, BACKEND, tuple(methods))) is None:
         return
-    for name, function in methods.items():
-        hooks.HookRegistry.register(f"{BACKEND}.{name}", function, hooks.HookType.REPLACE)
-    hooks.HookRegistry.register(CHECK, require_served, hooks.HookType.AFTER)
-    hooks.HookRegistry.register(f"{BACKEND}.__init__", prepare, hooks.HookType.AFTER)
+    with known_sglang(NAME):
+        for name, function in methods.items():
+            hooks.HookRegistry.register(f"{BACKEND}.{name}", function, hooks.HookType.REPLACE)
+        hooks.HookRegistry.register(CHECK, require_served, hooks.HookType.AFTER)
+        hooks.HookRegistry.register(f"{BACKEND}.__init__", prepare, hooks.HookType.AFTER)
 
 
 def register_indexer() -> None:
@@ -81,9 +90,10 @@ def register_indexer() -> None:
     methods = {"_get_topk_paged": choose_paged, "_get_topk_ragged": choose_ragged}
     if (hooks := known_hooks(INDEXER_NAME, INDEXER, tuple(methods))) is None:
         return
-    for name, function in methods.items():
-        hooks.HookRegistry.register(f"{INDEXER}.{name}", function, hooks.HookType.AROUND)
-    hooks.HookRegistry.register(f"{INDEXER}.__init__", prepare_index, hooks.HookType.AFTER)
+    with known_sglang(INDEXER_NAME):
+        for name, function in methods.items():
+            hooks.HookRegistry.register(f"{INDEXER}.{name}", function, hooks.HookType.AROUND)
+        hooks.HookRegistry.register(f"{INDEXER}.__init__", prepare_index, hooks.HookType.AFTER)
 
 
 def known_hooks(plugin: str, path: str, methods: tuple[str, ...]) -> Any:
@@ -99,15 +109,29 @@ def known_hooks(plugin: str, path: str, methods: tuple[str, ...]) -> Any:
     if plugin not in [part.strip() for part in named.split(",")]:
         return None
     module, _, kind = path.rpartition(".")
-    try:
+    with known_sglang(plugin):
         hooks = import_module("sglang.srt.plugins.hook_registry")
         owner = getattr(import_module(module), kind)
         found = {name: inspect.signature(getattr(owner, name)) for name in methods}
-    except (ImportError, AttributeError) as error:
-        raise SystemExit(f"{plugin}: this SGLang is not known: {error}") from None
     for name, signature in found.items():
         require_known(plugin, name, tuple(signature.parameters))
     return hooks
+
+
+@contextmanager
+def known_sglang(plugin: str) -> Iterator[None]:
+    """End the start, in one line with the versions, for whatever fails inside.
+
+    Raises:
+        SystemExit: something failed.
+    """
+    try:
+        yield
+    except Exception as error:
+        versions = f"flashdsa {__version__}, sglang {package_version('sglang')}"
+        raise SystemExit(
+            f"{plugin}: this SGLang is not known: {type(error).__name__}: {error} ({versions})"
+        ) from None
 
 
 def require_known(plugin: str, method: str, parameters: tuple[str, ...]) -> None:
@@ -155,20 +179,28 @@ def prepare(result: None, backend: Any, *given: Any, **named: Any) -> None:
         given, named: other arguments of the constructor.
 
     Raises:
-        UnsupportedError: kernels are missing.
+        UnsupportedError: kernels are missing, or nothing serves rows of these sizes.
     """
+    rope = backend.qk_rope_head_dim
     sizes: dict[str, Any] = {
         "S": start.counts_up_to(MOST_QUERIES),
         "H": getattr(backend, "num_dcp_q_heads", backend.num_q_heads),
         "topk": backend.dsa_index_topk,
-        "d_qk": backend.kv_lora_rank + backend.qk_rope_head_dim,
+        "d_qk": backend.kv_lora_rank + rope,
         "d_v": backend.kv_lora_rank,
         "S_kv": MANY_ROWS,
         "topk_length": (False, True),
     }
     packed = backend.dsa_kv_cache_store_fp8
+    if packed and rope not in FORMATS:
+        raise UnsupportedError(
+            f"{NAME}: serves an fp8 cache with {' or '.join(map(str, FORMATS))} columns of RoPE; "
+            f"got {rope}"
+        )
     # Prompts of a packed cache may come as bf16 rows, which SGLang has gathered.
-    forms: list[dict[str, Any]] = [{"kv_dtype": torch.uint8}, {}] if packed else [{}]
+    forms: list[dict[str, Any]] = [{}]
+    if packed:
+        forms.insert(0, {"kv_dtype": torch.uint8, "kv_format": FORMATS[rope].name})
     found = [name for form in forms for name in start.load("sparse_mla_fwd", **sizes, **form)]
     served = (("sparse_mla_fwd", " and ".join(dict.fromkeys(found))),)
     cache = f"kv cache {'of packed rows' if packed else 'bf16'}"
@@ -192,7 +224,8 @@ def forward(
 
     Args:
         backend: SGLang's, not used.
-        q_all: (T, H, 576). kv_cache: (N, 1, 576), or (N, 1, 656) bytes of packed rows.
+        q_all: (T, H, 576), or 512 without RoPE. kv_cache: (N, 1, 576), or 512, or (N, 1, 656)
+            bytes of packed rows, without RoPE 528.
         page_table_1: (T, topk) int32, rows of kv_cache.
         topk_length: (T,) int32; one of another length is left out, as SGLang does.
 
@@ -201,14 +234,16 @@ def forward(
     """
     if topk_length is not None and len(topk_length) != len(q_all):
         topk_length = None
+    packed = kv_cache.itemsize == 1
     return sparse_mla_fwd(
         q_all,
-        kv_cache.view(torch.uint8) if kv_cache.itemsize == 1 else kv_cache,
+        kv_cache.view(torch.uint8) if packed else kv_cache,
         page_table_1,
         d_v=v_head_dim,
         sm_scale=sm_scale,
         topk_length=topk_length,
         attn_sink=attn_sink,
+        kv_format=FORMATS[q_all.shape[-1] - v_head_dim].name if packed else None,
     )[0]
 
 
@@ -225,8 +260,8 @@ def forward_packed(
     """Replace `_forward_flashmla_kv`: packed rows as they are, and bf16 rows without packing them.
 
     Args:
-        q_all: (T, H, 576). kv_cache: (N, 1, 656) bytes, or (N, 1, 576).
-        layer: not used. metadata: SGLang's, with the lists' lengths.
+        q_all, kv_cache: as for `forward`.
+        layer: not used. metadata: SGLang's, with the lists' lengths, behind which only -1 stands.
         page_table_1: (T, topk) int32, rows of kv_cache.
 
     Returns:

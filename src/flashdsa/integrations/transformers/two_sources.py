@@ -239,7 +239,7 @@ def _last_seen(mask: Tensor, count: int) -> Tensor:
     """
     position = torch.arange(mask.shape[2], dtype=torch.int32, device=mask.device)
     parts = mask.split(max(1, MASK_ELEMENTS // (len(mask) * mask.shape[2])), dim=1)
-    seen = [torch.where(allowed(part), position, -1).topk(count).values for part in parts]
+    seen = [torch.topk(torch.where(allowed(part), position, -1), count).values for part in parts]
     return torch.cat(seen, dim=1)
 
 

@@ -36,10 +36,28 @@ CLASSES = {
 
 
 def register() -> None:
-    """The entry point, run in each of vLLM's processes: makes the backends' names known, and serves
-    DeepSeek-V4's layers where `VLLM_V4` is set."""
-    for name in CLASSES:
-        member(name)
+    """The entry point, run in each process of any vLLM: make the backends' names known, and serve
+    DeepSeek-V4's layers where `VLLM_V4` is set.
+
+    A vLLM that does not take the names is one warning, as most servers use none of them; one that
+    was told to says that it does not know the name.
+
+    Raises:
+        UnsupportedError, ImportError: `VLLM_V4` is set, and this vLLM or its kernels are missing.
+    """
+    try:
+        for name in CLASSES:
+            member(name)
+    except Exception as error:  # vLLM would end with it
+        from flashdsa import __version__
+        from flashdsa.integrations import start
+
+        start.say(
+            LOGGER,
+            f"flashdsa {__version__} has no backend for vLLM {installed_version()}; {KNOWN} is "
+            f"known: {type(error).__name__}: {error}",
+            logging.WARNING,
+        )
     if os.environ.get(VLLM_V4, "0") != "0":
         from flashdsa.integrations.vllm import v4
 
@@ -64,7 +82,7 @@ def installed_version() -> str:
     """Return vLLM's version."""
     import vllm
 
-    return str(vllm.__version__)
+    return str(getattr(vllm, "__version__", "of no version"))
 
 
 def say_untried() -> None:

@@ -14,11 +14,12 @@ from vllm import _custom_ops as ops
 from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.sparse_attn_indexer import PrefillRowShard
+from vllm.utils.deep_gemm import mqa_logits_use_mx_scales
 from vllm.v1.worker.workspace import current_workspace_manager
 
 from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import start
-from flashdsa.integrations.vllm import INDEXER_NAME, KNOWN, installed_version
+from flashdsa.integrations.vllm import INDEXER_NAME, KNOWN, NAME, installed_version
 from flashdsa.ops.indexer import dsa_topk_indexer
 from flashdsa.ops.prefill import dsa_topk_prefill
 from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N, SCALE_BYTES
@@ -92,7 +93,7 @@ def install(indexer: Any) -> dict[str, str]:
 
     Raises:
         UnsupportedError: another model's indexer, sizes without kernels, context parallelism, a
-            vLLM whose function has other parameters.
+            GPU for which vLLM writes other scales, a vLLM whose function has other parameters.
     """
     from vllm.models.deepseek_v32 import attention
 
@@ -107,6 +108,12 @@ def install(indexer: Any) -> dict[str, str]:
             raise UnsupportedError(
                 f"{INDEXER_NAME}: expected {name} 1; got {getattr(parallel, name)}"
             )
+    if mqa_logits_use_mx_scales():
+        # Read as fp32, four equal exponents are about the square of the scale.
+        raise UnsupportedError(
+            f"{INDEXER_NAME}: expected an index cache with fp32 scales; on this GPU (compute "
+            f"capability 10.x) vLLM writes a key's scale as four UE8M0 bytes; use {NAME}"
+        )
     sizes = {"H": indexer.n_head, "topk": indexer.topk_tokens}
     calls = {"dsa_topk_indexer": {"positions": True, **sizes}, "dsa_topk_prefill": sizes}
     served = start.load_own(calls, INDEXER_NAME)

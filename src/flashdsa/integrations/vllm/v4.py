@@ -23,8 +23,9 @@ from flashdsa.ops.attention import sparse_mla_fwd
 from flashdsa.settings import VLLM_V4
 
 MODULES = tuple(f"vllm.models.deepseek_{model}.nvidia.flashmla" for model in ("v4", "v41"))
-FORMATS = {528: "v41"}
-"""Formats of packed rows that their bytes do not tell."""
+FORMATS = {528: "v41_interleaved"}
+"""Formats of the window's packed rows that their bytes do not tell. vLLM has rows of 528 bytes, and
+of 288 beside them, on compute capability 10.x, where FlashMLA's are interleaved."""
 
 
 def install() -> None:

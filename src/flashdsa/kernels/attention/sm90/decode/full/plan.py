@@ -11,7 +11,15 @@ from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
 from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, OF_CLUSTERS, ClusterPlan
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.problem import D_V, KV_GROUP
-from flashdsa.row_formats import ROW_FORMATS, SHIPPED, V32, RowFormat, takes, takes_multiples
+from flashdsa.row_formats import (
+    INTERLEAVED,
+    ROW_FORMATS,
+    SHIPPED,
+    V32,
+    RowFormat,
+    takes,
+    takes_multiples,
+)
 
 FORMATS = SHIPPED
 """Formats of packed rows that kernels are compiled for in advance, V32 first."""
@@ -19,6 +27,8 @@ JOINED_FORMATS = FORMATS[1:]
 """Those of which two sources may have one, both the same."""
 MIXED_FORMATS = tuple(ROW_FORMATS[name] for name in ("v41", "v41_fp4"))
 """Those of which each source may have its own: one variant serves both orders."""
+MIXED_PAIRS = (MIXED_FORMATS, INTERLEAVED)
+"""Formats of sources of two; the kernel of the second pair is compiled at its first call."""
 JOINED_PAIRS = (*((form, "") for form in JOINED_FORMATS), (MIXED_FORMATS[0], MIXED_FORMATS[1].name))
 """Formats of a variant's sources, the second one by its name; "": they have one."""
 SHAPES = ("512 + 0", "512 + 64", "448 + 64")
@@ -55,7 +65,7 @@ def joined_objections(form: RowFormat) -> Iterator[str]:
 
 def mixed_objections(form: RowFormat) -> Iterator[str]:
     """Object to packed rows beside which a second source has others."""
-    yield from takes("kv_format", form, *MIXED_FORMATS)
+    yield from takes("kv_format", form, *(one for pair in MIXED_PAIRS for one in pair))
 
 
 @dataclass(frozen=True)
