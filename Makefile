@@ -13,7 +13,7 @@ SMOKE := $(addprefix ptxemu/tests/,check/test_hazard_programs.py check/test_litm
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo kernels wheel test-wheel test test-all test-gpu test-ptxemu test-peers test-integrations test-training test-transformers peer-signatures test-newest test-pages test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
+.PHONY: help setup demo kernels wheel dist test-wheel test test-all test-gpu test-ptxemu test-peers test-integrations test-training test-transformers peer-signatures test-newest test-pages test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -83,6 +83,12 @@ wheel: kernels  ## A wheel with the compiled kernels, for machines without a com
 	rm -rf build/bdist.* dist/flashdsa-*.whl
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	$(BIN)/python tools/check_wheel.py dist/flashdsa-*.whl
+
+dist: wheel  ## What a release has: also ptxemu's wheel and both source distributions; dist/
+	rm -f dist/ptxemu-* dist/flashdsa-*.tar.gz
+	$(BIN)/uv build --quiet --sdist --out-dir dist .
+	$(BIN)/uv build --quiet --out-dir dist ptxemu
+	$(BIN)/uv tool run --quiet twine check --strict dist/*
 
 test-wheel: $(READY)  ## A wheel with few kernels, installed where neither CuTe DSL nor a compiler is
 	$(BIN)/python -m pytest -m slow tests/wheel

@@ -1,12 +1,16 @@
-"""The wheel's platform (with compiled kernels this machine's, else any) and its modules."""
+"""The wheel's platform (with compiled kernels this machine's, else any), modules and page."""
 
+import sys
 from pathlib import Path
 
 from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
-from setuptools.command.build_py import build_py
 
-KERNELS = Path(__file__).parent / "src" / "flashdsa" / "_kernels"
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "ptxemu"))
+from build_steps import CurrentModules, index_page  # noqa: E402
+
+KERNELS = HERE / "src" / "flashdsa" / "_kernels"
 
 
 class KernelDistribution(Distribution):
@@ -27,19 +31,10 @@ class KernelWheel(bdist_wheel):
         return ("py3", "none", platform.replace("linux_", "manylinux_2_28_", 1))
 
 
-class CurrentModules(build_py):
-    """pip builds in the checkout and leaves build/lib, from which the next wheel is made."""
-
-    def run(self) -> None:
-        """Copy the package, and remove what an earlier build copied and the sources lack now."""
-        super().run()
-        if self.editable_mode:
-            return
-        made = {Path(file).absolute() for file in self.get_outputs()}
-        for path in Path(self.build_lib, "flashdsa").absolute().rglob("*"):
-            if path.is_file() and path not in made:
-                path.unlink()
-
-
 commands = {"bdist_wheel": KernelWheel, "build_py": CurrentModules}
-setup(distclass=KernelDistribution, cmdclass=commands)
+setup(
+    distclass=KernelDistribution,
+    cmdclass=commands,
+    long_description=index_page(HERE),
+    long_description_content_type="text/markdown",
+)

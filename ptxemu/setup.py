@@ -1,23 +1,16 @@
-"""The wheel's modules are those of the sources, whatever was built before."""
+"""The wheel's modules are those of the sources; its page's links work on a package index."""
 
+import sys
 from pathlib import Path
 
 from setuptools import setup
-from setuptools.command.build_py import build_py
 
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from build_steps import CurrentModules, index_page  # noqa: E402
 
-class CurrentModules(build_py):
-    """pip builds in the checkout and leaves build/lib, from which the next wheel is made."""
-
-    def run(self) -> None:
-        """Copy the package, and remove what an earlier build copied and the sources lack now."""
-        super().run()
-        if self.editable_mode:
-            return
-        made = {Path(file).absolute() for file in self.get_outputs()}
-        for path in Path(self.build_lib, "ptxemu").absolute().rglob("*"):
-            if path.is_file() and path not in made:
-                path.unlink()
-
-
-setup(cmdclass={"build_py": CurrentModules})
+setup(
+    cmdclass={"build_py": CurrentModules},
+    long_description=index_page(HERE, "ptxemu"),
+    long_description_content_type="text/markdown",
+)

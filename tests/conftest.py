@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -127,9 +128,16 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was left out; `-q`, which is the default here, hides pytest's header."""
+    """Say what was left out (`-q`, which is the default here, hides pytest's header), and the cost.
+
+    Wall time follows who else has the cores; processor time is of this one, xdist's workers, whom
+    it has waited for by now, and all that they started.
+    """
     missing = f"left out, no such device: backends {', '.join(_missing_backends())}"
     terminalreporter.write_line(missing + "; tests marked gpu" * (not HAS_GPU))
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    seconds = sum(one.ru_utime + one.ru_stime for one in used)
+    terminalreporter.write_line(f"{seconds:.0f} CPU seconds")
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import torch
 from flashdsa.errors import UnsupportedError
 from flashdsa.integrations import sglang, start
 from flashdsa.integrations.sglang import indexer
+from flashdsa.jit import loader
 from tests.support.stubs import forget_starts
 
 
@@ -38,6 +39,7 @@ def layer(**more: Any) -> Any:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     """Kernels that are loaded."""
     found: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(loader, "_loaded", {})  # by other tests of this process
     monkeypatch.setattr(start, "warm_up", lambda name, **sizes: found.append((name, sizes)))
     return found
 

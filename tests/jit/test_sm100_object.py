@@ -15,9 +15,9 @@ import pytest
 from flashdsa.jit.loader import installed_hash, load
 from flashdsa.jit.shared_object import is_from
 from flashdsa.kernels.catalog import MLA_BWD
+from tests.support.houses import ROOT, copy_build_files
 from tools import build_kernels
 
-ROOT = Path(__file__).parents[2]
 MAX_BYTES = 250_000
 """Of an object for each of its functions, of three small kernels at most."""
 PARAMETERS = {"mla_bwd": 12, "mla_bwd_deterministic": 15}
@@ -107,8 +107,7 @@ def test_the_wheel_holds_the_kernels_that_were_built(tmp_path: Path, built: bool
     tree = tmp_path / "tree"
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "_kernels", "ptxemu")
     shutil.copytree(ROOT / "src", tree / "src", ignore=ignored)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree / name)
+    copy_build_files("flashdsa", tree)
     if built:
         (tree / "src/flashdsa/_kernels").mkdir()
         (tree / "src/flashdsa/_kernels/sm90.so").write_bytes(b"kernels")

@@ -54,6 +54,7 @@ ret;
 """
 
 
+@pytest.mark.slow  # `tools/fingerprints.py` assembles every variant whose instructions change
 @pytest.mark.parametrize("spec", SPECS)
 def test_both_gpus_take_the_code_of_each_kernel(spec: KernelSpec) -> None:
     plans = {one.name: one for one in spec.plans}

@@ -110,11 +110,21 @@ def larger(name: str, call: Call, steps: int) -> dict[str, Any]:
     return {argument: grown(argument, value) for argument, value in call.arguments.items()}
 
 
+def _kind(name: str, call: Call) -> tuple[bool, ...]:
+    """What decides on how torch.compile traces a call, as its declaration has it."""
+    shapes = " ".join(shapes_of(name).get(argument, "") for argument in call.arguments)
+    is_operation = name.partition(",")[0] in OPERATIONS
+    paged, packed = "num_pages" in shapes, "offsets" in shapes
+    return is_operation, bool(call.written), name in GRADIENTS, paged, packed
+
+
 def _names() -> Iterator[Any]:
-    """Names of calls: one of each function and those that are exported, too; others later."""
-    for name in _calls():
-        first = ", " not in name or name in EXPORTED
-        yield pytest.param(name, marks=() if first else pytest.mark.slow)
+    """Names of calls: the first of each kind; others are slow tests."""
+    kinds = set()
+    for name, call in _calls().items():
+        is_first = _kind(name, call) not in kinds
+        kinds.add(_kind(name, call))
+        yield pytest.param(name, marks=() if is_first else pytest.mark.slow)
 
 
 def forget_tables() -> None:

@@ -21,10 +21,10 @@ from packaging.requirements import Requirement
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
 from flashdsa.kernels.catalog import variants_of
+from tests.support.houses import ROOT, copy_build_files
 from tools.check_wheel import problems
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
 KERNELS = {"sm90": "write_index_k_bfloat16", "sm100": "sm100_indexer_logits_h16"}
 LIST_AND_CALL = """
 import json, sys
@@ -63,8 +63,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "_kernels")
     shutil.copytree(ROOT / "src", tree / "src", ignore=ignored)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree / name)
+    copy_build_files("flashdsa", tree)
     objects = tree / "src" / "flashdsa" / "_kernels"
     for backend, name in KERNELS.items():
         target = ["--target", str(objects / f"{backend}.so")]

@@ -8,19 +8,18 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("setuptools", minversion="77")
+
+from tests.support.houses import HOUSES, copy_build_files
+
 BUILT = pytest.mark.slow
 """Wheels are built and installed: `make test-wheel`."""
 
-ROOT = Path(__file__).parents[2]
-HOUSES = {"flashdsa": ROOT, "ptxemu": ROOT / "ptxemu"}
-FILES = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.egg-info", "_kernels")
 ENVIRONMENT = {**os.environ, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 PTX = """.version 8.0
@@ -53,9 +52,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, house in HOUSES.items():
         tree = tmp_path_factory.mktemp(name)
         shutil.copytree(house / "src" / name, tree / "src" / name, ignore=IGNORED)
-        for file in FILES:
-            if (house / file).exists():
-                shutil.copy(house / file, tree)
+        copy_build_files(name, tree)
         command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q"]
         subprocess.run(
             [*command, "--wheel-dir", str(folder), str(tree)], check=True, env=ENVIRONMENT
@@ -120,15 +117,3 @@ def test_ptxemu_works_without_flashdsa(python: Path) -> None:
     pip(python, "uninstall", "-y", "flashdsa")
     assert installed(python, "flashdsa") == []
     run(python, RUN_PTXEMU)
-
-
-def test_links_of_the_readme_work_in_the_source_distribution(tmp_path: Path) -> None:
-    build = "import sys; from setuptools.build_meta import build_sdist as b; print(b(sys.argv[1]))"
-    command = [sys.executable, "-c", build, str(tmp_path)]
-    subprocess.run(command, check=True, cwd=ROOT, env=ENVIRONMENT, capture_output=True)
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as opened:
-        files = [name.partition("/")[2] for name in opened.getnames()]
-    targets = re.findall(r"\]\(([^)#\s]+)", (ROOT / "README.md").read_text())
-    local = [target for target in targets if not target.startswith("http")]
-    assert local and [target for target in local if target not in files] == []

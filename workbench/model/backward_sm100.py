@@ -6,6 +6,7 @@ Matrix products and bytes come from the plan, instructions from an emulated run;
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.bwd.products import products_of
@@ -55,6 +56,39 @@ def traffic(plan: BwdPlan = PLAN) -> Traffic:
         exps=PAIR_ROWS * plan.tile.keys,
         instructions=sum(INSTRUCTIONS.values()) * SASS_PER_PTX,
     )
+
+
+class Adds(NamedTuple):
+    """One way in which dKV of a block and CTA reaches global memory.
+
+    Attributes:
+        issue_slots: warp instructions that send it, from accumulators in registers on.
+        requests: that L2 gets.
+        sectors: of 32 bytes, to which L2 adds.
+    """
+
+    way: str
+    issue_slots: float
+    requests: float
+    sectors: float
+
+
+def ways_to_add(plan: BwdPlan = PLAN) -> list[Adds]:
+    """Count the kernel's bulk adds, and one `red.global.add.f32` per value in their place.
+
+    A lane holds one dim of all keys. The kernel stores each key's dims to shared memory, and one
+    lane sends a row's part. Without that a warp adds 32 dims of a key at once, after it has looked
+    whether the key is valid and computed the row's address. Fences and barriers of the ring are
+    left out.
+    """
+    parts = ((plan.part_dims, 1.0), (plan.part_dims, 1.0), (plan.tile.rope_dims, 1 / CLUSTER))
+    rows = sum(plan.tile.keys * share for _, share in parts)
+    sectors = sum(plan.tile.keys * share * dims * 4 / 32 for dims, share in parts)
+    by_warps = 4 * rows  # of the role reduce
+    return [
+        Adds("bulk adds from shared memory", by_warps + rows, rows, sectors),
+        Adds("red.global from registers", 3 * by_warps, by_warps, sectors),
+    ]
 
 
 def steps(machine: GpuModel, plan: BwdPlan = PLAN) -> Iterator[Step]:

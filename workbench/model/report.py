@@ -53,9 +53,15 @@ def attention(ranges: Ranges) -> list[TextTable]:
     of_worth = [*constant, kernels, ("TFLOPS", "left"), ("in the first hour", "wrap")]
     of_times = [kernels, *numbers[:3], ("published of others", "wrap")]
     of_clocks = [("resource", "left"), *numbers[3:]]
+    adds: Rows = [
+        (one.way, *(f"{number:,.0f}" for number in one[1:])) for one in backward_sm100.ways_to_add()
+    ]
+    counted = ("instructions", "requests to L2", "sectors of L2")
+    of_adds = [("backward's dKV, 32 keys and CTA", "left"), *((name, "right") for name in counted)]
     return [
         TextTable("On B200, TFLOPS", of_times, times),
         TextTable("Clocks: forward 64 keys and CTA, backward 32", of_clocks, clocks),
+        TextTable("Counts of what adds to dKV; rates of the second are not known", of_adds, adds),
         TextTable("Constants that nobody here has measured, others in the middle", of_worth, worth),
     ]
 
@@ -85,6 +91,7 @@ def document(ranges: Ranges) -> dict[str, Any]:
     return {
         "attention": [asdict(one) for one in ranges],
         "bounds": [one._asdict() for one in bounds()],
+        "adds": [one._asdict() for one in backward_sm100.ways_to_add()],
         "indexer": [
             one._asdict() | {"shape": one.shape._asdict()} for one in predict_all(B200).values()
         ],

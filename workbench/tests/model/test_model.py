@@ -107,6 +107,16 @@ def test_the_kernels_count_the_numbers_of_their_designs() -> None:
     assert forward.useful_flop == 2 * 64 * 64 * (576 + 512)
 
 
+def test_both_ways_to_add_to_dkv_move_what_the_kernel_moves() -> None:
+    bulk, registers = backward_sm100.ways_to_add()
+    added = BACKWARD_MOVED["shared -> global (bulk reduce)"]
+    assert bulk.sectors * 32 == registers.sectors * 32 == added
+    # 64 rows of 128 dims; of 64 RoPE dims 32 in every other block.
+    assert bulk.requests == 64 + 16 and added / bulk.requests == (64 * 512 + 16 * 256) / 80
+    assert registers.requests == 4 * bulk.requests
+    assert bulk.issue_slots == 400 and registers.issue_slots == 960
+
+
 def test_plan_and_emulated_run_agree() -> None:
     back, counted = backward_sm100.traffic(), BACKWARD_MOVED
     gathered = counted["global -> shared (TMA load)"]
