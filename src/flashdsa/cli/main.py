@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import sys
+import warnings
 from typing import IO, Any
 
 import click
@@ -91,6 +92,8 @@ def cli(verbose: bool) -> None:
     # NOTE: OpenMP threads that spin while they wait make every run ten times slower as soon as
     # something else wants the cores. Read when torch is imported, hence before any command.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # torch says on import that there is no numpy, which nothing here needs.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 
 for command in (demo, info, check, bench, choose, plan, inspect):
