@@ -19,6 +19,9 @@ import flashdsa
 from flashdsa import hw, settings
 from flashdsa.backends.emulated import packages
 from flashdsa.backends.emulated.packages import PACKAGES, install_command
+from flashdsa.cli import extras
+from flashdsa.cli.extras import EXTRAS, require_extra
+from flashdsa.errors import UnsupportedError
 from flashdsa.hw import ARCHITECTURES, SM90, SM100
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.settings import BACKENDS, Settings, raw_settings
@@ -57,12 +60,13 @@ def advised() -> set[str]:
     said = {
         words
         for path in paths
-        if path != Path(packages.__file__)
+        if path not in (Path(packages.__file__), Path(extras.__file__))
         for text in texts(path)
         for words in COMMAND.findall(text)
     }
     found = {one for words in said for one in re.findall(r"'([^']+)'", words) or [words]}
     found |= {*PACKAGES.values(), *(tool.package for tool in TOOLS)}
+    found |= {requirement for _, requirement in EXTRAS.values()}
     return found - {"ptxemu", "{cls.package}"}
 
 
@@ -70,6 +74,24 @@ def test_every_requirement_that_is_advised_is_one_that_a_project_declares() -> N
     kinds = {kind for kind in Tool.__subclasses__() if kind.__module__.startswith("flashdsa.")}
     assert kinds == {*TOOLS}
     assert "zstandard>=0.22" in advised() <= declared()
+
+
+def test_a_package_of_a_tool_is_of_the_extra_that_errors_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extra, requirement in EXTRAS.values():
+        assert requirement in project["optional-dependencies"][extra]
+        assert requirement not in project["dependencies"]
+    require_extra("the chart", *EXTRAS)
+    for name in ("matplotlib", "elftools"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UnsupportedError) as error:
+        require_extra("the chart", *EXTRAS)
+    assert str(error.value) == (
+        "the chart needs matplotlib, elftools, of flashdsa's extra bench and tools: "
+        "pip install 'matplotlib>=3.8' 'pyelftools>=0.31'"
+    )
 
 
 @pytest.mark.slow

@@ -91,8 +91,10 @@ def bench(
     from flashdsa.bench.runner import default_folder, run_bench
     from flashdsa.bench.timer import new_timer
     from flashdsa.cli.availability import require_runnable
+    from flashdsa.cli.extras import require_extra
     from flashdsa.output_paths import require_creatable_folder
 
+    require_extra("the chart", "matplotlib")
     require_runnable(backend)
     if out is None:
         require_creatable_folder("--out", default_folder())

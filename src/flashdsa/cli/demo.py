@@ -78,6 +78,9 @@ def demo(as_json: bool, device: str, backend: str, form: str, **choices: Any) ->
       flashdsa demo --device cuda --queries 1024
       flashdsa demo --json > out/demo.json
     """
+    from flashdsa.cli.extras import require_extra
+
+    require_extra("the picture", "matplotlib")
     from flashdsa.demo import DemoOptions, run_demo
     from flashdsa.demo.run import SIZES, V4_SIZES, choose_device
 

@@ -68,6 +68,9 @@ def inspect(
     Needs nvdisasm, for .ptx ptxas too: pip install 'nvidia-cuda-nvdisasm>=13.0'
     'nvidia-cuda-nvcc>=13.0'. Exit code 1 when a role spills, 2 for wrong input or a missing tool.
     """
+    from flashdsa.cli.extras import require_extra
+
+    require_extra("reading a cubin", "elftools")
     from flashdsa.analysis.inspect import inspect_target
     from flashdsa.analysis.report import Grade
     from flashdsa.cli.inspect_report import as_document, as_markdown, print_report

@@ -176,6 +176,9 @@ def show_plan(
     """The plan in the form asked for, and its picture."""
     variant = find_variant(spec, given)
     if picture is not None:
+        from flashdsa.cli.extras import require_extra
+
+        require_extra("--picture", "matplotlib")
         from flashdsa.cli.plan_picture import draw_plan
 
         draw_plan(variant, picture)
