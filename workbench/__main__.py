@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from flashdsa.cli.main import FlashDsaGroup
@@ -49,7 +47,6 @@ def cli() -> None:
     Every command takes --help. Exit codes: 0 done, 1 a check failed, 2 wrong input or something
     this machine cannot do.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 for command in (

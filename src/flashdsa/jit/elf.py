@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _MAGIC = b"\x7fELF\x02\x01"
-"""Of 64 bits, little-endian: the hosts that kernels are built for."""
+"""First bytes of a file of 64 bits, little-endian, as hosts of kernels have them."""
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _DYNSYM, _VERSYM = 11, 0x6FFFFFFF

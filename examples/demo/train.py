@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from examples.demo.model import Attention, ByteModel, SparseAttention, dense, dense_logits
+from examples.demo.v4 import RATIO, CompressedSparseAttention
 from flashdsa import attention_target, indexer_kl_loss, indexer_kl_loss_dense, sparse_mla_fwd
-from flashdsa.demo.model import Attention, ByteModel, SparseAttention, dense, dense_logits
-from flashdsa.demo.v4 import RATIO, CompressedSparseAttention
 from flashdsa.errors import ArgumentValueError
 
 LEARNING_RATE, RISING_STEPS, FINAL_SHARE = 3e-3, 10, 0.1

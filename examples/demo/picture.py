@@ -11,9 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from flashdsa.demo.model import NEAR
-from flashdsa.demo.train import DemoOptions, Evaluation
-from flashdsa.demo.v4 import RATIO
+from examples.demo.model import NEAR
+from examples.demo.train import DemoOptions, Evaluation
+from examples.demo.v4 import RATIO
 from flashdsa.output_paths import written
 
 INK, MUTED, FUTURE = "#1f2933", "#7b8794", "#e4e7eb"

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from examples.demo.model import ByteModel
+from examples.demo.picture import draw_picture
+from examples.demo.text import load_text
+from examples.demo.train import FORMS, DemoOptions, Trainer, evaluate
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import resolve_backend
-from flashdsa.demo.model import ByteModel
-from flashdsa.demo.picture import draw_picture
-from flashdsa.demo.text import load_text
-from flashdsa.demo.train import FORMS, DemoOptions, Trainer, evaluate
 from flashdsa.errors import ArgumentValueError
 from flashdsa.output_paths import written
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from examples.demo.run import HOPPER, SIZES, V4_SIZES, choose_device, run_demo
+from examples.demo.train import DemoOptions
 from flashdsa.backends.catalog import registry
-from flashdsa.demo.run import HOPPER, SIZES, V4_SIZES, choose_device, run_demo
-from flashdsa.demo.train import DemoOptions
 from flashdsa.kernels.catalog import INDEXER
 
 

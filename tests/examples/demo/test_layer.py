@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdsa.demo import text
-from flashdsa.demo.model import NEAR, Attention, ByteModel, dense, dense_logits
-from flashdsa.demo.train import FORMS, captured, sparse_stage_loss, warm_up_loss
-from flashdsa.demo.v4 import RATIO
+from examples.demo import text
+from examples.demo.model import NEAR, Attention, ByteModel, dense, dense_logits
+from examples.demo.train import FORMS, captured, sparse_stage_loss, warm_up_loss
+from examples.demo.v4 import RATIO
 
 WINDOW, NUM_QUERIES, TOPK = 200, 48, 32
 KEYS = {"v32": WINDOW, "v4": WINDOW // RATIO}

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from flashdsa.demo import DemoOptions, run_demo
-from flashdsa.demo.picture import map_title
+from examples.demo.picture import map_title
+from examples.demo.run import run_demo
+from examples.demo.train import DemoOptions
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 TOPK = {"v32": 64, "v4": 16}

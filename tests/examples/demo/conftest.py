@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flashdsa.demo import DemoOptions
+from examples.demo.train import DemoOptions
 
 
 @pytest.fixture

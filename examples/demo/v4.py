@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from examples.demo import model
 from flashdsa import compress_kv, rotate_tail
-from flashdsa.demo import model
 
 RATIO = 4
 """Bytes of an entry's own window; it also pools those of the window before."""

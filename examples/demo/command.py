@@ -1,4 +1,4 @@
-"""`flashdsa demo`: train a small model with sparse attention on real text."""
+"""`python -m examples.demo`: train a small model with sparse attention on real text."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from flashdsa.cli.console import (
     print_table,
     progress_bar,
 )
+from flashdsa.cli.main import FlashDsaCommand
 from flashdsa.cli.output_options import PICTURES, OutputFile, backend_option
 from flashdsa.settings import BACKENDS
 
 
 def _size(flag: str, name: str, sizes: str, says: str) -> Callable[[Any], Any]:
-    """An option; its defaults on the CPU and on a GPU are those of `flashdsa.demo.run.SIZES`."""
+    """An option; its defaults on the CPU and on a GPU are those of `examples.demo.run.SIZES`."""
     return click.option(flag, name, type=click.IntRange(min=1), show_default=sizes, help=says)
 
 
@@ -29,7 +30,14 @@ def _choice(flag: str, values: tuple[str, ...], says: str) -> Callable[[Any], An
     return click.option(flag, type=click.Choice(values), default="auto", help=says)
 
 
-@click.command(context_settings={"show_default": True})
+@click.command(
+    cls=FlashDsaCommand,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+        "show_default": True,
+    },
+)
 @click.option(
     "--form",
     type=click.Choice(("v32", "v4")),
@@ -72,17 +80,17 @@ def demo(as_json: bool, device: str, backend: str, form: str, **choices: Any) ->
 
     \b
     Examples
-      flashdsa demo
-      flashdsa demo --form v4 --picture out/v4.png
-      flashdsa demo --steps 20 --picture out/short.png
-      flashdsa demo --device cuda --queries 1024
-      flashdsa demo --json > out/demo.json
+      python -m examples.demo
+      python -m examples.demo --form v4 --picture out/v4.png
+      python -m examples.demo --steps 20 --picture out/short.png
+      python -m examples.demo --device cuda --queries 1024
+      python -m examples.demo --json > out/demo.json
     """
     from flashdsa.cli.extras import require_extra
 
     require_extra("the picture", "matplotlib")
-    from flashdsa.demo import DemoOptions, run_demo
-    from flashdsa.demo.run import SIZES, V4_SIZES, choose_device
+    from examples.demo.run import SIZES, V4_SIZES, choose_device, run_demo
+    from examples.demo.train import DemoOptions
 
     device = choose_device(device, backend)
     given = {name: value for name, value in choices.items() if value is not None}
@@ -98,7 +106,7 @@ def demo(as_json: bool, device: str, backend: str, form: str, **choices: Any) ->
 
 def _print_report(result: dict[str, Any]) -> None:
     """Print what was done, and losses and captured mass on held-out text."""
-    from flashdsa.demo.v4 import RATIO
+    from examples.demo.v4 import RATIO
 
     console, options = new_console(), result["options"]
     train, held_out = result["train_bytes"] / 1e3, result["held_out_bytes"] / 1e3
