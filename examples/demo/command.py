@@ -86,9 +86,6 @@ def demo(as_json: bool, device: str, backend: str, form: str, **choices: Any) ->
       python -m examples.demo --device cuda --queries 1024
       python -m examples.demo --json > out/demo.json
     """
-    from flashdsa.cli.extras import require_extra
-
-    require_extra("the picture", "matplotlib")
     from examples.demo.run import SIZES, V4_SIZES, choose_device, run_demo
     from examples.demo.train import DemoOptions
 

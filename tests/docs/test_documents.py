@@ -128,7 +128,7 @@ NOT_RUN = {
 SLOW = (
     "torchrun --standalone",
     "flashdsa check",
-    "flashdsa inspect",
+    "python -m workbench inspect",
     "python -m examples.dense_to_sparse --small",
     "python -m workbench lab hazards",
     "python -m workbench lab majorness --arch sm_90a --compile-to",

@@ -171,6 +171,8 @@ def test_check_runs_and_nothing_of_the_workshop_is_there(python: Path) -> None:
     done = run(python, "-m", "flashdsa", "check", "--quick")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "within their limits" in done.stdout and "Warning" not in done.stderr
+    done = run(python, "-m", "flashdsa", "plan", "mla_bwd", "--json")
+    assert done.returncode == 2 and done.stderr.endswith("run: python -m workbench plan\n")
 
 
 def changed(

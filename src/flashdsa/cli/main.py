@@ -16,10 +16,9 @@ import click
 from flashdsa.cli.bench import bench
 from flashdsa.cli.check import check
 from flashdsa.cli.choose import choose
+from flashdsa.cli.extras import EXTRAS, say_missing
 from flashdsa.cli.info import info
-from flashdsa.cli.inspect import inspect
 from flashdsa.cli.moved import moved_commands
-from flashdsa.cli.plan import plan
 from flashdsa.errors import FlashDsaError
 
 INTERRUPTED = 130
@@ -46,6 +45,11 @@ def one_line_errors() -> Iterator[None]:
         if error.errno == errno.EPIPE:  # the reader of a pipe went away; click ends quietly
             raise
         raise OneLineError(str(error)) from error
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise OneLineError(f"this command {say_missing(package)}") from error
     except (FlashDsaError, ValueError) as error:
         raise OneLineError(" ".join(str(error).split())) from error
 
@@ -108,8 +112,6 @@ def cli(verbose: bool) -> None:
       flashdsa check     errors of every operation against float64
       flashdsa bench     speed and memory, as JSON and a chart
       flashdsa choose    which kernels serve a call, and why
-      flashdsa plan      what a kernel takes: shared memory, barriers, registers
-      flashdsa inspect   what the compiler made of it: registers, spills
 
     Every command takes --json (one JSON document on stdout, nothing else) and --help. Exit codes:
     0 done, 1 a check failed, 2 wrong input or something this machine cannot do, 130 interrupted.
@@ -118,7 +120,7 @@ def cli(verbose: bool) -> None:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
 
 
-for command in (info, check, bench, choose, plan, inspect, *moved_commands()):
+for command in (info, check, bench, choose, *moved_commands()):
     cli.add_command(command)
 
 

@@ -6,7 +6,11 @@ import click
 
 from flashdsa.errors import UnsupportedError
 
-MOVED = {"demo": "python -m examples.demo"}
+MOVED = {
+    "demo": "python -m examples.demo",
+    "inspect": "python -m workbench inspect",
+    "plan": "python -m workbench plan",
+}
 """Name of the command -> what runs it in a checkout."""
 
 

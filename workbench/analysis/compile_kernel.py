@@ -48,6 +48,7 @@ def compile_and_keep(kernel: Variant) -> list[Kept]:
             [sys.executable, "-m", __name__],
             input=pickle.dumps(kernel),
             env=environment,
+            cwd=Path(__file__).parents[2],
             capture_output=True,
             check=False,
             timeout=_TIMEOUT_SECONDS,

@@ -6,14 +6,14 @@ import logging
 import re
 from pathlib import Path
 
-from flashdsa.analysis.compile_kernel import compile_and_keep
-from flashdsa.analysis.cubin import is_elf, read_cubin
-from flashdsa.analysis.report import KernelReport, report_kernel
-from flashdsa.analysis.sass import read_code
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import Variant, find_kernel
 from flashdsa.toolchain import Assembler, Disassembler, OldCubinError
+from workbench.analysis.compile_kernel import compile_and_keep
+from workbench.analysis.cubin import is_elf, read_cubin
+from workbench.analysis.report import KernelReport, report_kernel
+from workbench.analysis.sass import read_code
 
 logger = logging.getLogger("flashdsa.inspect")
 

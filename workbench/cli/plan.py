@@ -1,4 +1,4 @@
-"""`flashdsa plan`: what a kernel takes of a streaming multiprocessor, without a GPU."""
+"""`python -m workbench plan`: what a kernel takes of a streaming multiprocessor, without a GPU."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ The options are the choices in which its compiled variants differ.
 
 \b
 Examples
-  flashdsa plan {name} --arch {arch}
-  flashdsa plan {name} --json | jq '.smem.total'
-  flashdsa plan {name} --markdown > plan.md
+  python -m workbench plan {name} --arch {arch}
+  python -m workbench plan {name} --json | jq '.smem.total'
+  python -m workbench plan {name} --markdown > plan.md
 
 Needs no GPU and no compiler. Exit code 2 for choices that no kernel is compiled for.
 """
@@ -64,7 +64,7 @@ def planned_kernels() -> list[KernelSpec]:
 
 
 def command_of(specs: Sequence[KernelSpec]) -> click.Command:
-    """`flashdsa plan NAME`, its options by what the plans differ in; a row an architecture."""
+    """`plan NAME`, its options by what the plans differ in; a row per architecture."""
     by_arch = {spec.arch: spec for spec in specs}
     first = specs[0]
     options = [
@@ -102,7 +102,7 @@ def command_of(specs: Sequence[KernelSpec]) -> click.Command:
 
 
 def command_of_variant(variant: Variant) -> click.Command:
-    """`flashdsa plan NAME` of a compiled function's exported name, as `flashdsa choose` prints."""
+    """`plan NAME` of a compiled function's exported name, as `choose` prints."""
 
     def run(markdown: bool, as_json: bool) -> None:
         show_variant(variant, markdown, as_json)
@@ -176,10 +176,7 @@ def show_plan(
     """The plan in the form asked for, and its picture."""
     variant = find_variant(spec, given)
     if picture is not None:
-        from flashdsa.cli.extras import require_extra
-
-        require_extra("--picture", "matplotlib")
-        from flashdsa.cli.plan_picture import draw_plan
+        from workbench.cli.plan_picture import draw_plan
 
         draw_plan(variant, picture)
         click.echo(f"drew {picture}", err=True)
@@ -188,14 +185,14 @@ def show_plan(
 
 def show_variant(variant: Variant, markdown: bool, as_json: bool) -> None:
     """The plan in the form asked for."""
-    from flashdsa.cli.plan_tables import describe, show
     from flashdsa.errors import ArgumentValueError
+    from workbench.cli.plan_tables import describe, show
 
     if as_json and markdown:
         raise ArgumentValueError("--markdown: not together with --json")
     if not variant.plan.roles:
         raise ArgumentValueError(
             f"{variant.name}: has no plan to show, as all of its warps do the same; "
-            f"flashdsa inspect {variant.name} shows what the compiler made of it"
+            f"python -m workbench inspect {variant.name} shows what the compiler made of it"
         )
     show(describe(variant), as_json, markdown)

@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from flashdsa.analysis.sass import Code, Instruction
+from workbench.analysis.sass import Code, Instruction
 
 Edges = list[list[int]]
 _ENDS = frozenset({"EXIT", "RET", "KILL"})

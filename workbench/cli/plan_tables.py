@@ -1,4 +1,4 @@
-"""A kernel's plan as tables and as plain data: the forms of `flashdsa plan`."""
+"""A kernel's plan as tables and as plain data: the forms of `python -m workbench plan`."""
 
 from __future__ import annotations
 

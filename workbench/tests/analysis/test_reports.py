@@ -7,12 +7,12 @@ from functools import cache
 
 import pytest
 
-from flashdsa.analysis.inspect import inspect_ptx, inspect_variant
-from flashdsa.analysis.report import Grade, KernelReport, RoleReport, Room, advise
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain import Assembler, Disassembler
-from tests.analysis.ptx_texts import roles_of, sums_of
+from workbench.analysis.inspect import inspect_ptx, inspect_variant
+from workbench.analysis.report import Grade, KernelReport, RoleReport, Room, advise
+from workbench.tests.analysis.ptx_texts import roles_of, sums_of
 
 ADDRESSES = 8
 """Registers that the loop counter and the addresses may take on top of the values."""

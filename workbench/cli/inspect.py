@@ -1,4 +1,4 @@
-"""`flashdsa inspect`: registers, spills and instructions of a compiled kernel, without a GPU."""
+"""`python -m workbench inspect`: registers, spills, instructions of a compiled kernel; no GPU."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def inspect(
 
     \b
     Examples
-      flashdsa inspect indexer --arch sm_90a
-      flashdsa inspect mla_bwd --json | jq '.kernels[0].roles[] | {name, live}'
-      flashdsa inspect kernel.ptx --arch sm_100a     assembled with -lineinfo
-      flashdsa inspect kernel.cubin --markdown > registers.md
+      python -m workbench inspect indexer --arch sm_90a
+      python -m workbench inspect mla_bwd --json | jq '.kernels[0].roles'
+      python -m workbench inspect kernel.ptx --arch sm_100a  with -lineinfo
+      python -m workbench inspect kernel.cubin --markdown > registers.md
 
     Where a .cubin has no line information, lines are missing: compile with -lineinfo (CuTe DSL:
     CUTE_DSL_LINEINFO=1 CUTE_DSL_KEEP=ptx,cubin). Lines of a .ptx without .loc are the PTX's own.
@@ -68,13 +68,10 @@ def inspect(
     Needs nvdisasm, for .ptx ptxas too: pip install 'nvidia-cuda-nvdisasm>=13.0'
     'nvidia-cuda-nvcc>=13.0'. Exit code 1 when a role spills, 2 for wrong input or a missing tool.
     """
-    from flashdsa.cli.extras import require_extra
-
-    require_extra("reading a cubin", "elftools")
-    from flashdsa.analysis.inspect import inspect_target
-    from flashdsa.analysis.report import Grade
-    from flashdsa.cli.inspect_report import as_document, as_markdown, print_report
     from flashdsa.errors import ArgumentValueError
+    from workbench.analysis.inspect import inspect_target
+    from workbench.analysis.report import Grade
+    from workbench.cli.inspect_report import as_document, as_markdown, print_report
 
     if as_json and markdown:
         raise ArgumentValueError("--markdown: not together with --json")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from flashdsa.analysis.cubin import read_cubin, registers_by_threads
 from flashdsa.errors import ArgumentValueError
 from flashdsa.toolchain import Assembler, Tool
-from tests.analysis.ptx_texts import sums_of
+from workbench.analysis.cubin import read_cubin, registers_by_threads
+from workbench.tests.analysis.ptx_texts import sums_of
 
 
 class Cuobjdump(Tool):

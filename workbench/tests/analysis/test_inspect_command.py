@@ -1,4 +1,4 @@
-"""`flashdsa inspect`: forms of output, our kernels against their plans, errors in one line."""
+"""`python -m workbench inspect`: output, our kernels against their plans, errors in one line."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from flashdsa.cli.main import cli
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain import Assembler, Disassembler
-from tests.analysis.ptx_texts import roles_of, sums_of
+from workbench.__main__ import cli
+from workbench.tests.analysis.ptx_texts import roles_of, sums_of
 
-PAGES = Path(__file__).parents[2] / "docs/kernels"
+PAGES = Path(__file__).parents[3] / "docs/kernels"
 PAGE = PAGES / "mla-bwd-sm100.md"
 OTHERS = (
     ("indexer", "sm_90a"),
@@ -37,7 +37,7 @@ needs_dsl = pytest.mark.skipif(
 
 
 def run(*arguments: object) -> Result:
-    """`flashdsa inspect` in this process."""
+    """`python -m workbench inspect` in this process."""
     return CliRunner().invoke(cli, ["inspect", *map(str, arguments)])
 
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from flashdsa.analysis.flow import Edges, common_dominator, dominated, dominators, reach
-from flashdsa.analysis.role_functions import Lines, RoleLines
-from flashdsa.analysis.sass import Code, Instruction
+from workbench.analysis.flow import Edges, common_dominator, dominated, dominators, reach
+from workbench.analysis.role_functions import Lines, RoleLines
+from workbench.analysis.sass import Code, Instruction
 
 
 class Kind(StrEnum):

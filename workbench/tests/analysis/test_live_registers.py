@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flashdsa.analysis.flow import (
+from flashdsa.kernels.catalog import MLA_BWD_DKV
+from flashdsa.plan.roles import Role
+from workbench.analysis.flow import (
     common_dominator,
     dominated,
     dominators,
@@ -15,11 +17,9 @@ from flashdsa.analysis.flow import (
     nearest,
     successors,
 )
-from flashdsa.analysis.role_functions import Lines, RoleLines, role_functions
-from flashdsa.analysis.roles import find_regions
-from flashdsa.analysis.sass import Code, Instruction, Line
-from flashdsa.kernels.catalog import MLA_BWD_DKV
-from flashdsa.plan.roles import Role
+from workbench.analysis.role_functions import Lines, RoleLines, role_functions
+from workbench.analysis.roles import find_regions
+from workbench.analysis.sass import Code, Instruction, Line
 
 
 def code(*rows: str, lines: dict[int, Line] | None = None, called_from: int | None = None) -> Code:

@@ -8,9 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flashdsa.analysis.cubin import CTA_REGISTERS
-from flashdsa.analysis.report import KernelReport, Peak, RoleReport
-from flashdsa.analysis.sass import PTX_TEXT
 from flashdsa.cli.console import (
     LEFT,
     RIGHT,
@@ -21,6 +18,9 @@ from flashdsa.cli.console import (
     print_tables,
     table_as_markdown,
 )
+from workbench.analysis.cubin import CTA_REGISTERS
+from workbench.analysis.report import KernelReport, Peak, RoleReport
+from workbench.analysis.sass import PTX_TEXT
 
 _NAME_CHARACTERS = 60
 _HOW = {"made": "makes them", "needed": "needs them"}

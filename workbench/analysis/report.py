@@ -9,13 +9,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from flashdsa.analysis import flow
-from flashdsa.analysis.cubin import CTA_REGISTERS, KernelRecord, registers_by_threads
-from flashdsa.analysis.role_functions import planned_roles
-from flashdsa.analysis.roles import WHOLE, CodeRegion, find_regions, instruction_mix
-from flashdsa.analysis.sass import PTX_TEXT, Code, Instruction
 from flashdsa.hw import MAX_REGISTERS, REGISTER_STEP
 from flashdsa.plan.kernel_spec import Variant
+from workbench.analysis import flow
+from workbench.analysis.cubin import CTA_REGISTERS, KernelRecord, registers_by_threads
+from workbench.analysis.role_functions import planned_roles
+from workbench.analysis.roles import WHOLE, CodeRegion, find_regions, instruction_mix
+from workbench.analysis.sass import PTX_TEXT, Code, Instruction
 
 TIGHT_SHARE = 0.9
 """Share of the budget: if more registers are live, one more variable may spill."""
