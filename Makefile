@@ -25,7 +25,7 @@ $(READY): pyproject.toml ptxemu/pyproject.toml constraints.txt tools/make_venv.s
 setup: $(READY)  ## Make .venv with everything that the other targets need
 
 demo: $(READY)  ## A DSA layer learns real text on this machine (two minutes); writes out/demo.png
-	$(BIN)/flashdsa demo
+	$(BIN)/python -m examples.demo
 
 test: $(READY)  ## flashdsa's and the workbench's tests that need no GPU, none marked slow; few of ptxemu's
 	$(PYTEST) tests workbench/tests $(SMOKE)

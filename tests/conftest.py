@@ -80,8 +80,7 @@ def shared_compilations(request: pytest.FixtureRequest) -> Iterator[None]:
     temporary: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
     folder: Path = request.getfixturevalue("compiled_kernels")
     locks = temporary.getbasetemp().parent / "locks"
-    # Reports on registers name lines of the sources.
-    with shared_in(folder, locks, lines="analysis" in request.path.parts):
+    with shared_in(folder, locks):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Writes the tables of `flashdsa plan`, and its picture, into the kernels' pages of the docs.
+"""Writes `python -m workbench plan`'s tables, and its picture, into the kernels' pages.
 
     python tools/plan_tables.py [--check]
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from PIL import Image
 
 from flashdsa.cli.console import TextTable, table_as_markdown
-from flashdsa.cli.plan_picture import draw_plan
-from flashdsa.cli.plan_tables import describe, tables
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
 from flashdsa.plan.kernel_spec import find_kernel
+from workbench.cli.plan_picture import draw_plan
+from workbench.cli.plan_tables import describe, tables
 
 DOCS = Path(__file__).parents[1] / "docs"
 PICTURE = DOCS / "assets" / "mla-bwd-sm100.png"
@@ -47,7 +47,7 @@ def main() -> int:
     old = [page for page in pages if updated(page.read_text()) != page.read_text()]
     if "--check" in sys.argv[1:]:
         for page in old:
-            print(f"{page}: not what `flashdsa plan` says; run tools/plan_tables.py")
+            print(f"{page}: not what `python -m workbench plan` says; run tools/plan_tables.py")
         return 1 if old else 0
     for page in old:
         page.write_text(updated(page.read_text()))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from flashdsa.cli.main import FlashDsaGroup
 from workbench.cli.draws import draws
 from workbench.cli.engines import engines
 from workbench.cli.export import export
+from workbench.cli.inspect import inspect
 from workbench.cli.lab import lab
 from workbench.cli.launch import launch
 from workbench.cli.model import model
 from workbench.cli.mutate import mutate
 from workbench.cli.overlap import overlap
+from workbench.cli.plan import plan
 from workbench.cli.ranking import ranking
 from workbench.cli.reference import reference
 from workbench.cli.sanitize import sanitize
@@ -34,6 +34,8 @@ def cli() -> None:
       draws     an operation beside other libraries, in shapes drawn or fixed
       ways      what each way of an operation earns, by drawn shapes
       tiles     which tiles of Triton's kernels are fastest on this GPU
+      plan      what a kernel takes: shared memory, barriers, registers
+      inspect   what the compiler made of it: registers, spills
       lab       tensor-core instructions laid open, and their hazards
       model     predicted times on a GPU that is not here
       overlap   what neighbouring queries of your indices share
@@ -49,12 +51,11 @@ def cli() -> None:
     Every command takes --help. Exit codes: 0 done, 1 a check failed, 2 wrong input or something
     this machine cannot do.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 for command in (
     draws, lab, launch, sanitize, mutate, model, overlap, reference, ranking, engines,
-    export, v4_layer, ways, tiles,
+    export, v4_layer, ways, tiles, plan, inspect,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -2,7 +2,7 @@
 
 The design that this library began with lists the regions of blocks of `B_TOPK` = 32 keys, and of 64
 keys, before, only the sum: 225.7 KB. `flashdsa.plan` lays both out and checks them, as it does the
-plan that ships (`flashdsa plan mla_bwd`).
+plan that ships (`python -m workbench plan mla_bwd`).
 """
 
 from __future__ import annotations

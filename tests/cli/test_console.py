@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from io import StringIO
 
@@ -52,6 +53,56 @@ def test_parts_of_a_step_do_not_start_its_clock_again(
     assert len(lines) >= 3
     assert lines[-1].startswith((" 69%", " 72%")) and "a case (about " in lines[-1]
     assert lines[-1].endswith(" s)")
+
+
+@pytest.fixture
+def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+
+
+TABLE = console.TextTable(
+    "Sizes [bytes]",
+    [("region", "left"), ("bytes", "right"), ("holds", "wrap")],
+    [("q", "18,432", "Q of the item, 9 x [heads, 64], " * 5), ("s", "64", "ok")],
+    "All of [bold] them.",
+)
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_a_table_has_the_same_words_without_rich(
+    columns: int,
+    without_rich: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    plain = console.new_console()
+    console.print_tables(plain, [TABLE], {"ok": "bold red"})
+    console.print_indented(plain, "[green]two[/] words " + console.escape("[bold]"))
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= columns and lines[0] == "Sizes [bytes]"
+    rows = [line.split(maxsplit=2) for line in lines[1:5]]
+    assert rows[0] == ["region", "bytes", "holds"] and {*"".join(rows[1])} == {"-"}
+    assert rows[2][:2] == ["q", "18,432"] and len(rows[3]) == 3  # the second line of a cell
+    assert "".join(shown.split()).count("[heads,64]") == 5 and lines[-3:] == [
+        "All of [bold] them.",
+        "",
+        "  two words [bold]",
+    ]
+
+
+def test_progress_without_rich_is_plain_lines(
+    without_rich: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "PLAIN_SECONDS", 0.05)
+    with console.progress_bar() as on_progress:
+        on_progress(2, 4, "half way")
+        time.sleep(0.2)
+    assert capsys.readouterr().err.startswith(" 50% half way")
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

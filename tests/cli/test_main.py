@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -20,17 +19,17 @@ from click.testing import CliRunner, Result
 import flashdsa
 from flashdsa.cli import main
 from flashdsa.cli.main import cli
+from flashdsa.cli.moved import MOVED
 from flashdsa.cli.output_options import JsonOrFolder, OutputFile, OutputFolder
 from flashdsa.errors import ArgumentValueError
-from flashdsa.kernels.catalog import KERNELS
 from flashdsa.output_paths import require_creatable, require_creatable_folder, written
+from tests.support.full_disk import full_disk
 from tests.support.subtests import CaseLoop
 
 COMMANDS = (
-    "demo", "info", "check", "bench", "choose sparse_mla",
+    "info", "check", "bench", "choose sparse_mla",
     "choose mla_bwd", "choose dsa_topk_indexer", "choose dsa_topk_prefill",
     "choose attention_target", "choose indexer_scores", "choose indexer_bwd",
-    *(f"plan {spec.name}" for spec in KERNELS if spec.plans[0].roles), "inspect",
 )  # fmt: skip
 Run = Callable[..., Result]
 
@@ -39,6 +38,8 @@ def names_of(group: click.Group) -> Iterator[str]:
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
+        if command is None or command.hidden:
+            continue
         if isinstance(command, click.Group):
             yield from (f"{name} {below}" for below in names_of(command))
         else:
@@ -85,6 +86,19 @@ def test_top_help_names_every_command_and_the_exit_codes(run: Run) -> None:
     assert "Exit codes" in output
 
 
+@pytest.mark.parametrize(("name", "now"), MOVED.items())
+def test_a_command_that_moved_says_where_to(run: Run, name: str, now: str) -> None:
+    """Whatever its arguments were, and no help shows it."""
+    for arguments in ((), ("--help",), ("mla_bwd", "--json", "--picture", "x.png")):
+        result = run(name, *arguments)
+        assert (result.exit_code, result.stdout) == (2, "")
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("flashdsa: error: ") and line.endswith(f"run: {now}")
+    module = now.split()[2]
+    assert find_spec(module) is not None
+    assert f"flashdsa {name}" not in run("--help").output
+
+
 def test_version(run: Run) -> None:
     assert run("--version").output == f"flashdsa {flashdsa.__version__}\n"
 
@@ -115,7 +129,7 @@ def test_a_bug_is_not_dressed_up_as_a_user_error(run: Run, monkeypatch: pytest.M
     assert isinstance(run("info").exception, KeyError)
 
 
-@pytest.mark.parametrize("command", ["check", "bench", "demo"])
+@pytest.mark.parametrize("command", ["check", "bench"])
 def test_a_backend_that_cannot_run_is_one_line(run: Run, command: str) -> None:
     result = run(command, "--backend", "sm100")
     assert (result.exit_code, result.stdout) == (2, "")
@@ -157,14 +171,7 @@ def test_an_interrupted_command_has_an_exit_code_of_its_own(
     assert "130 interrupted" in run("--help").stdout
 
 
-FILES = {
-    "demo --picture": "x.png",
-    "demo --indices": "x.pt",
-    "bench --quick --out": "x.json",
-    "plan mla_bwd --picture": "x.svg",
-}
-PLACES = [*FILES.items(), ("bench --quick --out", "results")]
-PICTURES = [name for name, file in FILES.items() if not file.endswith((".pt", ".json"))]
+PLACES = [("bench --quick --out", "x.json"), ("bench --quick --out", "results")]
 
 
 def test_every_option_that_says_where_to_write_is_tried() -> None:
@@ -184,7 +191,7 @@ def test_every_option_that_says_where_to_write_is_tried() -> None:
     outputs = [p for p in every if isinstance(p.type, OutputFile | OutputFolder | JsonOrFolder)]
     inputs = {p.opts[0] for p in every if p not in outputs}
     assert inputs == set()
-    assert len({p.opts[0] for p in outputs}) >= 3
+    assert {p.opts[0] for p in outputs} == {command.split()[-1] for command, _ in PLACES}
 
 
 def refused(arguments: str, match: str) -> None:
@@ -203,13 +210,6 @@ def test_a_file_or_folder_that_cannot_be_written(command: str, name: str, tmp_pa
     refused(f"{command} {in_the_way / name}", f"{option}: cannot write ")
     refused(f"{command} /proc/nope/{name}", f"{option}: cannot write ")
     assert in_the_way.read_text() == "as it was" and os.listdir(tmp_path) == ["file"]
-
-
-@pytest.mark.parametrize("command", PICTURES)
-def test_a_picture_of_a_format_that_there_is_not(command: str, tmp_path: Path) -> None:
-    option = command.split()[-1]
-    refused(f"{command} {tmp_path / 'x.bmpx'}", f"{option}: expected a name ending in .png, .svg")
-    refused(f"{command} {tmp_path}/", f"{option}: expected a name ending in")
 
 
 def test_the_default_place_of_results_is_tried(
@@ -233,37 +233,13 @@ def test_trying_leaves_everything_as_it_was(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["held.png"]
 
 
-@contextmanager
-def full_disk() -> Iterator[None]:
-    """Files of this process end at 100 bytes; it keeps no bytecode, which would end, too."""
-    limits, kept = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
-    sys.dont_write_bytecode = True
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
-    try:
-        yield
-    finally:
-        sys.dont_write_bytecode = kept
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-TINY_DEMO = "demo --steps 1 --window 192 --queries 8 --topk 64 --heads 1"
-WRITING = {
-    f"{TINY_DEMO} --picture": "x.png",
-    f"{TINY_DEMO} --indices": "x.pt",
-    "bench topk --s 2 --s-kv 128 --h 2 --topk 32 --repeats 1 --out": "x.json",
-    "plan mla_bwd --picture": "x.svg",
-}
-
-
-@pytest.mark.parametrize("command", WRITING, ids=lambda one: f"{one.split()[0]} {one.split()[-1]}")
 def test_a_full_disk_names_the_file_and_leaves_all_as_it_was(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flashdsa.bench.timer.SAMPLE_SECONDS", 0.0)
-    if command.endswith("indices"):
-        monkeypatch.setattr("flashdsa.demo.run.draw_picture", lambda *_: None)
-    path = tmp_path / WRITING[command]
+    path = tmp_path / "x.json"
     path.write_text("as it was")
+    command = "bench topk --s 2 --s-kv 128 --h 2 --topk 32 --repeats 1 --out"
     with full_disk():
         result = CliRunner().invoke(cli, [*command.split(), str(path)])
     assert (result.exit_code, result.stdout) == (2, "")

@@ -117,7 +117,6 @@ NOT_RUN = {
     "make": "installs, or takes minutes",
     "vllm serve": "vLLM, a Hopper GPU and a model",
     "SGLANG_PLUGINS=": "SGLang, a Hopper GPU and a model",
-    "flashdsa demo": "minutes; tests/demo runs a smaller one",
     "flashdsa bench": "writes into the checkout; tests/bench runs it elsewhere",
     "flashdsa -v check --backend sm90": "a Hopper GPU",
     "python -m examples.dense_to_sparse --out out/large": "a Hopper GPU",
@@ -129,7 +128,7 @@ NOT_RUN = {
 SLOW = (
     "torchrun --standalone",
     "flashdsa check",
-    "flashdsa inspect",
+    "python -m workbench inspect",
     "python -m examples.dense_to_sparse --small",
     "python -m workbench lab hazards",
     "python -m workbench lab majorness --arch sm_90a --compile-to",

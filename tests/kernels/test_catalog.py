@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 import flashdsa.kernels
-from flashdsa.analysis.role_functions import role_functions
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.catalog import BACKENDS, INDEXER, KERNELS, MLA_BWD, variants_of
 from flashdsa.plan.kernel_spec import find_kernel
 from tests.support.subtests import CaseLoop
+from workbench.analysis.role_functions import role_functions
 
 ids = [f"{spec.name}-{spec.arch}" for spec in KERNELS]
 

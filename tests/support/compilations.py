@@ -30,17 +30,18 @@ KEPT_SECONDS = 7 * 24 * 3600
 
 
 @contextmanager
-def shared_in(folder: Path, locks: Path, lines: bool) -> Iterator[None]:
+def shared_in(folder: Path, locks: Path) -> Iterator[None]:
     """Whatever is compiled for ptxemu inside the block comes from `folder`, or goes there.
 
+    It has no line information, which takes a quarter to a third of a compilation; the instructions
+    are the same. Run a test that failed alone, and findings name Python lines.
+
     Args:
-        folder: outlasts the run; functions of other sources are not taken. locks: of the run.
-        lines: whether it has line information. That takes a quarter to a third of a compilation,
-            and the instructions are the same. Run a test that failed alone, and findings name
-            Python lines.
+        folder: outlasts the run; functions of other sources are not taken.
+        locks: of the run.
     """
     locks.mkdir(exist_ok=True)
-    retention.install(line_info=lines)
+    retention.install(line_info=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "compile_plan", partial(_compile_once, folder, locks))
         yield

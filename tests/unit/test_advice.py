@@ -19,6 +19,8 @@ import flashdsa
 from flashdsa import hw, settings
 from flashdsa.backends.emulated import packages
 from flashdsa.backends.emulated.packages import PACKAGES, install_command
+from flashdsa.cli import extras
+from flashdsa.cli.extras import EXTRAS, say_missing
 from flashdsa.hw import ARCHITECTURES, SM90, SM100
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.settings import BACKENDS, Settings, raw_settings
@@ -57,12 +59,13 @@ def advised() -> set[str]:
     said = {
         words
         for path in paths
-        if path != Path(packages.__file__)
+        if path not in (Path(packages.__file__), Path(extras.__file__))
         for text in texts(path)
         for words in COMMAND.findall(text)
     }
     found = {one for words in said for one in re.findall(r"'([^']+)'", words) or [words]}
     found |= {*PACKAGES.values(), *(tool.package for tool in TOOLS)}
+    found |= {requirement for _, requirement in EXTRAS.values()}
     return found - {"ptxemu", "{cls.package}"}
 
 
@@ -70,6 +73,14 @@ def test_every_requirement_that_is_advised_is_one_that_a_project_declares() -> N
     kinds = {kind for kind in Tool.__subclasses__() if kind.__module__.startswith("flashdsa.")}
     assert kinds == {*TOOLS}
     assert "zstandard>=0.22" in advised() <= declared()
+
+
+def test_a_package_of_a_tool_is_of_the_extra_that_errors_name() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for name, (extra, requirement) in EXTRAS.items():
+        assert requirement in project["optional-dependencies"][extra]
+        assert requirement not in project["dependencies"]
+        assert f"extra {extra}: pip install '{requirement}'" in say_missing(name)
 
 
 @pytest.mark.slow

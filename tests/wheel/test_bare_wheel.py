@@ -16,11 +16,11 @@ from importlib.metadata import distribution as metadata_of
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
 from flashdsa.kernels.catalog import variants_of
+from tests.support.distributions import with_needs
 from tests.support.houses import ROOT, copy_build_files
 from tools.check_wheel import problems
 
@@ -76,21 +76,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def requirements(wheel: Path) -> set[str]:
-    """Every distribution that the wheel needs without extras, and what these need in turn."""
+def requirements(wheel: Path) -> list[str]:
+    """What the wheel's metadata requires, extras among it."""
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         lines = archive.read(metadata).decode().splitlines()
     marked = "Requires-Dist: "
-    waiting = [line.removeprefix(marked) for line in lines if line.startswith(marked)]
-    found: set[str] = set()
-    while waiting:
-        requirement = Requirement(waiting.pop())
-        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if wanted and requirement.name.lower() not in found:
-            found.add(requirement.name.lower())
-            waiting += metadata_of(requirement.name).requires or []
-    return found
+    return [line.removeprefix(marked) for line in lines if line.startswith(marked)]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +91,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv = tmp_path_factory.mktemp("bare") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     (packages,) = venv.glob("lib/python*/site-packages")
-    for name in requirements(wheel):
+    for name in with_needs(requirements(wheel)):
         distribution = metadata_of(name)
         for file in distribution.files or ():
             if ".." not in file.parts and file.parts[0] != "__pycache__":
@@ -168,6 +160,18 @@ def test_the_cpu_backend_computes(python: Path) -> None:
         "print(tuple(out.shape), bool(lse.isfinite().all()))\n"
     )
     assert run(python, "-c", code).stdout.split("\n")[0] == "(2, 3, 512) True"
+
+
+def test_check_runs_and_nothing_of_the_workshop_is_there(python: Path) -> None:
+    """No package for pictures, colours or cubins, and none that draws or reads them."""
+    absent = ("rich", "matplotlib", "numpy", "elftools")
+    code = f"from importlib.util import find_spec; print([n for n in {absent} if find_spec(n)])"
+    assert run(python, "-c", code).stdout == "[]\n"
+    done = run(python, "-m", "flashdsa", "check", "--quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "within their limits" in done.stdout and "Warning" not in done.stderr
+    done = run(python, "-m", "flashdsa", "plan", "mla_bwd", "--json")
+    assert done.returncode == 2 and done.stderr.endswith("run: python -m workbench plan\n")
 
 
 def changed(

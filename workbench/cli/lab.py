@@ -31,8 +31,8 @@ def split_heads(queries: int, slots: int, seed: int, as_json: bool) -> None:
       python -m workbench lab split-heads --slots 2048 --queries 1
       python -m workbench lab split-heads --json
     """
-    from flashdsa.cli.plan_tables import describe, show
     from flashdsa.verify.sparse_mla_cases import SparseMlaCase
+    from workbench.cli.plan_tables import describe, show
     from workbench.lab.kernels.split_heads.plan import SPLIT_HEADS
     from workbench.lab.split_heads import judge
 

@@ -33,7 +33,7 @@ def launch(
     """Small calls of a kernel: emulated, checked by ptxemu and judged.
 
     KERNEL is a row of workbench/small_calls/table.py, or the name that
-    `flashdsa plan` has, whose rows are all meant. A call is a public operation
+    `python -m workbench plan` has, whose rows are all meant. A call is a public operation
     on a device of few multiprocessors; its results are judged against float64.
 
     \b

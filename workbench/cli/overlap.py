@@ -54,7 +54,7 @@ def overlap(path: Path, key: str | None, sizes: tuple[int, ...], as_json: bool) 
 
     \b
     Examples
-      flashdsa demo --indices out/indices.pt
+      python -m examples.demo --indices out/indices.pt
       python -m workbench overlap out/indices.pt
       python -m workbench overlap layer30.pt --groups 2 --groups 16 --json
     """

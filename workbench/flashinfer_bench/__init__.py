@@ -17,7 +17,7 @@ ATTENTION_PS1 = "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps1"
 HARDWARE = ("NVIDIA H100", "NVIDIA H200", "NVIDIA B200")
 """GPUs that have kernels here. Those of B200 ran emulated only."""
 NOT_CARRIED = (
-    "adapters", "analysis", "bench", "cli", "demo", "distributed", "integrations", "reference",
+    "adapters", "bench", "cli", "distributed", "integrations", "reference",
     "verify",
 )  # fmt: skip
 """Rooms of flashdsa that no call needs."""

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from flashdsa.cli.extras import say_missing
 from flashdsa.cli.output_options import OutputFile, OutputFolder
 from flashdsa.plan import BudgetError
 from workbench import host
@@ -44,6 +46,7 @@ OUTPUTS = {
     "sanitize --build-controls": "controls",
     "sanitize --out": "x.json",
     "mutate --rows": "rows",
+    "plan mla_bwd --picture": "x.png",
     "tiles --out": "x.json",
     "v4-layer --out": "x.json",
     "ways decode --out": "x.json",
@@ -51,10 +54,12 @@ OUTPUTS = {
 
 
 def commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from commands(command, f"{path}{name} ")
-        else:
+        elif command is not None:
             yield path + name, command
 
 
@@ -91,6 +96,28 @@ def test_every_output_is_tried_before_the_work(tmp_path: Path) -> None:
 def test_a_wrong_input_is_one_line(arguments: str) -> None:
     result = run(arguments)
     assert (result.exit_code == 2 and "Error" in result.output) or "error" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package"),
+    [
+        ("plan mla_bwd --picture x.png", "matplotlib"),
+        ("inspect x.cubin", "elftools"),
+        ("lab precision", "numpy"),
+    ],
+)
+def test_a_package_that_lacks_is_one_line(arguments: str, package: str) -> None:
+    """In a process of its own: modules of the tests' have it already."""
+    code = f"import sys; sys.modules[{package!r}] = None\nfrom workbench.__main__ import cli; cli()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments.split()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert say_missing(package) in line
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**-40, 2.0**40])

@@ -88,6 +88,7 @@ def bench(
       flashdsa bench mla_bwd --backend sm90        on an H100 or H200, a minute
       flashdsa bench --backend triton --quick      on an NVIDIA GPU since A100
     """
+    import flashdsa.bench.chart  # noqa: F401  # what it needs is missing before the run, not after
     from flashdsa.bench.runner import default_folder, run_bench
     from flashdsa.bench.timer import new_timer
     from flashdsa.cli.availability import require_runnable

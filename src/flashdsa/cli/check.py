@@ -110,8 +110,9 @@ def check(
 
     \b
     With --list
-      kernel   as `flashdsa plan` calls it, on an H200 (Hopper) or a B200; the
-               backend's function where there is none; "not taken": see --json
+      kernel   as `python -m workbench plan` calls it, on an H200 (Hopper) or a
+               B200; the backend's function where there is none; "not taken": see
+               --json
       compiled function   its variant; of the Hopper backward's two ways the
                GPU takes one, by how much the lists have in common
 

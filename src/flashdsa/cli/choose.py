@@ -85,7 +85,7 @@ def choose() -> None:
     \b
     What is printed
       the backend         others that would serve the call, and why others do not
-      kernels             as `flashdsa plan` and `flashdsa inspect` take them; of
+      kernels             as the workbench's `plan` and `inspect` take them; of
                           Triton's the grid, tile, warps and stages
       what was chosen     ">" marks what the call runs, with times predicted on an
                           H200 where there are any, and rules

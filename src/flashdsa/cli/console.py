@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import click
+
+from flashdsa.cli import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
 
 RIGHT, LEFT, WRAP = "right", "left", "wrap"
 Rows = list[tuple[str, ...]]
-PIPE_COLUMNS = 100
 PLAIN_SECONDS = 10.0
 OnProgress = Callable[[float, int, str], None]
 """Called with (steps done, a part of one perhaps, steps in all, what runs now)."""
@@ -46,23 +47,28 @@ def _json_ready(value: Any) -> Any:
 
 
 def new_console(stderr: bool = False) -> Console:
-    """A console that does not colour numbers and paths on its own.
+    """Return a console that does not colour numbers and paths on its own.
 
-    In a pipe it is 100 columns wide, or COLUMNS if that is set.
+    In a pipe it is 100 columns wide, or COLUMNS if that is set. Without rich (the extra `bench`) it
+    is a `PlainConsole`, which has no colours.
     """
-    from rich.console import Console
-
+    try:
+        from rich.console import Console
+    except ImportError:
+        return cast("Console", plain.PlainConsole(stderr))
     console = Console(stderr=stderr, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PIPE_COLUMNS
+        console.width = plain.PIPE_COLUMNS
     return console
 
 
 def new_table(columns: Iterable[tuple[str, str]]) -> Table:
     """A plain table; each column is (heading, "left" or "right" or "wrap": left, in many lines)."""
-    from rich import box
-    from rich.table import Table
-
+    try:
+        from rich import box
+        from rich.table import Table
+    except ImportError:
+        return cast("Table", plain.PlainTable(columns))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading, kind in columns:
         justify: Literal["left", "right"] = "right" if kind == "right" else "left"
@@ -71,6 +77,25 @@ def new_table(columns: Iterable[tuple[str, str]]) -> Table:
             heading, justify=justify, no_wrap=not wraps, overflow="fold" if wraps else "ellipsis"
         )
     return table
+
+
+def escape(text: str) -> str:
+    """Return the text with its brackets as they are, for a console that takes markup."""
+    try:
+        from rich.markup import escape as rich_escape
+    except ImportError:
+        return plain.escape(text)
+    return rich_escape(text)
+
+
+def print_indented(console: Console, what: str | Table, columns: int = 2) -> None:
+    """Print a text or a table with `columns` spaces to its left."""
+    try:
+        from rich.padding import Padding
+    except ImportError:
+        cast("plain.PlainConsole", console).print(cast("Any", what), indent=columns)
+    else:
+        console.print(Padding(what, (0, 0, 0, columns)))
 
 
 def print_table(console: Console, title: str, table: Table) -> None:
@@ -93,7 +118,6 @@ def print_tables(
     console: Console, tables: Iterable[TextTable], colours: Mapping[str, str] = MappingProxyType({})
 ) -> None:
     """Each table, its note under it; cells that `colours` names are in colour."""
-    from rich.markup import escape
 
     def shown(cell: str) -> str:
         return f"[{colours[cell]}]{cell}[/]" if cell in colours else escape(cell)
@@ -118,7 +142,12 @@ def table_as_markdown(table: TextTable) -> str:
 
 @contextmanager
 def progress_bar() -> Iterator[OnProgress]:
-    """A bar on stderr; where stderr is no terminal, a line every PLAIN_SECONDS instead."""
+    """A bar on stderr; without a terminal or rich, a line every PLAIN_SECONDS instead."""
+    console = new_console(stderr=True)
+    if not console.is_terminal:
+        with _plain_progress() as on_progress:
+            yield on_progress
+        return
     from rich.progress import (
         BarColumn,
         Progress,
@@ -128,11 +157,6 @@ def progress_bar() -> Iterator[OnProgress]:
     )
     from rich.table import Column
 
-    console = new_console(stderr=True)
-    if not console.is_terminal:
-        with _plain_progress() as on_progress:
-            yield on_progress
-        return
     what_runs = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # what the others leave
     columns = (
         BarColumn(bar_width=24),

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashdsa.backends.features import FLAGS
-from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
+from flashdsa.cli.console import (
+    escape,
+    json_option,
+    new_console,
+    new_table,
+    print_indented,
+    print_json,
+    print_table,
+)
 from flashdsa.problem import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -113,11 +121,9 @@ def _kernels_said(row: dict[str, Any]) -> str:
 
 def _print_backends(console: Console, rows: list[dict[str, Any]]) -> None:
     """Print what each backend takes, and once whether it runs here and why not."""
-    from rich.markup import escape
-    from rich.padding import Padding
 
-    def indented(what: Any) -> None:
-        console.print(Padding(what, (0, 0, 0, 2)))
+    def indented(what: str | Table) -> None:
+        print_indented(console, what)
 
     for backend in dict.fromkeys(row["backend"] for row in rows):
         own = [row for row in rows if row["backend"] == backend]

@@ -61,7 +61,7 @@ class Explanation:
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """Names of the kernels that are launched, each once, as `flashdsa inspect` takes them."""
+        """Names of the launched kernels, each once, as the workbench's `inspect` takes them."""
         return tuple(dict.fromkeys(launch.kernel for launch in self.launches))
 
     @property

@@ -1,6 +1,6 @@
 """Every kernel of the library as a row of data. Nothing here imports CuTe DSL.
 
-`make kernels`, loading, the emulator, `flashdsa plan` and `flashdsa inspect` read these rows.
+`make kernels`, loading, the emulator, the workbench's `plan` and `inspect` read these rows.
 """
 
 from __future__ import annotations

@@ -61,9 +61,9 @@ def explain(
         arguments: the call's arguments by keyword, `backend` too.
 
     Returns:
-        `str` of it is the table. Fields: `backend`, `gpu`, `kernels` (names that `flashdsa inspect`
-        takes), `launches`, `choices`, `reasons`, `refusals` (other backends, each with why it does
-        not serve the call), `also` (backends that would serve it).
+        `str` of it is the table. Fields: `backend`, `gpu`, `kernels` (names that the
+        workbench's `inspect` takes), `launches`, `choices`, `reasons`, `refusals` (other backends,
+        each with why it does not serve the call), `also` (backends that would serve it).
 
     Raises:
         TypeError, ValueError: an argument is wrong, as in the call.

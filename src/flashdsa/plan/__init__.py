@@ -1,4 +1,4 @@
-"""Budgets as data: kernels allocate from them, `flashdsa plan` prints them, tests check them."""
+"""Budgets as data: kernels allocate from them, the workbench prints them, tests check them."""
 
 from flashdsa.plan.budgets import CtaPlan, FixedPlan, Sm90Plan, Sm100Plan, UniformPlan
 from flashdsa.plan.roles import (

@@ -12,7 +12,6 @@ import torch
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
-from flashdsa.analysis.compile_kernel import compile_and_keep
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm100 import mla_bwd as backend
@@ -35,6 +34,7 @@ from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inpu
 from ptxemu import Policy
 from tests.kernels.findings import EVERY_FEATURE, unexpected
 from tests.support.compilations import ptx_of
+from workbench.analysis.compile_kernel import compile_and_keep
 
 PLAN = BwdPlan()
 HEADS = 128

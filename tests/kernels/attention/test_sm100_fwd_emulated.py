@@ -12,7 +12,6 @@ from torch import Tensor, nn
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 import flashdsa
-from flashdsa.analysis.compile_kernel import compile_and_keep
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm100.sparse_mla import bind_plan, write_apart
 from flashdsa.errors import UnsupportedError
@@ -28,6 +27,7 @@ from ptxemu import Policy
 from tests.kernels.findings import EVERY_FEATURE
 from tests.support.attention_launches import forward_operands
 from tests.support.compilations import ptx_of
+from workbench.analysis.compile_kernel import compile_and_keep
 
 PLAN = FwdPlan()
 HEADS = 128

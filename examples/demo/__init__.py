@@ -1,0 +1,1 @@
+"""A small byte model with DeepSeek Sparse Attention learns Python's own text."""
