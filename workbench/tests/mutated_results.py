@@ -16,14 +16,14 @@ from flashdsa.bench.result import BenchResult, MemoryRow, Row, read_result
 from flashdsa.bench.timer import Times
 from flashdsa.errors import ArgumentValueError
 from flashdsa.toolchain import Assembler
-from tests.analysis.ptx_texts import roles_of, sums_of
 from workbench.draws.run import DRAWS_SCHEMA, read_draws
+from workbench.tests.analysis.ptx_texts import roles_of, sums_of
 
 ERROR = "flashdsa: error: "
 
 
 def _inspect(path: Path) -> int:
-    from flashdsa.cli.main import cli
+    from workbench.__main__ import cli
 
     cli(["inspect", str(path)], prog_name="flashdsa")
     return 0

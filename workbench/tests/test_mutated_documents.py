@@ -9,7 +9,7 @@ from flashdsa.errors import UnsupportedError
 from flashdsa.toolchain import Assembler, Disassembler
 
 NUMBER = 300
-KIND = "tests.support.mutated_results:"
+KIND = "workbench.tests.mutated_results:"
 
 
 def changed_cubins(seeds: range) -> list[str]:
