@@ -12,9 +12,11 @@ from click.testing import Result
 
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated import packages
+from flashdsa.backends.features import FLAGS
+from flashdsa.bench import machine
 from flashdsa.bench.machine import Gpu, HostMachine
 from flashdsa.cli.availability import reason_against
-from flashdsa.jit import loader
+from flashdsa.jit import loader, origins
 from flashdsa.kernels.catalog import BACKENDS as BACKENDS_WITH_KERNELS
 from flashdsa.kernels.catalog import variants_of
 from flashdsa.settings import BACKENDS, Settings
@@ -71,19 +73,75 @@ def test_json_has_machine_versions_and_settings(run: Run) -> None:
 
 
 @pytest.mark.parametrize("columns", ["80", "100", "200"])
-def test_text_says_for_each_backend_whether_it_runs_and_loses_nothing(
+def test_text_says_in_few_lines_for_each_backend_whether_it_runs(
     run: Run, columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    output = run("info").output
-    assert "cpu runs here" in output and "torch runs here" in output
-    assert "sm90 does not run here: needs a GPU of compute capability 9.0; found no GPU" in output
+    monkeypatch.delenv("FLASHDSA_BACKEND", raising=False)
+    lines = run("info").output.splitlines()
+    found = {line.split()[0]: line.partition(" ")[2].strip() for line in lines if line}
+    for backend in BACKENDS[1:]:
+        assert found[backend].startswith("yes" if backend in RUN_HERE else "no: "), backend
+    assert found["sm90"] == "no: needs a GPU of compute capability 9.0; found no GPU"
+    assert len(lines) <= 8 + len(BACKENDS[1:])
+    assert max(map(len, lines)) <= int(columns)
+
+
+@pytest.mark.parametrize("columns", ["80", "200"])
+def test_the_tables_lose_nothing(run: Run, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    every = run("info", "--all").output
     for word in ("sparse_mla_fwd", "FLASHDSA_BACKEND", "deterministic", "not in this version:"):
-        assert word in output
-    lines = output.splitlines()
-    assert "…" not in output
-    assert max(len(line) for line in lines) <= int(columns)
-    assert len(lines) <= 12 + 9 * len(registry.operations)
+        assert word in every
+    assert "…" not in every and max(map(len, every.splitlines())) <= int(columns)
+    for backend in BACKENDS[1:]:
+        one = run("info", backend).output
+        heading = f"\n{backend}\n"
+        assert one.partition(heading)[2].strip() in every
+        assert all((f"\n{other}\n" in one) == (other == backend) for other in BACKENDS[1:])
+        assert [other for other in BACKENDS[1:] if f"\n{other} " in one] == [backend]
+
+
+def test_a_setting_that_is_set_is_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHDSA_MAX_CLUSTER", "7")
+    monkeypatch.delenv("FLASHDSA_CHECK", raising=False)
+    assert "\nFLASHDSA_MAX_CLUSTER=7\n" in run("info").output
+    assert "FLASHDSA_CHECK" not in run("info").output
+
+
+def test_kernels_that_nothing_can_compile_are_said_with_what_would(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(origins, "package_version", lambda _: None)
+    monkeypatch.setattr(loader, "INSTALLED", tmp_path)
+    monkeypatch.setattr(origins, "cache_folder", lambda: tmp_path)
+    missing = f"kernels: {len(variants_of('sm90'))}, none compiled: pip install 'nvidia-cutlass-dsl"
+    assert missing in " ".join(run("info", "sm90").output.split())
+    hopper = machine_with(Gpu("NVIDIA H200", (9, 0), 2**37))
+    monkeypatch.setattr(machine, "describe_machine", lambda: hopper)
+    said = " ".join(run("info").output.split())
+    assert f"sm90 no: {missing}" in said and "GPU: NVIDIA H200 (9.0)" in said
+    monkeypatch.setattr(origins, "package_version", lambda _: "4.8")
+    assert "compiled at first use sm100 no: " in " ".join(run("info").output.split())
+
+
+def test_a_bad_choice_of_tables_is_one_line(run: Run) -> None:
+    assert "'sm91' is not one of" in run("info", "sm91").output
+    assert "--json: has everything" in run("info", "--json", "--all").output
+
+
+def test_no_implementation_lists_a_flag_that_its_operation_does_not_have() -> None:
+    """The CPU serves every call."""
+    for operation in registry.operations:
+        known = registry.implementations(operation)
+        served = {
+            flag
+            for flag in FLAGS
+            if any(getattr(one.features, flag) for one in known if one.backend == "cpu")
+        }
+        for one in known:
+            own = {flag for flag in FLAGS if getattr(one.features, flag)}
+            assert own <= served, (operation, one.backend, own - served)
 
 
 def test_the_packages_that_an_emulated_backend_lacks_are_named_by_a_command_that_installs_them(

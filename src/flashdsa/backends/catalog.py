@@ -35,19 +35,20 @@ _LOGITS = Features(
     topk=UpTo(max(TOPK)),
     next_n=OneOf(tuple(range(1, MAX_NEXT_N + 1))),
     deterministic=True,
-    sorted=True,
 )
-_INDEXER = replace(_LOGITS, positions=True)
-_INDEXER_OF_SLOTS = replace(
+_INDEXER = replace(_LOGITS, sorted=True, positions=True)
+_LOGITS_OF_SLOTS = replace(
     _LOGITS, num_heads=OneOf((NUM_INDEX_HEADS,)), table_page_size=OneOf(SHORT_TABLE_PAGES)
 )
+_INDEXER_OF_SLOTS = replace(_LOGITS_OF_SLOTS, sorted=True)
 """Features of the variants that gather tokens."""
 _SM90_LOGITS = replace(_LOGITS, token_bytes=_TOKEN_BYTES)
 _SM90_TWO_LEVELS = replace(
-    _SM90_LOGITS, positions=True, block=OneOf(PARTS_OF_A_PAGE), candidates=True
+    _SM90_LOGITS, sorted=True, positions=True, block=OneOf(PARTS_OF_A_PAGE), candidates=True
 )
 """Features of what scores all positions and ranks them in a launch of its own."""
-_SM90_PREFILL = replace(_LOGITS, dtypes=("float8_e4m3fn", "bfloat16"))
+_SM90_PREFILL_LOGITS = replace(_LOGITS, dtypes=("float8_e4m3fn", "bfloat16"))
+_SM90_PREFILL = replace(_SM90_PREFILL_LOGITS, sorted=True)
 _SM90_TWO_LEVELS_PREFILL = replace(_SM90_TWO_LEVELS, dtypes=_SM90_PREFILL.dtypes, positions=False)
 _SM90_FORWARD = Features(
     dtypes=("bfloat16",),
@@ -70,7 +71,7 @@ _SM90_JOINED = replace(
     index_block=OneOf((1, 2, 4, 8, 16, 32, 64)),
 )
 _SM90_BF16 = replace(_SM90_JOINED, max_logits=True, row_formats=NO_FORMATS)
-_SM90_BACKWARD = replace(_SM90_JOINED, row_formats=NO_FORMATS)
+_SM90_BACKWARD = replace(_SM90_JOINED, row_formats=NO_FORMATS, batch_invariant=False)
 _SM90_SCORES = Features(dtypes=("float32",), topk=UpTo(2048), sorted=True, deterministic=True)
 _SM90_QUANTIZE = Features(
     dtypes=("bfloat16", "float32"), d_qk=OneOf((INDEX_HEAD_DIM,)), deterministic=True
@@ -111,7 +112,7 @@ _SM90 = (
     ("topk_indices", "topk:bind", _SM90_SCORES),
     ("dsa_topk_prefill", "prefill:bind", _SM90_PREFILL),
     ("dsa_topk_prefill", "two_levels:bind_prefill", _SM90_TWO_LEVELS_PREFILL),
-    ("prefill_logits", "prefill:bind_logits", _SM90_PREFILL),
+    ("prefill_logits", "prefill:bind_logits", _SM90_PREFILL_LOGITS),
     ("quantize_index_k", "quantize:bind_keys", _SM90_QUANTIZE),
     ("quantize_index_q", "quantize:bind_queries", _SM90_QUANTIZE),
     ("write_index_k_cache", "index_k_cache:bind_write", _SM90_WRITE),
@@ -144,7 +145,7 @@ _SM100 = (
     ("dsa_topk_indexer", "indexer:bind", _INDEXER),
     ("dsa_topk_indexer", "indexer:bind", _INDEXER_OF_SLOTS),
     ("indexer_logits", "indexer:bind_logits", _LOGITS),
-    ("indexer_logits", "indexer:bind_logits", _INDEXER_OF_SLOTS),
+    ("indexer_logits", "indexer:bind_logits", _LOGITS_OF_SLOTS),
     ("compress_kv", "entries:bind", _ENTRIES),
     ("compress_kv_bwd", "entries:bind_backward", _ENTRIES),
 )
@@ -167,19 +168,19 @@ _TRITON_PACKED = replace(
     row_formats=Formats(triton_formats.objections),
     mixed_formats=Formats(triton_formats.objections),
 )
-_TRITON_BACKWARD = replace(_TRITON_FORWARD, dtypes=("bfloat16",))
+_TRITON_BACKWARD = replace(
+    _TRITON_FORWARD, dtypes=("bfloat16",), max_logits=False, batch_invariant=False
+)
 # Left to torch: fp32 and fp64, of which tensor cores have no products, and gradients of fp16, which
 # may leave its range; more than 128 index heads, as a tile has them all, and a topk beyond 4096, as
 # a part of a row has few more; keys of 68 bytes, blocks and candidates, compressed entries, the
 # cache's reads and writes, which no time goes to on these GPUs.
-_TRITON_INDEXER = replace(
-    _LOGITS,
-    num_heads=UpTo(128),
-    topk=UpTo(4096),
-    table_page_size=OneOf(PARTS_OF_A_PAGE),
-    positions=True,
+_TRITON_LOGITS = replace(
+    _LOGITS, num_heads=UpTo(128), topk=UpTo(4096), table_page_size=OneOf(PARTS_OF_A_PAGE)
 )
-_TRITON_PREFILL = replace(_TRITON_INDEXER, dtypes=("float8_e4m3fn", "bfloat16", "float16"))
+_TRITON_INDEXER = replace(_TRITON_LOGITS, sorted=True, positions=True)
+_TRITON_PREFILL_LOGITS = replace(_TRITON_LOGITS, dtypes=("float8_e4m3fn", "bfloat16", "float16"))
+_TRITON_PREFILL = replace(_TRITON_PREFILL_LOGITS, sorted=True)
 _TRITON_SCORES = replace(_SM90_SCORES, topk=_TRITON_INDEXER.topk)
 _TRITON_SUMS = replace(
     _SM90_TARGET, dtypes=("bfloat16", "float16"), num_heads=ANY, d_qk=OneOf((128, 512, 576))
@@ -192,12 +193,12 @@ _TRITON = (
     ("sparse_mla_fwd_out", "attention:bind_out", _TRITON_PACKED),
     ("mla_bwd", "attention_bwd:bind", _TRITON_BACKWARD),
     ("dsa_topk_indexer", "indexer:bind", _TRITON_INDEXER),
-    ("indexer_logits", "indexer:bind_logits", _TRITON_INDEXER),
+    ("indexer_logits", "indexer:bind_logits", _TRITON_LOGITS),
     ("topk_indices", "topk:bind", _TRITON_SCORES),
     ("dsa_topk_prefill", "prefill:bind", _TRITON_PREFILL),
-    ("prefill_logits", "prefill:bind_logits", _TRITON_PREFILL),
+    ("prefill_logits", "prefill:bind_logits", _TRITON_PREFILL_LOGITS),
     ("attention_target", "indexer_training:bind_target", _TRITON_SUMS),
-    ("indexer_scores", "indexer_training:bind_scores", _TRITON_SUMS),
+    ("indexer_scores", "indexer_training:bind_scores", replace(_TRITON_SUMS, attn_sink=False)),
     ("indexer_bwd", "indexer_training:bind_backward", _TRITON_INDEX_BACKWARD),
     ("indexer_kl", "indexer_kl:bind", _SM90_ROWS),
     ("indexer_kl_bwd", "indexer_kl:bind_backward", _SM90_ROWS),
