@@ -4,7 +4,9 @@ packed rows Hopper takes.
     python tools/result_tables.py [--check]
 
 The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the draws in
-`workbench/results/draws`, those of `<!-- first -->` means and lowest of four operations, those of
+`workbench/results/draws`, those of `<!-- first -->` times of four operations beside others', those
+of `<!-- sizes -->` what `tools/first_figures.py` measured, those of `<!-- readme -->` README's
+first screen, those of
 `<!-- heads -->` their means by heads; those of `<!-- run -->` are the tables of the newest folder
 of `workbench/results/dense_to_sparse`, those of `<!-- formats -->` what the implementations
 declare, those of `<!-- triton -->` Triton's times over Hopper's own kernels' in
@@ -15,10 +17,11 @@ With --check nothing is written; exit code 1 if a table is old.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flashdsa.bench.result import Row
@@ -29,6 +32,7 @@ sys.path.insert(0, str(ROOT))  # the workbench is beside this folder
 RESULTS = Path("workbench/results")
 PAGES = (
     ROOT / "README.md",
+    ROOT / "docs" / "index.md",
     ROOT / "workbench" / "README.md",
     ROOT / "docs" / "decisions" / "0041-triton-is-a-backend.md",
     ROOT / "docs" / "guides" / "dense-to-sparse.md",
@@ -40,8 +44,13 @@ PAGES = (
 HEADS = (128, 64, 32, 16, 8)
 ATTENTION = ("backward", "decode", "forward")
 """Beginnings of the names of operations whose means by heads are told."""
-FIRST = ("forward", "backward", "decode packed", "indexer")
-"""Operations of the first page."""
+OWN_TIMES = {
+    "forward": ("sparse_mla_fwd/2026-11-21-bench-h200.json", "H=128, random"),
+    "decode packed": ("sparse_mla_decode/2026-11-21-h200.json", "H=128, 64"),
+    "indexer": ("indexer/2026-11-22-all-h200.json", "32/64K"),
+}
+"""Documents, and cases in them, of the first page's times."""
+BACKWARD_TIMES = "sparse_mla_bwd/2026-11-21-h200-overlap.json"
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
@@ -77,18 +86,101 @@ def sources(documents: dict[Path, list[Row]], folder: str) -> list[str]:
     return lines
 
 
+def first_times() -> dict[str, tuple[str, str]]:
+    """Return what is timed, and flashdsa's time with a warm L2, for each operation."""
+
+    from flashdsa.bench.result import OURS
+
+    def rows_of(name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads((ROOT / RESULTS / name).read_text())["rows"]
+        return found
+
+    def microseconds(name: str, case: str) -> float:
+        (row,) = [row for row in rows_of(name) if row["case"] == case]
+        return float(row["ours_us"] if "ours_us" in row else row["times"]["hot"][OURS]["median"])
+
+    forward, decode, indexer = (microseconds(*OWN_TIMES[name]) for name in OWN_TIMES)
+    backward = [
+        row["ours"]["hot"]
+        for row in rows_of(BACKWARD_TIMES)
+        if row["what"] == "time" and row["H"] == 128
+    ]
+    return {
+        "forward": ("forward, 4,096 queries, 128 heads", f"{forward / 1e3:.1f} ms"),
+        "backward": (
+            "backward of the same, by how many keys queries share",
+            f"{min(backward):.1f} to {max(backward):.1f} ms",
+        ),
+        "decode packed": ("decode of 64 queries, packed cache", f"{decode:.0f} µs"),
+        "indexer": ("indexer over 32 x 64K tokens", f"{indexer:.0f} µs"),
+    }
+
+
 def first_table() -> str:
-    """Means and lowest of four operations, hot, in Markdown; "" without any."""
+    """Times of four operations, and those of the fastest other library; "" without any."""
     documents = read_all_draws()
     if not documents:
         return ""
-    found = {one.operation: one.figures["hot"] for one in report_all(documents)}
-    rows = [
-        f"| {name} | {of.count} | {of.geometric_mean:.2f} | {of.lowest:.2f} |"
-        for name, of in ((name, found[name]) for name in FIRST)
+    found = {one.operation: one for one in report_all(documents)}
+    lines = [
+        "| one H200 | flashdsa takes | the fastest other library takes, over random shapes |",
+        "| --- | --: | --- |",
     ]
-    lines = ["| operation | shapes | mean | lowest |", "| --- | --: | --: | --: |", *rows, ""]
-    return "\n".join([*lines, *sources(documents, (RESULTS / "draws").as_posix()), ""])
+    for name, (what, own) in first_times().items():
+        warm, cold = (found[name].figures[condition] for condition in ("hot", "cold"))
+        ratios = (
+            f"{warm.geometric_mean:.2f} times as long (mean of {warm.count} shapes); "
+            f"at worst {warm.lowest:.2f}, with a cold L2 {cold.lowest:.2f}"
+        )
+        lines.append(f"| {what} | {own} | {ratios} |")
+    dates = sorted({path.name[:10] for path in documents})
+    own_dates = sorted(
+        {Path(name).name[:10] for name, _ in OWN_TIMES.values()} | {Path(BACKWARD_TIMES).name[:10]}
+    )
+    lines += [
+        "",
+        "Below 1 the other library is faster than flashdsa. [All operations, also those where we "
+        "lose more](workbench/README.md#how-fast).",
+        f"Means and times with a warm L2; times {own_dates[0]} to {own_dates[-1]}, [random "
+        f"shapes](workbench/DRAWS.md) {dates[0]} to {dates[-1]}.",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def sizes_text() -> str:
+    """Say what the first commands cost, as `tools/first_figures.py` measured them."""
+    from tools.first_figures import read_record
+
+    found = read_record()
+
+    def size(name: str) -> str:
+        one = found[name]
+        downloaded = (one.downloaded_bytes or 0) / 1e9
+        return f"{downloaded:.1f} GB to download, {one.installed_bytes / 1e9:.1f} on disk"
+
+    def time(name: str) -> str:
+        one = found[name]
+        minutes, seconds = divmod(round(one.wall_seconds), 60)
+        wall = f" ({minutes}:{seconds:02} min on {one.cores} idle cores)" if one.is_quiet else ""
+        return f"{one.cpu_seconds:.0f} s of CPU time{wall}"
+
+    dates = sorted({one.date for one in found.values()})
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    return f"""\
+`make` needs Linux, gcc and Python 3.11 to 3.14. Its first run makes `.venv`: {size("make")},
+{time("make")} (with CUDA: {size("make cuda")}). \
+`make demo` takes {time("demo")},
+`make test` {time("test")}. \
+An environment of yours with PyTorch's CPU build: {size("pip")};
+`pip install '.[cuda]'`: {size("pip cuda")}. Measured {when} by `python -m tools.first_figures`.
+"""
+
+
+def readme_for_the_site() -> str:
+    """README's first screen for docs/index.md; links to what the site lacks become names."""
+    text = (ROOT / "README.md").read_text().partition("## In Python")[0]
+    text = re.sub(r"<!-- /?\w+ -->\n", "", text).replace("](docs/", "](")
+    return re.sub(r"\[([^]]+)\]\(((?:workbench/)?[A-Z]+\.md)[^)]*\)", r"\1 (`\2`)", text)
 
 
 def draws_table() -> str:
@@ -262,6 +354,8 @@ TABLES = {
     "draws": draws_table,
     "heads": heads_table,
     "first": first_table,
+    "sizes": sizes_text,
+    "readme": readme_for_the_site,
     "run": run_tables,
     "formats": formats_table,
 }
@@ -274,14 +368,17 @@ def updated(text: str) -> str:
 
 def main() -> int:
     """Update the pages, or say which is old."""
-    old = [page for page in PAGES if updated(page.read_text()) != page.read_text()]
-    if "--check" not in sys.argv[1:]:
-        for page in old:
-            page.write_text(updated(page.read_text()))
-        return 0
-    for page in old:
-        print(f"{page}: not what the results say; run tools/result_tables.py")
-    return int(bool(old))
+    writes, is_old = "--check" not in sys.argv[1:], False
+    for page in PAGES:  # README first, which another page repeats
+        text = page.read_text()
+        if (current := updated(text)) == text:
+            continue
+        if writes:
+            page.write_text(current)
+        else:
+            is_old = True
+            print(f"{page}: not what the results say; run tools/result_tables.py")
+    return int(is_old)
 
 
 if __name__ == "__main__":
