@@ -17,10 +17,14 @@ from PIL import Image
 from flashdsa.cli.console import TextTable, table_as_markdown
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
 from flashdsa.plan.kernel_spec import find_kernel
-from workbench.cli.plan_picture import draw_plan
-from workbench.cli.plan_tables import describe, tables
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # the workbench is beside this folder
+
+from workbench.cli.plan_picture import draw_plan  # noqa: E402
+from workbench.cli.plan_tables import describe, tables  # noqa: E402
+
+DOCS = ROOT / "docs"
 PICTURE = DOCS / "assets" / "mla-bwd-sm100.png"
 BLOCK = re.compile(r"(<!-- plan (\w+) (\w+): (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 

@@ -339,7 +339,7 @@ def test_kept_results_can_be_read() -> None:
     schemas = {}
     for path in folder.rglob("*.json"):
         if "mutation" not in path.parts:
-            schemas[path] = json.loads(path.read_text())["schema"]
+            schemas[path] = json.loads(path.read_text()).get("schema", "")
     kept = [path for path, schema in schemas.items() if schema.startswith("flashdsa-bench/")]
     assert len(kept) >= 4
     for path in kept:

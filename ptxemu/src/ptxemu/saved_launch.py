@@ -69,14 +69,14 @@ def save_launch(setup: LaunchSetup, path: str | Path) -> None:
         "placed": module.placed,
         "parameters": [value.hex() for value in values],
         "allocations": [
-            {"base": a.base, "bytes": len(a.data), "name": a.name, "writable": a.writable}
+            {"base": a.base, "bytes": a.data.nbytes, "name": a.name, "writable": a.writable}
             for a in allocations
         ],
     }
     members = {
         "header": _bytes_of(json.dumps(header)),
         "ptx": _bytes_of(module.text),
-        **{f"memory_{number}": a.data for number, a in enumerate(allocations)},
+        **{f"memory_{n}": a.data.reshape(-1).view(np.uint8) for n, a in enumerate(allocations)},
     }
     _write(Path(path), members)
 

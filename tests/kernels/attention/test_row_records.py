@@ -286,8 +286,9 @@ def test_a_name_is_given_once(register: Any) -> None:
             ArgumentValueError, match=rf"ROW_FORMATS\['{name}'\]: expected a format"
         ):
             ROW_FORMATS[name] = RowFormat(own, 448, 32, "e8m0", rope=64, unused=2)
+    before = dict(ROW_FORMATS)
     register(ROW_FORMATS["v4"])
-    assert tuple(ROW_FORMATS.values()) == SHIPPED
+    assert before == ROW_FORMATS and set(SHIPPED) <= set(ROW_FORMATS.values())
 
 
 def test_functions_are_not_found_by_another_plan_s_name(register: Any) -> None:
