@@ -7,6 +7,7 @@ choosing matters with the same tokens alone.
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers", reason="needs transformers >= 5.17")
 
-from flashdsa.integrations.transformers import enable  # noqa: E402
+from flashdsa.integrations.transformers import enable, index_keys  # noqa: E402
 from tests.support.tiny_models import build, error  # noqa: E402
 
 ALL = 64
@@ -173,3 +174,16 @@ def test_the_host_waits_once_per_model_call(indexer: str, monkeypatch: pytest.Mo
     if indexer == "fp8":
         expected = [[shape], [numbers], [shape, numbers]]
     assert waited == expected
+
+
+def test_a_step_frees_what_the_one_before_numbered() -> None:
+    """A long generation holds the numbers of its last calls only."""
+    model = enable(build("deepseek_v32"), indexer="fp8")
+    alive: list[weakref.ref[Any]] = []
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        for first, last in ((0, 20), *((n, n + 1) for n in range(20, 26))):
+            model(random_tokens(1, 26)[:, first:last], past_key_values=cache)
+            kept = getattr(cache.layers[0], index_keys.ATTRIBUTE)
+            alive.append(weakref.ref(kept.seen))
+    assert sum(one() is not None for one in alive) <= 2

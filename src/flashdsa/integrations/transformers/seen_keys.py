@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +40,8 @@ class SeenKeys:
     lengths: Tensor
     are_ranges: Tensor
     _shape: tuple[bool, bool] | None = None
-    _agrees: list[tuple[SeenKeys, bool]] = field(default_factory=list)
+    # Weak: else each step of a generation would keep the one before, and so all of them.
+    _agrees: list[tuple[weakref.ref[SeenKeys], bool]] = field(default_factory=list)
 
     def has_ranges(self) -> bool:
         """Return whether every query sees consecutive numbers.
@@ -76,7 +78,7 @@ class SeenKeys:
         Where nothing may wait they are taken to agree.
         """
         for other, answer in self._agrees:
-            if other is before:
+            if other() is before:
                 return answer
         if not may_wait(self.number):
             return True
@@ -84,7 +86,7 @@ class SeenKeys:
         mine, theirs = self.number[:, :width], before.number[:, :width]
         kept = torch.arange(width, device=mine.device) < num_kept
         answer = not bool(((mine != theirs) & (mine >= 0) & kept).any())
-        self._agrees.append((before, answer))
+        self._agrees.append((weakref.ref(before), answer))
         return answer
 
     def positions_of(self, chosen: Tensor) -> Tensor:
